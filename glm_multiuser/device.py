@@ -1,0 +1,34 @@
+"""Every choice that depends on the device is made here and nowhere else."""
+
+from __future__ import annotations
+
+from glm_multiuser.errors import ConfigError
+
+DEFAULT_DTYPE = {"CPU": "float32", "Ascend": "float16"}
+"""On CPU a float16 matrix product is ten times slower than a float32 one; an Ascend 910A computes
+in float16 and knows no bfloat16."""
+
+_configured: list[tuple[str, int]] = []
+
+
+def configure(device_target: str, device_id: int) -> None:
+    """Chooses the device of this process; called on the thread that owns it.
+
+    Raises:
+        ConfigError: the process already runs on another device, or MindSpore has no such device.
+    """
+    import mindspore as ms
+
+    if _configured:
+        if _configured[0] != (device_target, device_id):
+            raise ConfigError(
+                f"device_target is {device_target!r} with device_id {device_id}; this process "
+                f"already runs on {_configured[0]} and MindSpore allows one device per process"
+            )
+        return
+    try:
+        ms.set_context(mode=ms.GRAPH_MODE)
+        ms.set_device(device_target, device_id)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"device_target is {device_target!r}; MindSpore says: {error}") from error
+    _configured.append((device_target, device_id))

@@ -1,0 +1,78 @@
+"""The entry cells that an engine compiles for one layout of the caches.
+
+MindSpore frees compiled graphs with the cell that they were compiled for. A change of layout
+therefore makes new entry cells around the same model, and drops the old ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from glm_multiuser.models.modeling_glm import GLMForMultiUser, User
+
+
+class Forward(nn.Cell):
+    """`GLMForMultiUser.construct`, as a graph of its own."""
+
+    def __init__(self, model: GLMForMultiUser) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+
+    def construct(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        positions: Tensor,
+        user: Optional[User],
+        used_blocks: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.model(input_ids, position_ids, positions, user, used_blocks)
+
+
+class ReplacePast(nn.Cell):
+    """Overwrites one block of one user's keys and values in every layer.
+
+    It is how a block that an earlier user wrote becomes new memory, and how a paused user's keys
+    and values come back after a resize. One small graph per block, whoever the user is.
+    """
+
+    def __init__(self, model: GLMForMultiUser) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+        self.layers = model.transformer.layers
+
+    def construct(self, user: User, past: Tensor, block: int) -> Tensor:
+        """`past` [layers * 2, 1, heads, positions, head_dim]: key and value of each layer."""
+        cell, rows = self.model.home(user)
+        done = rows
+        for number in range(len(self.layers)):
+            key, value = (past[2 * number],), (past[2 * number + 1],)
+            done = self.layers[number].kv_past[cell](done, key, value, rows, (), block)
+        return done
+
+
+def zero_past(model: GLMForMultiUser, block: int) -> Tensor:
+    """What new memory looks like, for `ReplacePast`."""
+    config, layout = model.config, model.layout
+    shape = (
+        2 * config.num_layers,
+        1,
+        config.num_attention_heads,
+        layout.block_lengths[block],
+        config.head_dim,
+    )
+    return Tensor(np.zeros(shape, ms.dtype_to_nptype(model.numerics.compute_type)))
+
+
+def read_past(model: GLMForMultiUser, user: int, block: int) -> np.ndarray:
+    """Copies one block of one user's keys and values to the host, shaped as for `ReplacePast`."""
+    cell, row = divmod(user, model.layout.users_per_cell)
+    parameters: list[Any] = []
+    for layer in model.transformer.layers:
+        kv_block = layer.kv_past[cell].blocks[block]
+        parameters += [kv_block.key_past, kv_block.value_past]
+    return np.stack([parameter.asnumpy()[row : row + 1] for parameter in parameters])

@@ -1,0 +1,219 @@
+"""The keys and values of every user, as Parameters inside the compiled graph.
+
+Each layer holds `kv_past = nn.CellList([KVPast(...), ...])`. One `KVPast` cell is the home of one
+or more users; `CellLayout` says which user lives in which row of which cell. Positions are kept in
+blocks, each its own pair of Parameters, because reading part of a Parameter would copy it: a graph
+that needs two blocks reads exactly two.
+
+Invariant: what lies behind a user's last position is zero. A prompt *replaces* whole blocks of its
+user's row, and a decode step *adds* its key and value to a position that is still zero, which is
+the form that works in place. Replacing, not multiplying, is also what makes a row that once held
+NaN safe to hand on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from glm_multiuser.models.attention import ScaledSoftmax
+from glm_multiuser.models.layers import zeros
+
+
+@dataclass(frozen=True)
+class CellLayout:
+    """Which user lives in which row of which cell, and how its positions are cut into blocks.
+
+    Attributes:
+        users: users in all cells together.
+        users_per_cell: rows of one cell; the last cell may have fewer.
+        block_lengths: positions per block, in order.
+    """
+
+    users: int
+    users_per_cell: int
+    block_lengths: tuple[int, ...]
+
+    @classmethod
+    def plan(
+        cls, users: int, seq_length: int, block_length: int, users_per_cell: Optional[int] = None
+    ) -> CellLayout:
+        """Cuts `seq_length` positions into blocks; without `users_per_cell`, one cell holds all."""
+        full, rest = divmod(seq_length, block_length)
+        blocks = (block_length,) * full + (rest,) * (rest > 0)
+        return cls(users, users_per_cell or users, blocks)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Users of each cell."""
+        full, rest = divmod(self.users, self.users_per_cell)
+        return (self.users_per_cell,) * full + (rest,) * (rest > 0)
+
+    def blocks_for(self, positions: int) -> int:
+        """How many blocks hold the first `positions` positions."""
+        return math.ceil(positions / self.block_lengths[0])
+
+
+class KVBlock(nn.Cell):
+    """Keys and values of one cell's users for one block of positions.
+
+    Both Parameters have the shape `[users, heads, positions, head_dim]`.
+    """
+
+    def __init__(
+        self, users: int, heads: int, positions: int, head_dim: int, dtype: ms.dtype.Type
+    ) -> None:
+        super().__init__()
+        shape = (users, heads, positions, head_dim)
+        self.key_past = Parameter(zeros(*shape, dtype=dtype), name="key_past", requires_grad=False)
+        self.value_past = Parameter(
+            zeros(*shape, dtype=dtype), name="value_past", requires_grad=False
+        )
+        self.scatter_update = ops.ScatterUpdate()
+        self.scatter_nd_add = ops.ScatterNdAdd()
+        self.gather = ops.Gather()
+        self.scores = ops.BatchMatMul(transpose_b=True)
+        self.weigh = ops.BatchMatMul()
+
+    def replace(self, rows: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Overwrites `rows` [1] int32 by `key` and `value` [1, heads, positions, head_dim]."""
+        return (
+            self.scatter_update(self.key_past, rows, key),
+            self.scatter_update(self.value_past, rows, value),
+        )
+
+    def append(
+        self, index: Tensor, inside: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Adds to positions that are still zero.
+
+        Args:
+            index: int32 [n, 3], the (row, head, position) of each vector.
+            inside: bool [n, 1]; a vector that does not belong into this block adds exact zeros,
+                whatever it holds.
+            key: `[n, head_dim]`.
+            value: `[n, head_dim]`.
+        """
+        nothing = ops.zeros_like(key)
+        return (
+            self.scatter_nd_add(self.key_past, index, ops.select(inside, key, nothing)),
+            self.scatter_nd_add(self.value_past, index, ops.select(inside, value, nothing)),
+        )
+
+    def keys_and_values(self, rows: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+        """The Parameters themselves for `rows` None, copies of the named rows otherwise."""
+        if rows is None:
+            return self.key_past, self.value_past
+        return self.gather(self.key_past, rows, 0), self.gather(self.value_past, rows, 0)
+
+
+class KVPast(nn.Cell):
+    """The home of some users' keys and values in one layer: a `KVBlock` per block of positions.
+
+    A cell that is chosen by a Tensor can only be *called*, so both ways of using the cache are
+    this cell's `construct`.
+    """
+
+    def __init__(
+        self,
+        users: int,
+        heads: int,
+        head_dim: int,
+        block_lengths: tuple[int, ...],
+        softmax: ScaledSoftmax,
+        dtype: ms.dtype.Type,
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.CellList(
+            [KVBlock(users, heads, length, head_dim, dtype) for length in block_lengths]
+        )
+        self.softmax = softmax
+
+    def construct(
+        self,
+        query: Tensor,
+        key: Any,
+        value: Any,
+        rows: Optional[Tensor],
+        step: tuple[Any, ...],
+        first_block: int = 0,
+    ) -> Tensor:
+        """Takes in a prompt (`step` is empty), or one new token of each row.
+
+        Args:
+            query: `[n, heads, 1, head_dim]` of new tokens; for a prompt anything to return.
+            key: `[n * heads, head_dim]` of new tokens; for a prompt one
+                `[1, heads, positions, head_dim]` per block that it reaches.
+            value: like `key`.
+            rows: int32 [n], the users' rows in this cell; None: all of them in order.
+            step: what `GLMForMultiUser.decode_step` made for this cell.
+            first_block: of a prompt: the first block to replace.
+
+        Returns:
+            `[n, heads * head_dim]`: what each new token attended to.
+        """
+        if len(step) == 0:
+            return self.replace(query, key, value, rows, first_block)
+        return self.attend(query, key, value, rows, step)
+
+    def replace(
+        self,
+        query: Tensor,
+        key: tuple[Tensor, ...],
+        value: tuple[Tensor, ...],
+        rows: Optional[Tensor],
+        first_block: int,
+    ) -> Tensor:
+        done: tuple[Any, ...] = ()
+        for number in range(len(key)):
+            done = (*done, self.blocks[first_block + number].replace(rows, key[number], value[number]))
+        return ops.depend(query, done)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Optional[Tensor],
+        step: tuple[Any, ...],
+    ) -> Tensor:
+        writes, mask = step
+        done: tuple[Any, ...] = ()
+        for number in range(len(writes)):
+            index, inside = writes[number]
+            done = (*done, self.blocks[number].append(index, inside, key, value))
+        # Reads wait for the writes through what indexes them, never through the Parameter:
+        # that would make the write go to a copy.
+        query = ops.depend(query, done)
+        if rows is not None:
+            rows = ops.depend(rows, done)
+        scores: tuple[Tensor, ...] = ()
+        past_values: tuple[Tensor, ...] = ()
+        for number in range(len(writes)):
+            block = self.blocks[number]
+            past_key, past_value = block.keys_and_values(rows)
+            scores = (*scores, block.scores(query, past_key))
+            past_values = (*past_values, past_value)
+        weights = self.softmax(join(scores), mask)
+        context = self.blocks[0].weigh(part(weights, scores, 0), past_values[0])
+        for number in range(1, len(writes)):
+            weighted = self.blocks[number].weigh(part(weights, scores, number), past_values[number])
+            context = context + weighted
+        return context.reshape(context.shape[0], -1)
+
+
+def join(scores: tuple[Tensor, ...]) -> Tensor:
+    # Joining a single block would copy it.
+    return scores[0] if len(scores) == 1 else ops.concat(scores, 3)
+
+
+def part(weights: Tensor, scores: tuple[Tensor, ...], number: int) -> Tensor:
+    """The columns of `weights` that belong to block `number`."""
+    if len(scores) == 1:
+        return weights
+    first = scores[0].shape[3] * number
+    return weights[:, :, :, first : first + scores[number].shape[3]]

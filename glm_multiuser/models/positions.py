@@ -1,0 +1,43 @@
+"""Where the tokens of a ChatGLM-6B sequence stand: pure arithmetic on token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+
+from glm_multiuser.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class PrefixPositions:
+    """Positions of a sequence whose first tokens see each other in both directions.
+
+    Attributes:
+        context_length: tokens before the first `<sop>`; all of them when there is none.
+        mask_position: what the first coordinate stays at behind the context.
+    """
+
+    context_length: int
+    mask_position: int
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], config: ModelConfig) -> PrefixPositions:
+        """As the published model: `[gMASK]` wins over `[MASK]`, the first of each counts.
+
+        Token ids without either (it accepts any ids) use the end of the context.
+        """
+        ids = list(token_ids)
+        context_length = ids.index(config.bos_token_id) if config.bos_token_id in ids else len(ids)
+        for mask in (config.gmask_token_id, config.mask_token_id):
+            if mask in ids:
+                return cls(context_length, ids.index(mask))
+        return cls(context_length, max(context_length - 1, 0))
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        """Position ids of tokens `start` to `stop`, int32 [2, stop - start]."""
+        index = np.arange(start, stop, dtype=np.int32)
+        first = np.where(index < self.context_length, index, self.mask_position)
+        second = np.maximum(index - self.context_length + 1, 0)
+        return np.stack((first, second)).astype(np.int32)
