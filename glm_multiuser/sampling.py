@@ -1,0 +1,343 @@
+"""How the next token is chosen: what a request may ask for, and the choice for all rows at once.
+
+    choose:  penalise -> mask stop tokens -> temperature -> top-k -> top-p -> draw
+
+The order and the meaning of each step are those of Hugging Face's logits processors. This runs on
+the host in numpy, on the rows of logits that the engine hands over. See sampling_rows.py for the
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.sampling_rows import (
+    NARROW,
+    Doubles,
+    Floats,
+    Ids,
+    draw_narrow,
+    draw_plain,
+    draw_wide,
+    log_probabilities,
+)
+
+TEMPERATURE_MAX = 100.0
+REPETITION_PENALTY_MAX = 100.0
+SEED_MAX = 2**63 - 1
+STOP_MAX = 16
+STOP_LENGTH_MAX = 256
+LOGPROBS_MAX = 20
+
+# Beyond this, float32 scores that differ at all differ by more than exp can tell from nothing.
+COLDNESS_MAX = 1e30
+DRAWS_AT_ONCE = 64
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What a request asks of its answer. A value out of range raises InvalidParameterError.
+
+    max_tokens: at least 1; None: as many as seq_length leaves room for.
+    min_tokens: before that many, tokens that would end the answer cannot be drawn.
+    temperature: 0 takes the best token; up to TEMPERATURE_MAX.
+    top_k: draw from that many best tokens (Fan et al. 2018); 0: off.
+    top_p: draw from the fewest best tokens with that much probability (Holtzman et al. 2019).
+    repetition_penalty: for tokens of the prompt and the answer (Keskar et al. 2019); 1: off.
+    seed: 0 to SEED_MAX. The same seed gives the same answer. None: a fresh one for every request.
+    stop: texts that end the answer: one, or up to STOP_MAX, of up to STOP_LENGTH_MAX characters.
+    stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
+    ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
+    logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
+    """
+
+    max_tokens: Optional[int] = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: Optional[int] = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, 1)
+        _check_integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError(
+                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, "
+                f"which is {self.max_tokens}"
+            )
+        _check_number("temperature", self.temperature, TEMPERATURE_MAX, zero=True)
+        _check_integer("top_k", self.top_k, 0)
+        _check_number("top_p", self.top_p, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, REPETITION_PENALTY_MAX)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, 0, SEED_MAX)
+        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
+        object.__setattr__(self, "stop", stop)
+        _check_stop(stop)
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        for place, token_id in enumerate(self.stop_token_ids):
+            _check_integer(f"stop_token_ids[{place}]", token_id, 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParameterError(
+                f"ignore_eos is {_shown(self.ignore_eos)}; it must be True or False"
+            )
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_integer(name: str, value: object, low: int, high: Optional[int] = None) -> None:
+    limit = f"at least {low}" if high is None else f"between {low} and {high}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be an integer, {limit}")
+    if value < low or (high is not None and value > high):
+        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be {limit}")
+
+
+def _check_number(name: str, value: object, high: float, zero: bool = False) -> None:
+    limit = f"{'at least' if zero else 'more than'} 0 and at most {high:g}"
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be a number, {limit}")
+    # NaN fails every comparison, so it is refused too.
+    if not (0 <= value <= high and (zero or value > 0)):
+        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be {limit}")
+
+
+def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be a list or a tuple")
+    return tuple(value)
+
+
+def _check_stop(stop: tuple[Any, ...]) -> None:
+    if len(stop) > STOP_MAX:
+        raise InvalidParameterError(f"stop has {len(stop)} texts; it may have at most {STOP_MAX}")
+    for place, text in enumerate(stop):
+        if not isinstance(text, str) or not 1 <= len(text) <= STOP_LENGTH_MAX:
+            raise InvalidParameterError(
+                f"stop[{place}] is {_shown(text)}; "
+                f"it must be a text of 1 to {STOP_LENGTH_MAX} characters"
+            )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The token chosen for a row, and log-probabilities if the request wanted them.
+
+    They are the log-softmax of the logits as the model gave them, before penalty, mask,
+    temperature, top-k and top-p. `top` holds the best ones, best first.
+    """
+
+    token_id: int
+    logprob: Optional[float]
+    top: Optional[dict[int, float]]
+
+
+class RowSampler:
+    """The sampling state of one request, and of no other.
+
+    prompt_token_ids: what the repetition penalty knows before the first token.
+    stop_token_ids: the tokens that would end this request; min_tokens holds them back, together
+        with params.stop_token_ids. With ignore_eos, leave end-of-sequence tokens out: they end
+        nothing then, and may be drawn at any time.
+    vocab_size: the width of the logits. Ids beyond it can never be drawn and are passed over.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Iterable[int],
+        stop_token_ids: Iterable[int],
+        vocab_size: int,
+    ) -> None:
+        self.params = params
+        self.vocab_size = vocab_size
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.generated = 0
+        self._penalised = params.repetition_penalty != 1.0
+        self._seen = _ids_within(prompt_token_ids if self._penalised else (), vocab_size)
+        self._stops = _ids_within({*stop_token_ids, *params.stop_token_ids}, vocab_size)
+        if params.min_tokens and self._stops.size == vocab_size:
+            raise InvalidParameterError(
+                f"min_tokens is {params.min_tokens}; it must be 0 where all {vocab_size} tokens "
+                "of the vocabulary are stop tokens"
+            )
+        self._draws: dict[int, Doubles] = {}
+        self._draws_block = 0
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the next token takes more than the argmax that a graph can compute itself."""
+        params = self.params
+        greedy = params.temperature == 0 and params.logprobs is None
+        return not greedy or self.changes_scores
+
+    @property
+    def changes_scores(self) -> bool:
+        return self._penalised or self._holds_back
+
+    @property
+    def _holds_back(self) -> bool:
+        return self.generated < self.params.min_tokens and self._stops.size > 0
+
+    def accept(self, token_id: int) -> None:
+        """Record a token of the answer: the next `choose` is about the one after it."""
+        self.generated += 1
+        if self._penalised:
+            self._seen = np.append(self._seen, token_id)
+
+    def change(self, scores: Floats) -> None:
+        """Apply penalty and mask to scores [vocab], in place."""
+        if self._penalised:
+            seen = scores[self._seen].astype(np.float64)
+            penalty = self.params.repetition_penalty
+            seen *= np.where(seen < 0, penalty, 1 / penalty)
+            # Infinity would be for ever the best score, or none would be left.
+            scores[self._seen] = np.minimum(np.maximum(seen, -LARGEST), LARGEST)
+        if self._holds_back:
+            scores[self._stops] = -np.inf
+
+    def uniform(self, attempt: int) -> float:
+        """A number in [0, 1) that depends on the seed, the tokens so far and `attempt` only.
+
+        It is number `generated` of a Philox stream (Salmon et al. 2011) with the key
+        (seed, attempt). Attempts after 0 are for the rejections in `draw_plain`.
+        """
+        block, place = divmod(self.generated, DRAWS_AT_ONCE)
+        if block != self._draws_block:
+            self._draws, self._draws_block = {}, block
+        if attempt not in self._draws:
+            # One count of Philox is four numbers.
+            stream = np.random.Philox(
+                key=self.seed + (attempt << 64), counter=block * DRAWS_AT_ONCE // 4
+            )
+            self._draws[attempt] = np.random.Generator(stream).random(DRAWS_AT_ONCE)
+        return float(self._draws[attempt][place])
+
+
+def _ids_within(token_ids: Iterable[int], vocab_size: int) -> Ids:
+    return np.array([token_id for token_id in token_ids if 0 <= token_id < vocab_size], np.intp)
+
+
+def choose(logits: NDArray[Any], samplers: Sequence[RowSampler]) -> list[Optional[Choice]]:
+    """The next token of every row of logits [rows, vocab] float32, one sampler per row.
+
+    None for a row whose logits are not all finite. A row's choice is the same, bit for bit,
+    wherever it stands and whatever the other rows hold and want. `logits` are not changed, and
+    samplers only move on with `accept`: asking again gives the same answer.
+    Raises ValueError where the shape of the logits does not fit the samplers.
+    """
+    vocab_sizes = {sampler.vocab_size for sampler in samplers}
+    if logits.ndim != 2 or len(logits) != len(samplers) or vocab_sizes - {logits.shape[1]}:
+        raise ValueError(
+            f"logits have shape {logits.shape}; there are {len(samplers)} samplers "
+            f"for vocabularies of {sorted(vocab_sizes)} tokens"
+        )
+    with np.errstate(over="ignore", under="ignore"):
+        logits = np.ascontiguousarray(logits, dtype=np.float32)
+        usable = np.flatnonzero(np.isfinite(logits).all(axis=1)).tolist()
+        tokens = _draw(_changed(logits, samplers, usable), samplers, usable)
+        extras = _log_probabilities(logits, samplers, tokens)
+    choices: list[Optional[Choice]] = [None] * len(samplers)
+    for row, token in tokens.items():
+        choices[row] = Choice(token, *extras.get(row, (None, None)))
+    return choices
+
+
+def _changed(logits: Floats, samplers: Sequence[RowSampler], usable: list[int]) -> Floats:
+    changing = [row for row in usable if samplers[row].changes_scores]
+    if not changing:
+        return logits
+    scores = logits.copy()
+    for row in changing:
+        samplers[row].change(scores[row])
+    return scores
+
+
+def _rows(scores: Floats, rows: Sequence[int]) -> Floats:
+    return scores if len(rows) == len(scores) else scores[rows]
+
+
+def _draw(scores: Floats, samplers: Sequence[RowSampler], usable: list[int]) -> dict[int, int]:
+    """{row: token id}. Rows that want the same passes over the vocabulary share them."""
+    groups: dict[str, list[int]] = {}
+    for row in usable:
+        groups.setdefault(_kind(samplers[row]), []).append(row)
+    tokens: dict[int, int] = {}
+    for kind, rows in groups.items():
+        drawn = _draw_group(kind, _rows(scores, rows), [samplers[row] for row in rows])
+        tokens.update(zip(rows, drawn.tolist()))
+    return tokens
+
+
+def _kind(sampler: RowSampler) -> str:
+    params = sampler.params
+    if params.temperature == 0:
+        return "greedy"
+    if 0 < params.top_k < sampler.vocab_size:
+        return "narrow" if params.top_k <= NARROW else "wide"
+    return "plain" if params.top_p == 1 else "wide"
+
+
+def _draw_group(kind: str, scores: Floats, samplers: Sequence[RowSampler]) -> Ids:
+    if kind == "greedy":
+        best: Ids = scores.argmax(axis=1)
+        return best
+
+    def uniforms(attempt: int, rows: Ids) -> Doubles:
+        return np.array([samplers[row].uniform(attempt) for row in rows])
+
+    wanted = [sampler.params for sampler in samplers]
+    coldness = np.array(
+        [min(1.0 / params.temperature, COLDNESS_MAX) for params in wanted], dtype=np.float32
+    )
+    if kind == "plain":
+        return draw_plain(scores, coldness, uniforms)
+    vocab = scores.shape[1]
+    counts = np.array([min(params.top_k or vocab, vocab) for params in wanted])
+    shares = np.array([params.top_p for params in wanted], dtype=np.float64)
+    draw = draw_narrow if kind == "narrow" else draw_wide
+    return draw(scores, counts, shares, coldness, uniforms(0, np.arange(len(samplers))))
+
+
+def _log_probabilities(
+    logits: Floats, samplers: Sequence[RowSampler], tokens: dict[int, int]
+) -> dict[int, tuple[float, dict[int, float]]]:
+    wanted = {row: samplers[row].params.logprobs for row in tokens}
+    limits = {
+        row: min(limit, logits.shape[1]) for row, limit in wanted.items() if limit is not None
+    }
+    if not limits:
+        return {}
+    rows = list(limits)
+    chosen, ids, values = log_probabilities(
+        _rows(logits, rows),
+        np.array([tokens[row] for row in rows]),
+        np.array([limits[row] for row in rows]),
+    )
+    return {
+        row: (
+            float(chosen[place]),
+            dict(zip(ids[place, : limits[row]].tolist(), values[place, : limits[row]].tolist())),
+        )
+        for place, row in enumerate(rows)
+    }

@@ -1,0 +1,292 @@
+"""The arithmetic behind `sampling.choose`: scores [rows, vocab] float32 in, token ids [rows] out.
+
+    draw_plain     no top-k, no top-p
+    draw_narrow    top-k of at most NARROW, with or without top-p: a few candidates per row
+    draw_wide      everything else: the only one that needs an exponential for every token
+
+No vocabulary is sorted here. A row is folded to a few columns instead, where column c stands for
+the tokens c, c + columns, c + 2 * columns ... of that row.
+
+A row must come out bit for bit the same in any company. So sums run along a row in a fixed order
+(cumsum: np.sum would pair its terms by a width that depends on other rows), and padding weighs 0.
+
+A draw walks the tokens in an order that does not depend on their scores. Where rounding lets two
+tokens that nearly tie change places, as between devices, the answer then hardly ever changes; on a
+walk in sorted order it would.
+
+`coldness` is 1 / temperature, [rows] float32. `counts` is top-k, [rows], vocab where it is off.
+`shares` is top-p, [rows]. `uniforms` are numbers in [0, 1), [rows], one per row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+NARROW = 1024
+
+# Chosen by measurement on 130,528 tokens: columns for the bound of top-k (must be more than
+# NARROW), for the walk of `pick_folded`, and for the intervals of `draw_plain`.
+BOUND_COLUMNS = 2048
+WALK_COLUMNS = 256
+PLAIN_COLUMNS = 16384
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ids = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+
+def fold(scores: Floats, operation: np.ufunc, columns: int) -> Floats:
+    """Reduce [rows, vocab] over columns to [rows, min(vocab, columns)], say with np.maximum."""
+    rows, vocab = scores.shape
+    if vocab <= columns:
+        return scores
+    whole = vocab - vocab % columns
+    folded: Floats = operation.reduce(scores[:, :whole].reshape(rows, -1, columns), axis=1)
+    last = folded[:, : vocab - whole]
+    operation(last, scores[:, whole:], out=last)
+    return folded
+
+
+def in_columns(
+    scores: Floats, row: Ids, column: Ids, columns: int, padding: float = -np.inf
+) -> Floats:
+    """What row[i] holds in column[i]: [n, depth], `padding` behind the end of the row."""
+    vocab = scores.shape[1]
+    ids = column[:, None] + np.arange(0, vocab, columns)
+    found: Floats = scores[row[:, None], np.minimum(ids, vocab - 1)]
+    found[ids >= vocab] = padding
+    return found
+
+
+def weigh(scores: Floats, best: Floats, coldness: Floats) -> Floats:
+    """exp((scores - best) * coldness), which is softmax before it is divided by its sum.
+
+    scores [rows, width], best [rows].
+    """
+    masses = scores - best[:, None]
+    if np.any(coldness != 1.0):
+        masses *= coldness[:, None]
+    return np.exp(masses, out=masses)
+
+
+def running_sums(masses: Floats) -> Doubles:
+    sums: Doubles = np.cumsum(masses, axis=1, dtype=np.float64)
+    return sums
+
+
+def totals_of(masses: Floats) -> Doubles:
+    return running_sums(fold(masses, np.add, WALK_COLUMNS))[:, -1]
+
+
+def pick(masses: Floats, uniforms: Doubles) -> tuple[Ids, Doubles]:
+    """Invert the cumulative distribution of every row: positions [rows], and how far into them.
+
+    The second result is uniform in [0, 1) again, given the first: it can choose within the
+    position. A position without mass is never picked.
+    """
+    cumulative = running_sums(masses)
+    totals = cumulative[:, -1]
+    targets = np.minimum(uniforms * totals, np.nextafter(totals, 0.0))
+    positions = np.count_nonzero(cumulative <= targets[:, None], axis=1)
+    row = np.arange(len(positions))
+    before = np.where(positions > 0, cumulative[row, positions - 1], 0.0)
+    return positions, (targets - before) / masses[row, positions]
+
+
+def pick_folded(masses: Floats, uniforms: Doubles) -> tuple[Ids, Doubles]:
+    """`pick` for wide rows: first the column, then the place in it."""
+    column, rest = pick(fold(masses, np.add, WALK_COLUMNS), uniforms)
+    inside = in_columns(masses, np.arange(len(masses)), column, WALK_COLUMNS, padding=0.0)
+    place, rest = pick(inside, rest)
+    return column + WALK_COLUMNS * place, rest
+
+
+def at_least_best(scores: Floats, counts: Ids) -> Mask:
+    """Mark the counts[row] best scores of every row, and not many others.
+
+    The k-th best column maximum cannot exceed the k-th best score.
+    counts is between 1 and min(vocab, NARROW).
+    """
+    maxima = fold(scores, np.maximum, BOUND_COLUMNS)
+    ranks = maxima.shape[1] - counts
+    bounds = np.partition(maxima, np.unique(ranks), axis=1)[np.arange(len(ranks)), ranks]
+    marked: Mask = scores >= bounds[:, None]
+    return marked
+
+
+def best_mask(scores: Floats, worst: Floats, counts: Ids) -> Mask:
+    """Mark the counts[row] best of every row, given the worst of them; lower ids win ties."""
+    above = scores > worst[:, None]
+    ties = scores == worst[:, None]
+    room = counts - np.count_nonzero(above, axis=1)
+    marked: Mask = above | (ties & (np.cumsum(ties, axis=1) <= room[:, None]))
+    return marked
+
+
+def gather(scores: Floats, marked: Mask) -> tuple[Ids, Floats]:
+    """The marked tokens: ids and scores, both [rows, width], ids ascending, padded with 0 and -inf.
+
+    width is the largest number of them in a row, and at least 1.
+    """
+    rows, vocab = scores.shape
+    flat = np.flatnonzero(marked)
+    row, token = np.divmod(flat, vocab)
+    counts = np.bincount(row, minlength=rows)
+    place = np.arange(flat.size) - (np.cumsum(counts) - counts)[row]
+    ids = np.zeros((rows, max(1, int(counts.max()))), dtype=np.intp)
+    candidates = np.full(ids.shape, -np.inf, dtype=np.float32)
+    ids[row, place] = token
+    candidates[row, place] = scores[row, token]
+    return ids, candidates
+
+
+def draw_among(
+    ids: Ids,
+    scores: Floats,
+    counts: Ids,
+    shares: Doubles,
+    coldness: Floats,
+    uniforms: Doubles,
+    totals: Optional[Doubles] = None,
+) -> Ids:
+    """Cut the candidates of `gather` to top-k, then to top-p, then draw.
+
+    totals [rows] are what `shares` are shares of; None: of what top-k left.
+    """
+    ordered = -np.sort(-scores, axis=1)
+    masses = weigh(ordered, ordered[:, 0], coldness)
+    masses[np.arange(masses.shape[1]) >= counts[:, None]] = 0.0
+    cumulative = running_sums(masses)
+    enough = shares * (cumulative[:, -1] if totals is None else totals)
+    enough[shares >= 1.0] = np.inf
+    reached = 1 + np.count_nonzero(cumulative < enough[:, None], axis=1)
+    counts = np.minimum(np.minimum(counts, reached), scores.shape[1])
+    row = np.arange(len(ids))
+    kept = best_mask(scores, ordered[row, counts - 1], counts)
+    positions, _ = pick(weigh(scores, ordered[:, 0], coldness) * kept, uniforms)
+    drawn: Ids = ids[row, positions]
+    return drawn
+
+
+def draw_narrow(
+    scores: Floats, counts: Ids, shares: Doubles, coldness: Floats, uniforms: Doubles
+) -> Ids:
+    """Top-k (Fan et al. 2018) of at most NARROW, then top-p, then one draw."""
+    ids, candidates = gather(scores, at_least_best(scores, counts))
+    return draw_among(ids, candidates, counts, shares, coldness, uniforms)
+
+
+def draw_plain(scores: Floats, coldness: Floats, uniforms: Callable[[int, Ids], Doubles]) -> Ids:
+    """One token of the whole softmax, with few exponentials.
+
+    Every column gets an interval as long as its mass could be at most, or, where that is much, as
+    long as its mass is. A draw that lands behind the last token of its column counts for nothing
+    and the row draws again, which leaves the distribution exact (rejection; von Neumann 1951).
+    uniforms(n, rows) are the numbers for attempt n of these rows.
+    """
+    vocab = scores.shape[1]
+    maxima = fold(scores, np.maximum, PLAIN_COLUMNS)
+    best = maxima.max(axis=1)
+    depth = -(-vocab // PLAIN_COLUMNS)
+    lengths = weigh(maxima, best, coldness) * np.float32(depth)
+    if depth > 1:
+        long = lengths > (totals_of(lengths) / 1024).astype(np.float32)[:, None]
+        row, column = np.divmod(np.flatnonzero(long), PLAIN_COLUMNS)
+        masses = weigh(in_columns(scores, row, column, PLAIN_COLUMNS), best[row], coldness[row])
+        lengths[row, column] = running_sums(masses)[:, -1]
+    drawn = np.zeros(len(scores), dtype=np.intp)
+    waiting = np.arange(len(scores))
+    attempt = 0
+    while waiting.size:
+        column, rest = pick_folded(lengths[waiting], uniforms(attempt, waiting))
+        inside = in_columns(scores, waiting, column, PLAIN_COLUMNS)
+        reached = running_sums(weigh(inside, best[waiting], coldness[waiting]))
+        targets = rest * lengths[waiting, column]
+        place = np.count_nonzero(reached <= targets[:, None], axis=1)
+        drawn[waiting] = column + PLAIN_COLUMNS * place
+        waiting = waiting[place == depth]
+        attempt += 1
+    return drawn
+
+
+def draw_wide(
+    scores: Floats, counts: Ids, shares: Doubles, coldness: Floats, uniforms: Doubles
+) -> Ids:
+    """Top-p (Holtzman et al. 2019), after a top-k that is off or large, then one draw."""
+    vocab = scores.shape[1]
+    drawn = np.zeros(len(scores), dtype=np.intp)
+    best = scores.max(axis=1)
+    masses = weigh(scores, best, coldness)
+    totals = totals_of(masses)
+    # A nucleus is usually a few tokens, and all of them above this floor. Whether they are
+    # shows in their sum; where they are not, the whole row is looked through.
+    floors = ((1.0 - shares) * totals / (4 * NARROW)).astype(np.float32)
+    marked = masses >= floors[:, None]
+    marked[np.count_nonzero(marked, axis=1) > NARROW] = False
+    ids, candidates = gather(scores, marked)
+    found = running_sums(weigh(candidates, best, coldness))[:, -1]
+    few = (counts == vocab) & (found >= shares * totals)
+    if np.any(few):
+        drawn[few] = draw_among(
+            ids[few],
+            candidates[few],
+            counts[few],
+            shares[few],
+            coldness[few],
+            uniforms[few],
+            totals[few],
+        )
+    many = np.flatnonzero(~few)
+    for row in many:
+        if counts[row] < vocab:
+            rank = vocab - counts[row]
+            worst = np.partition(scores[row], rank)[[rank]]
+            masses[row] *= best_mask(scores[[row]], worst, counts[[row]])[0]
+        if shares[row] < 1.0:
+            masses[row] *= nucleus(masses[row], shares[row])
+    if many.size:
+        drawn[many], _ = pick_folded(masses[many], uniforms[many])
+    return drawn
+
+
+def nucleus(masses: Floats, share: float) -> Mask:
+    """Mark the fewest largest of `masses` [vocab] that add up to `share` of them all.
+
+    Floats that are not negative sort as their bits do, so the upper halves of the bits are bins,
+    and only the bin where the sum is reached needs sorting.
+    """
+    bins = masses.view(np.uint32) >> 16
+    from_the_top: Doubles = np.bincount(bins, weights=masses)[::-1].cumsum()
+    enough = share * from_the_top[-1]
+    full = int(from_the_top.searchsorted(enough))
+    border = from_the_top.size - 1 - full
+    split = np.flatnonzero(bins == border)
+    split = split[np.argsort(-masses[split], kind="stable")]
+    missing = enough - (from_the_top[full - 1] if full else 0.0)
+    reached = int(np.cumsum(masses[split], dtype=np.float64).searchsorted(missing))
+    marked: Mask = bins > border
+    marked[split[: reached + 1]] = True
+    return marked
+
+
+def log_probabilities(
+    scores: Floats, tokens: Ids, counts: Ids
+) -> tuple[Doubles, Ids, NDArray[Any]]:
+    """Log-softmax [rows] of `tokens` [rows], and the ids and log-softmax of the best ones.
+
+    The last two are [rows, width], best first, lower ids first among ties; the first counts[row]
+    of each row are valid, for counts up to min(vocab, NARROW).
+    """
+    best = scores.max(axis=1)
+    masses = weigh(scores, best, np.ones(len(best), dtype=np.float32))
+    logarithms = best + np.log(totals_of(masses))
+    ids, candidates = gather(scores, at_least_best(scores, np.maximum(counts, 1)))
+    order = np.argsort(-candidates, axis=1, kind="stable")
+    ids = np.take_along_axis(ids, order, axis=1)
+    candidates = np.take_along_axis(candidates, order, axis=1)
+    chosen = scores[np.arange(len(best)), tokens] - logarithms
+    return chosen, ids, candidates - logarithms[:, None]
