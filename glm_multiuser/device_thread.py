@@ -1,0 +1,101 @@
+"""The one thread of a process that makes every MindSpore call.
+
+A device context belongs to the thread that made it, and MindSpore's executor is not re-entrant:
+two models run from two threads hang for ever. So every engine of the process is stepped here, in
+turn, and every other call to the device (building, compiling, resizing) is handed over to here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import Callable, Optional, TypeVar
+
+Result = TypeVar("Result")
+Stepper = Callable[[], bool]
+"""Runs one step; returns whether there may be more to do."""
+
+
+class DeviceThread:
+    """Runs calls in order of arrival, and between them one step of each attached engine."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: deque[tuple[Future[object], Callable[[], object]]] = deque()
+        self._steppers: list[Stepper] = []
+        self._awake = False
+        self._stopping = False
+        self._thread: Optional[threading.Thread] = None
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Runs `function` on the device thread and returns its result or raises its error."""
+        if threading.current_thread() is self._thread:
+            return function()
+        future: Future[Result] = Future()
+        with self._changed:
+            self._start()
+            self._calls.append((future, function))  # type: ignore[arg-type]
+            self._changed.notify()
+        return future.result()
+
+    def attach(self, stepper: Stepper) -> None:
+        """From now on `stepper` is called in turn, as long as it says that there is more to do."""
+        with self._changed:
+            self._start()
+            self._steppers.append(stepper)
+        self.wake()
+
+    def detach(self, stepper: Stepper) -> None:
+        with self._changed:
+            self._steppers.remove(stepper)
+
+    def wake(self) -> None:
+        """Tells the thread that an engine has something to do."""
+        with self._changed:
+            self._awake = True
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Ends the thread after the current step; for the end of the process."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            # A daemon, so that a process that forgot to close can end; stopped by atexit, so that
+            # it never ends in the middle of a call to the device.
+            self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+            self._thread.start()
+            atexit.register(self.stop)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._calls or self._awake or self._stopping):
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                call = self._calls.popleft() if self._calls else None
+                self._awake = False
+                steppers = list(self._steppers)
+            if call is not None:
+                _complete(*call)
+            # Every stepper is asked, even if an earlier one has work: they take turns.
+            if any([stepper() for stepper in steppers]):
+                self.wake()
+
+
+def _complete(future: Future[object], function: Callable[[], object]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:  # the caller gets whatever happened, also an interrupt
+        future.set_exception(error)
+
+
+DEVICE_THREAD = DeviceThread()
+"""There is one device thread per process."""

@@ -1,0 +1,1 @@
+"""The engine: requests in, token ids out. It knows nothing about text."""

@@ -1,0 +1,255 @@
+"""The step loop: schedule -> run -> sample -> hand out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Optional, Sequence
+
+from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
+from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.runner import RowResults, Runner
+from glm_multiuser.engine.scheduler import Decode, Prefill, Scheduler, Step
+from glm_multiuser.engine.slots import Slots
+from glm_multiuser.errors import (
+    EngineClosedError,
+    GenerationError,
+    GLMMultiUserError,
+    QueueFullError,
+    UserBusyError,
+)
+from glm_multiuser.progress import Progress
+from glm_multiuser.sampling import Choice, choose
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Counters:
+    """What the engine has done since it was made."""
+
+    steps: int = 0
+    decode_steps: int = 0
+    decode_rows: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    step_seconds: float = 0.0
+
+
+class Engine:
+    """Owns the queue, the slots and the running requests of one model.
+
+    Requests enter from any thread; everything else happens on the device thread, one step at a
+    time, in turn with the other engines of the process.
+
+    Args:
+        runner: runs the graphs.
+        users: slots.
+        max_queue: requests that may wait for a slot.
+        max_queue_per_user: of these, how many may be one user's.
+        device_thread: the process's own, unless a test brings another.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        users: int,
+        max_queue: int,
+        max_queue_per_user: int,
+        device_thread: DeviceThread = DEVICE_THREAD,
+    ) -> None:
+        self.runner = runner
+        self.max_queue = max_queue
+        self.max_queue_per_user = max_queue_per_user
+        self.counters = Counters()
+        self._scheduler = Scheduler(Slots(users))
+        self._lock = threading.Condition()
+        """Guards the scheduler's queue, which other threads add to, and `_closing`."""
+        self._closing = False
+        self._device_thread = device_thread
+        device_thread.attach(self.step)
+
+    # Called from any thread.
+
+    def submit(self, request: Request, wait: bool = False) -> None:
+        """Puts a request into the queue; with `wait` only as soon as there is room.
+
+        Raises:
+            EngineClosedError: the engine is closed or closing.
+            QueueFullError: as many requests wait as may wait.
+            UserBusyError: as many requests of this user wait as may wait.
+        """
+        with self._lock:
+            if wait:
+                self._lock.wait_for(lambda: self._closing or self._refusal(request) is None)
+            refusal = self._refusal(request)
+            if refusal is not None:
+                raise refusal
+            self._scheduler.waiting.append(request)
+        self._device_thread.wake()
+
+    def _refusal(self, request: Request) -> Optional[GLMMultiUserError]:
+        scheduler, slots = self._scheduler, self._scheduler.slots
+        if self._closing:
+            return EngineClosedError("the engine is closed; it takes no new requests")
+        # What a free slot will take in at the next steps does not wait in the sense of the limit.
+        room = self.max_queue + slots.count - slots.busy
+        if len(scheduler.waiting) >= room:
+            return QueueFullError(
+                f"{len(scheduler.waiting)} requests are waiting; max_queue is {self.max_queue}"
+            )
+        of_user = sum(waiting.user == request.user for waiting in scheduler.waiting)
+        if of_user >= self.max_queue_per_user:
+            return UserBusyError(
+                f"user {request.user!r} has {of_user} requests waiting; "
+                f"max_queue_per_user is {self.max_queue_per_user}"
+            )
+        return None
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request wherever it is; its slot is free within two steps."""
+        request.cancel()
+        self._device_thread.wake()
+
+    def resize(self, users: int, progress: Progress) -> None:
+        """Changes the number of slots; what runs pauses, keeps its caches, and goes on."""
+        self._device_thread.call(lambda: self._resize(users, progress))
+
+    def close(self, drain: float) -> None:
+        """Takes nothing new, gives what was accepted `drain` seconds to end, cancels the rest."""
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+            self._lock.wait_for(self._is_empty, timeout=drain)
+            for request in self._accepted():
+                request.cancel()
+        self._device_thread.wake()
+        with self._lock:
+            self._lock.wait_for(self._is_empty)
+
+    def detach(self) -> None:
+        """Leaves the device thread; nothing may be running any more."""
+        self._device_thread.call(lambda: self._device_thread.detach(self.step))
+
+    def numbers(self) -> tuple[int, int, int]:
+        """Busy slots, idle slots and waiting requests."""
+        with self._lock:
+            slots = self._scheduler.slots
+            return slots.busy, slots.idle, len(self._scheduler.waiting)
+
+    def _accepted(self) -> list[Request]:
+        return [*self._scheduler.waiting, *self._scheduler.running.values()]
+
+    def _is_empty(self) -> bool:
+        return not self._accepted()
+
+    # Called on the device thread.
+
+    def step(self) -> bool:
+        """One turn of the loop; returns whether there was anything to do."""
+        start = time.perf_counter()
+        self._drop_cancelled()
+        with self._lock:
+            step = self._scheduler.schedule()
+            if step is None:
+                self._scheduler.check()
+                return False
+        self._run(step)
+        self.counters.steps += 1
+        self.counters.step_seconds += time.perf_counter() - start
+        return True
+
+    def _run(self, step: Step) -> None:
+        """Runs one graph, chooses the next token of every row and hands it out.
+
+        A device error ends the requests of this step and nobody else's.
+        """
+        requests = {step.slot: step.request} if isinstance(step, Prefill) else step.requests
+        try:
+            results = self._run_graph(step)
+            if results is None:
+                return
+            choices = _choose(results, list(requests.values()))
+        except Exception as error:  # whatever the device or MindSpore throws
+            logger.exception("a step with %d requests failed", len(requests))
+            failure = GenerationError(f"the device failed in this request's step: {error}")
+            for slot in requests:
+                self._finish(slot, "error", failure)
+            return
+        for slot, choice in zip(requests, choices):
+            self._hand_out(slot, choice)
+
+    def _run_graph(self, step: Step) -> Optional[RowResults]:
+        if isinstance(step, Decode):
+            self.counters.decode_steps += 1
+            self.counters.decode_rows += len(step.requests)
+            return self.runner.decode(step.requests)
+        request = step.request
+        if request.saved_past is not None:
+            saved, request.saved_past = request.saved_past, None
+            self.runner.restore(step.slot, request, saved)
+            return None
+        self.counters.prompt_tokens += len(request.prompt_token_ids)
+        return self.runner.prefill(step.slot, request)
+
+    def _hand_out(self, slot: int, choice: Optional[Choice]) -> None:
+        if choice is None:
+            error = GenerationError("the logits of this request are not finite")
+            self._finish(slot, "error", error)
+            return
+        self.counters.generated_tokens += 1
+        finish_reason = self._scheduler.running[slot].accept(choice)
+        if finish_reason is not None:
+            self._finish(slot, finish_reason)
+
+    def _finish(
+        self, slot: int, finish_reason: str, error: Optional[GLMMultiUserError] = None
+    ) -> None:
+        with self._lock:
+            # A slot that failed is nobody's: its user starts afresh elsewhere.
+            request = self._scheduler.finish(slot, keep=error is None)
+            self._lock.notify_all()
+        request.end(finish_reason, error)
+
+    def _drop_cancelled(self) -> None:
+        with self._lock:
+            waiting = [request for request in self._scheduler.waiting if request.cancelled]
+            for request in waiting:
+                self._scheduler.waiting.remove(request)
+            if waiting:
+                self._lock.notify_all()
+        for request in waiting:
+            request.end("cancelled")
+        running = self._scheduler.running
+        for slot in [slot for slot, request in running.items() if request.cancelled]:
+            self._finish(slot, "cancelled")
+
+    def _resize(self, users: int, progress: Progress) -> None:
+        running = self._scheduler.running
+        for slot, request in running.items():
+            if request.saved_past is None:
+                request.saved_past = self.runner.save(slot, request)
+        with self._lock:
+            self._scheduler.pause(Slots(users))
+        self.runner.resize(users, progress)
+        self._device_thread.wake()
+
+
+def _choose(results: RowResults, requests: Sequence[Request]) -> list[Optional[Choice]]:
+    """The next token of each row; only rows that the graph's argmax cannot serve are sampled."""
+    choices: list[Optional[Choice]] = [
+        Choice(int(token), None, None) if finite else None
+        for token, finite in zip(results.tokens, results.finite)
+    ]
+    rows = [
+        row
+        for row, request in enumerate(requests)
+        if request.sampler.needs_logits and choices[row] is not None
+    ]
+    if rows:
+        samplers = [requests[row].sampler for row in rows]
+        for row, choice in zip(rows, choose(results.logits(rows), samplers)):
+            choices[row] = choice
+    return choices

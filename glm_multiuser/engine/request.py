@@ -1,0 +1,125 @@
+"""One request and its life."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Hashable, Optional, Sequence, Union
+
+from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.sampling import Choice, RowSampler, SamplingParams
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token, handed out as soon as it exists.
+
+    Attributes:
+        choice: the token id and, where asked for, its log-probability and the best ones.
+        seconds: since the request was submitted.
+    """
+
+    choice: Choice
+    seconds: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The last thing that a request hands out.
+
+    Attributes:
+        finish_reason: "stop", "length", "cancelled" or "error".
+        error: why, for "error".
+        queued_seconds: from submission to its slot.
+        total_seconds: from submission to this end.
+    """
+
+    finish_reason: str
+    error: Optional[GLMMultiUserError]
+    queued_seconds: float
+    total_seconds: float
+
+
+Event = Union[Token, End]
+
+
+class Request:
+    """What the engine knows about one request.
+
+    Args:
+        prompt_token_ids: at least one.
+        params: already validated.
+        user: whose slot it needs; requests of one user run one after the other.
+        stop_token_ids: the model's own; ignored with `ignore_eos`.
+        limit: the most tokens that the sequence length leaves room for.
+        vocab_size: of the model.
+        deliver: takes each event; called on the device thread, so it must not block.
+    """
+
+    def __init__(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        user: Hashable,
+        stop_token_ids: Sequence[int],
+        limit: int,
+        vocab_size: int,
+        deliver: Callable[[Event], None],
+    ) -> None:
+        self.number = next(_numbers)
+        self.prompt_token_ids = tuple(prompt_token_ids)
+        self.params = params
+        self.user = user
+        self.max_tokens = min(limit, params.max_tokens or limit)
+        model_stops = () if params.ignore_eos else tuple(stop_token_ids)
+        self.stop_token_ids = frozenset(model_stops + params.stop_token_ids)
+        self.sampler = RowSampler(
+            params, self.prompt_token_ids, sorted(self.stop_token_ids), vocab_size
+        )
+        self.output_token_ids: list[int] = []
+        self.saved_past: Optional[Any] = None
+        self._deliver = deliver
+        self._cancelled = threading.Event()
+        self._submitted = time.monotonic()
+        self.queued_seconds = 0.0
+        """From submission to the slot; 0 until then."""
+
+    def __len__(self) -> int:
+        """Tokens so far, prompt and answer."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def cancel(self) -> None:
+        """May be called at any moment from any thread; the engine notices at its next step."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def enter(self) -> None:
+        """The request got its slot."""
+        if not self.queued_seconds:
+            self.queued_seconds = self._elapsed()
+
+    def accept(self, choice: Choice) -> Optional[str]:
+        """Takes the next token in and hands it out; returns the finish reason if it is the last."""
+        self.sampler.accept(choice.token_id)
+        self.output_token_ids.append(choice.token_id)
+        self._deliver(Token(choice, self._elapsed()))
+        enough = len(self.output_token_ids) >= self.params.min_tokens
+        if choice.token_id in self.stop_token_ids and enough:
+            return "stop"
+        if len(self.output_token_ids) >= self.max_tokens:
+            return "length"
+        return None
+
+    def end(self, finish_reason: str, error: Optional[GLMMultiUserError] = None) -> None:
+        elapsed = self._elapsed()
+        self._deliver(End(finish_reason, error, self.queued_seconds or elapsed, elapsed))
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._submitted

@@ -1,0 +1,314 @@
+"""Rows -> tensors -> graph -> logits; the only room of the engine that calls the device.
+
+Every method runs on the device thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from glm_multiuser.config import BLOCK_LENGTH, EngineConfig
+from glm_multiuser.engine.padding import invariant_rows
+from glm_multiuser.engine.request import Request
+from glm_multiuser.models.graphs import Forward, ReplacePast, read_past, zero_past
+from glm_multiuser.models.kv_past import CellLayout
+from glm_multiuser.models.modeling_glm import GLMForMultiUser
+from glm_multiuser.models.positions import PrefixPositions
+from glm_multiuser.progress import Progress
+
+SMALLEST_PROMPT = 16
+SMALLEST_BATCH = 4
+
+
+class RowResults(Protocol):
+    """What a graph says about the next token of some rows."""
+
+    tokens: np.ndarray
+    """int32 [rows]: the most likely next token of each."""
+    finite: np.ndarray
+    """bool [rows]: whether everything that led to it was finite."""
+
+    def logits(self, rows: Sequence[int]) -> np.ndarray:
+        """float32 [len(rows), vocab_size], brought to the host only when asked for."""
+
+
+class Runner(Protocol):
+    """What the engine needs of a model; tests put a mock in its place."""
+
+    vocab_size: int
+
+    def prefill(self, slot: int, request: Request) -> RowResults: ...
+
+    def decode(self, requests: Mapping[int, Request]) -> RowResults: ...
+
+    def save(self, slot: int, request: Request) -> Any: ...
+
+    def restore(self, slot: int, request: Request, saved: Any) -> None: ...
+
+    def resize(self, users: int, progress: Progress) -> None: ...
+
+    @property
+    def compiles(self) -> int: ...
+
+
+@dataclass
+class DeviceResults:
+    """`RowResults` whose logits stay on the device until somebody asks for them."""
+
+    tokens: np.ndarray
+    finite: np.ndarray
+    device_logits: Tensor
+    device_rows: Sequence[int]
+
+    def logits(self, rows: Sequence[int]) -> np.ndarray:
+        host: np.ndarray = self.device_logits.asnumpy()
+        return host[[self.device_rows[row] for row in rows]]
+
+
+def prompt_lengths(seq_length: int) -> tuple[int, ...]:
+    """The lengths that prompts are padded to: powers of two, and the longest that may come."""
+    lengths = []
+    length = SMALLEST_PROMPT
+    while length < seq_length:
+        lengths.append(length)
+        length *= 2
+    return (*lengths, seq_length)
+
+
+def block_counts(blocks: int) -> tuple[int, ...]:
+    """How many cache blocks the decode graphs read: powers of two, and all."""
+    return tuple(2**power for power in range(math.ceil(math.log2(blocks)))) + (blocks,)
+
+
+def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
+    """How many users the decode graphs serve: at most three sizes, however many users there are.
+
+    A graph for fewer than all users copies their rows out of the caches, which pays up to about a
+    third of them, and only if one cell holds everybody.
+    """
+    users = layout.users
+    if len(layout.sizes) > 1:
+        return (users,)
+    quarter = users // 4
+    return tuple(sorted({size for size in (min(SMALLEST_BATCH, quarter), quarter, users) if size}))
+
+
+class GraphRunner:
+    """Runs a model's graphs for an engine.
+
+    Args:
+        model: with its weights; its caches are laid out here.
+        engine: users, sequence length, users per cell.
+    """
+
+    def __init__(self, model: GLMForMultiUser, engine: EngineConfig) -> None:
+        self.model = model
+        self.engine = engine
+        self.vocab_size = model.config.vocab_size
+        self.graph_seconds = 0.0
+        self.compile_seconds = 0.0
+        self.batch_invariant = True
+        self._retired_compiles = 0
+        self._lay_out(engine.users)
+
+    def _lay_out(self, users: int) -> None:
+        self.users = users
+        self.layout = CellLayout.plan(
+            users,
+            self.engine.seq_length,
+            BLOCK_LENGTH,
+            None if self.engine.users_per_cell is None else min(self.engine.users_per_cell, users),
+        )
+        self.model.set_layout(self.layout)
+        self._forward, self._replace_past = Forward(self.model), ReplacePast(self.model)
+        self._zeros = [
+            zero_past(self.model, block) for block in range(len(self.layout.block_lengths))
+        ]
+        self._prompt_lengths = prompt_lengths(self.engine.seq_length)
+        self._block_counts = block_counts(len(self.layout.block_lengths))
+        self._batch_sizes = batch_sizes(self.layout)
+        self._rows = {size: size for size in self._batch_sizes}
+        self._written_blocks = [0] * users
+        self._positions: dict[int, PrefixPositions] = {}
+
+    @property
+    def compiles(self) -> int:
+        """Graphs compiled so far."""
+        live = len(self._forward.compile_cache) + len(self._replace_past.compile_cache)
+        return self._retired_compiles + live
+
+    @property
+    def cache_bytes_per_user(self) -> int:
+        """Keys and values of all layers and positions."""
+        config = self.model.config
+        itemsize = np.dtype(self.model.numerics.compute).itemsize
+        return 2 * config.num_layers * self.engine.seq_length * config.hidden_size * itemsize
+
+    def compile(self, progress: Progress) -> None:
+        """Compiles and runs every graph once, with rows that write nothing."""
+        start, graph_seconds = time.monotonic(), self.graph_seconds
+        # A single slot has nobody to share with and may use the faster one-row product.
+        if self.engine.batch_invariant and self.users > 1:
+            self._rows = invariant_rows(self.model.linears(), self._batch_sizes)
+        jobs: list[tuple[str, Callable[[], Any]]] = []
+        for length in self._prompt_lengths:
+            jobs.append((f"prefill {length}", lambda length=length: self._try_prompt(length)))
+        for block in range(len(self.layout.block_lengths)):
+            jobs.append((f"clear block {block}", lambda block=block: self._clear(0, block)))
+        for size in self._batch_sizes:
+            for blocks in self._block_counts:
+                jobs.append(
+                    (
+                        f"decode {size} x {sum(self.layout.block_lengths[:blocks])}",
+                        lambda size=size, blocks=blocks: self._try_decode(size, blocks),
+                    )
+                )
+        rows: list[np.ndarray] = []
+        for done, (what, job) in enumerate(jobs):
+            progress(done, len(jobs), what)
+            logits = job()
+            if logits is not None:
+                rows.extend(logits)
+        progress(len(jobs), len(jobs), "ready")
+        self.batch_invariant = all((row == rows[0]).all() for row in rows)
+        self.compile_seconds = time.monotonic() - start
+        self.graph_seconds = graph_seconds
+
+    def _try_prompt(self, length: int) -> None:
+        positions = PrefixPositions(length, 0)
+        self._run_prompt(0, [0] * length, length, positions)
+
+    def _try_decode(self, size: int, blocks: int) -> np.ndarray:
+        """-> logits of a step in which every row holds the same token: rows that must be equal."""
+        rows = self._rows[size]
+        results = self._run_decode(
+            np.zeros(rows), np.zeros((2, rows)), np.full(size, -1), np.arange(size), blocks
+        )
+        logits: np.ndarray = results[2].asnumpy()
+        return logits[:size].copy()
+
+    def prefill(self, slot: int, request: Request) -> DeviceResults:
+        """The whole prompt in one go, padded to the next compiled length."""
+        token_ids = request.prompt_token_ids
+        length = next(size for size in self._prompt_lengths if size >= len(token_ids))
+        positions = PrefixPositions.of(token_ids, self.model.config)
+        self._positions[slot] = positions
+        tokens, finite, logits = self._run_prompt(slot, token_ids, length, positions)
+        replaced = self.layout.blocks_for(length)
+        for block in range(replaced, self._written_blocks[slot]):
+            self._clear(slot, block)
+        self._written_blocks[slot] = replaced
+        return DeviceResults(tokens, finite, logits, [0])
+
+    def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
+        """The next token of each request, by slot; rows of the result in the order of `requests`."""
+        size = next(size for size in self._batch_sizes if size >= len(requests))
+        everybody = size == self.users
+        rows = self._rows[size]
+        # With everybody in the graph a user's row is its slot; otherwise rows are taken in turn,
+        # and the rows that are left over point at other slots and write nothing.
+        slots = list(requests)
+        if not everybody:
+            others = (slot for slot in range(self.users) if slot not in requests)
+            slots += [next(others) for _ in range(size - len(requests))]
+        row_of = {slot: slot if everybody else row for row, slot in enumerate(slots)}
+        input_ids, position_ids = np.zeros(rows, np.int32), np.zeros((2, rows), np.int32)
+        positions = np.full(size, -1, np.int32)
+        for slot, request in requests.items():
+            row, position = row_of[slot], len(request) - 1
+            input_ids[row] = request.output_token_ids[-1]
+            position_ids[:, row] = self._positions[slot].ids(position, position + 1)[:, 0]
+            positions[row] = position
+            used = self.layout.blocks_for(position + 1)
+            self._written_blocks[slot] = max(self._written_blocks[slot], used)
+        used = self.layout.blocks_for(int(positions.max()) + 1)
+        blocks = next(count for count in self._block_counts if count >= used)
+        tokens, finite, logits = self._run_decode(
+            input_ids, position_ids, positions, np.array(slots, np.int32), blocks
+        )
+        order = [row_of[slot] for slot in requests]
+        return DeviceResults(tokens[order], finite[order], logits, order)
+
+    def save(self, slot: int, request: Request) -> list[np.ndarray]:
+        """Copies a slot's keys and values to the host, block by block."""
+        blocks = self.layout.blocks_for(len(request))
+        return [read_past(self.model, slot, block) for block in range(blocks)]
+
+    def restore(self, slot: int, request: Request, saved: list[np.ndarray]) -> None:
+        """Puts into a slot what `save` copied out of this or another one."""
+        for block, past in enumerate(saved):
+            self._replace(slot, block, Tensor(past))
+        for block in range(len(saved), self._written_blocks[slot]):
+            self._clear(slot, block)
+        self._written_blocks[slot] = len(saved)
+        self._positions[slot] = PrefixPositions.of(request.prompt_token_ids, self.model.config)
+
+    def resize(self, users: int, progress: Progress) -> None:
+        """Lays the caches out for another number of users; what they held is gone."""
+        self._retired_compiles = self.compiles
+        del self._forward, self._replace_past
+        gc.collect()  # graphs and caches go before their successors come
+        self._lay_out(users)
+        self.compile(progress)
+
+    def _clear(self, slot: int, block: int) -> None:
+        self._replace(slot, block, self._zeros[block])
+
+    def _replace(self, slot: int, block: int, past: Tensor) -> None:
+        self._replace_past(to_tensor(np.array(slot)), past, block).asnumpy()
+
+    def _run_prompt(
+        self, slot: int, token_ids: Sequence[int], length: int, positions: PrefixPositions
+    ) -> tuple[np.ndarray, np.ndarray, Tensor]:
+        input_ids = np.zeros(length, np.int32)
+        input_ids[: len(token_ids)] = token_ids
+        return self._run(
+            input_ids,
+            positions.ids(0, length),
+            np.array([positions.context_length, len(token_ids)]),
+            np.array(slot),
+            0,
+        )
+
+    def _run_decode(
+        self,
+        input_ids: np.ndarray,
+        position_ids: np.ndarray,
+        positions: np.ndarray,
+        slots: np.ndarray,
+        blocks: int,
+    ) -> tuple[np.ndarray, np.ndarray, Tensor]:
+        everybody = len(positions) == self.users
+        return self._run(input_ids, position_ids, positions, None if everybody else slots, blocks)
+
+    def _run(
+        self,
+        input_ids: np.ndarray,
+        position_ids: np.ndarray,
+        positions: np.ndarray,
+        users: Optional[np.ndarray],
+        blocks: int,
+    ) -> tuple[np.ndarray, np.ndarray, Tensor]:
+        start = time.perf_counter()
+        tokens, finite, logits = self._forward(
+            to_tensor(input_ids),
+            to_tensor(position_ids),
+            to_tensor(positions),
+            None if users is None else to_tensor(users),
+            blocks,
+        )
+        host_tokens, host_finite = tokens.asnumpy(), np.isfinite(finite.asnumpy())
+        self.graph_seconds += time.perf_counter() - start
+        return host_tokens, host_finite, logits
+
+
+def to_tensor(values: np.ndarray) -> Tensor:
+    return Tensor(values.astype(np.int32), ms.int32)

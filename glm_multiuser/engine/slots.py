@@ -1,0 +1,68 @@
+"""Which user holds which slot."""
+
+from __future__ import annotations
+
+from typing import Hashable, Optional
+
+
+class Slots:
+    """Users and slots: a slot is free, busy (its user has a request running) or idle.
+
+    An idle slot is kept for its user until somebody needs it; the least recently used goes first.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count))
+        self._busy: dict[Hashable, int] = {}
+        self._idle: dict[Hashable, int] = {}  # in order of last use
+
+    @property
+    def busy(self) -> int:
+        return len(self._busy)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    def is_busy(self, user: Hashable) -> bool:
+        return user in self._busy
+
+    def acquire(self, user: Hashable) -> Optional[int]:
+        """The user's own idle slot, else a free one, else the one idle for longest, else None."""
+        if user in self._busy:
+            raise RuntimeError(f"user {user!r} holds slot {self._busy[user]} already")
+        if user in self._idle:
+            slot = self._idle.pop(user)
+        elif self._free:
+            slot = self._free.pop(0)
+        elif self._idle:
+            slot = self._idle.pop(next(iter(self._idle)))
+        else:
+            return None
+        self._busy[user] = slot
+        return slot
+
+    def release(self, user: Hashable, keep: bool = True) -> None:
+        """The user's request has ended; `keep` leaves the slot to it for its next one."""
+        slot = self._busy.pop(user)
+        if keep:
+            self._idle[user] = slot
+        else:
+            self._free.append(slot)
+            self._free.sort()
+
+    def slot_of(self, user: Hashable) -> Optional[int]:
+        return self._busy.get(user, self._idle.get(user))
+
+    def check(self) -> None:
+        """Every slot is in exactly one state.
+
+        Raises:
+            RuntimeError: the books are wrong, which is a defect of the engine.
+        """
+        slots = sorted([*self._free, *self._busy.values(), *self._idle.values()])
+        if slots != list(range(self.count)):
+            raise RuntimeError(
+                f"slots out of order: free {self._free}, busy {self._busy}, idle {self._idle}"
+            )

@@ -1,0 +1,34 @@
+"""Showing what takes long: a bar on a terminal, nothing elsewhere, or a caller's own function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Callable, Optional
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what)."""
+
+
+@contextmanager
+def show_progress(progress: Optional[Progress]) -> Iterator[Progress]:
+    """-> `progress` itself, or a bar on stderr when that is a terminal."""
+    if progress is not None:
+        yield progress
+        return
+    if not sys.stderr.isatty():
+        yield lambda done, total, what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield report
