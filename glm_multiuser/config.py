@@ -12,6 +12,19 @@ from glm_multiuser.errors import ConfigError
 BLOCK_LENGTH = 256
 """Positions per cache block: a decode step reads whole blocks, and only those in use."""
 
+SMALLEST_PROMPT = 16
+"""Shorter prompts are padded to this."""
+
+
+def prompt_lengths(seq_length: int) -> tuple[int, ...]:
+    """The lengths that prompts are padded to: powers of two, and the longest that may come."""
+    lengths = []
+    length = SMALLEST_PROMPT
+    while length < seq_length:
+        lengths.append(length)
+        length *= 2
+    return (*lengths, seq_length)
+
 
 @dataclass(frozen=True)
 class ModelConfig:

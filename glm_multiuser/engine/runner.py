@@ -15,7 +15,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from glm_multiuser.config import BLOCK_LENGTH, EngineConfig
+from glm_multiuser.config import BLOCK_LENGTH, EngineConfig, prompt_lengths
 from glm_multiuser.engine.padding import invariant_rows
 from glm_multiuser.engine.request import Request
 from glm_multiuser.models.graphs import Forward, ReplacePast, read_past, zero_past
@@ -24,7 +24,6 @@ from glm_multiuser.models.modeling_glm import GLMForMultiUser
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.progress import Progress
 
-SMALLEST_PROMPT = 16
 SMALLEST_BATCH = 4
 
 
@@ -71,16 +70,6 @@ class DeviceResults:
     def logits(self, rows: Sequence[int]) -> np.ndarray:
         host: np.ndarray = self.device_logits.asnumpy()
         return host[[self.device_rows[row] for row in rows]]
-
-
-def prompt_lengths(seq_length: int) -> tuple[int, ...]:
-    """The lengths that prompts are padded to: powers of two, and the longest that may come."""
-    lengths = []
-    length = SMALLEST_PROMPT
-    while length < seq_length:
-        lengths.append(length)
-        length *= 2
-    return (*lengths, seq_length)
 
 
 def block_counts(blocks: int) -> tuple[int, ...]:

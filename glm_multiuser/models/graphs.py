@@ -6,13 +6,16 @@ therefore makes new entry cells around the same model, and drops the old ones.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
-from glm_multiuser.models.modeling_glm import GLMForMultiUser, User
+if TYPE_CHECKING:
+    from glm_multiuser.models.modeling_glm import GLMForMultiUser
+
+User = Union[int, Tensor]
 
 
 class Forward(nn.Cell):

@@ -20,6 +20,7 @@ from typing import Any, Optional
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from glm_multiuser.config import BLOCK_LENGTH
 from glm_multiuser.models.attention import ScaledSoftmax
 from glm_multiuser.models.layers import zeros
 
@@ -40,7 +41,11 @@ class CellLayout:
 
     @classmethod
     def plan(
-        cls, users: int, seq_length: int, block_length: int, users_per_cell: Optional[int] = None
+        cls,
+        users: int,
+        seq_length: int,
+        block_length: int = BLOCK_LENGTH,
+        users_per_cell: Optional[int] = None,
     ) -> CellLayout:
         """Cuts `seq_length` positions into blocks; without `users_per_cell`, one cell holds all."""
         full, rest = divmod(seq_length, block_length)
@@ -52,6 +57,11 @@ class CellLayout:
         """Users of each cell."""
         full, rest = divmod(self.users, self.users_per_cell)
         return (self.users_per_cell,) * full + (rest,) * (rest > 0)
+
+    @property
+    def seq_length(self) -> int:
+        """Positions that each user has."""
+        return sum(self.block_lengths)
 
     def blocks_for(self, positions: int) -> int:
         """How many blocks hold the first `positions` positions."""

@@ -8,7 +8,7 @@ two-dimensional rotary positions, and a context that sees itself in both directi
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import mindspore as ms
 import numpy as np
@@ -16,6 +16,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.models.attention import MASKED, ScaledSoftmax, SelfAttention
+from glm_multiuser.models.graphs import User
 from glm_multiuser.models.kv_past import CellLayout, KVPast
 from glm_multiuser.models.layers import (
     LayerNorm,
@@ -25,8 +26,7 @@ from glm_multiuser.models.layers import (
     TanhGelu,
     zeros,
 )
-
-User = Union[int, Tensor]
+from glm_multiuser.models.stream_chat import StreamChat
 
 
 class MLP(nn.Cell):
@@ -232,7 +232,7 @@ class GLMModel(nn.Cell):
         return self.final_layernorm(hidden)
 
 
-class GLMForMultiUser(nn.Cell):
+class GLMForMultiUser(nn.Cell, StreamChat):
     """ChatGLM-6B for many users.
 
     Args:

@@ -1,0 +1,186 @@
+"""The low-level way to chat, as MindFormers' users know it: one model, plain threads, a user each.
+
+`MultiUserLLM` is faster and easier; this is for code that drives a model itself. Every thread
+passes its own `user`; nothing that belongs to one stream is kept on the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Optional, Union
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from glm_multiuser.config import ModelConfig, prompt_lengths
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.errors import (
+    ConfigError,
+    GenerationError,
+    InvalidParameterError,
+    PromptTooLongError,
+)
+from glm_multiuser.models.graphs import ReplacePast, zero_past
+from glm_multiuser.models.kv_past import CellLayout
+from glm_multiuser.models.positions import PrefixPositions
+from glm_multiuser.sampling import RowSampler, SamplingParams, choose
+
+
+class StreamChat:
+    """What `GLMForMultiUser` offers beside its graph; a mixin, to keep the two apart."""
+
+    config: ModelConfig
+    layout: Optional[CellLayout]
+
+    def _incremental_infer(
+        self,
+        input_ids: Sequence[int],
+        current_index: int,
+        is_first_iteration: bool,
+        user: Union[int, Tensor] = 0,
+    ) -> np.ndarray:
+        """One graph call for one user.
+
+        Args:
+            input_ids: the sequence so far, prompt and answer.
+            current_index: index of its last token.
+            is_first_iteration: takes in everything up to `current_index`; otherwise only that
+                token, the ones before it being cached.
+            user: whose keys and values. A Tensor uses one graph for all users, an int compiles
+                one for each.
+
+        Returns:
+            float32 logits [1, vocab_size] for the next token.
+
+        Raises:
+            ConfigError: the model was made without a layout, so it caches nothing.
+            PromptTooLongError: the sequence does not fit.
+        """
+        if self.layout is None:
+            raise ConfigError("layout is None; make the model with CellLayout.plan(users, ...)")
+        length, capacity = current_index + 1, self.layout.seq_length
+        if length > capacity:
+            raise PromptTooLongError(
+                f"the sequence has {length} tokens; the caches of this model hold {capacity}"
+            )
+        token_ids = [int(token_id) for token_id in input_ids[:length]]
+        run = self._take_prompt if is_first_iteration else self._take_token
+        layout = self.layout
+        return DEVICE_THREAD.call(lambda: run(token_ids, user, layout))
+
+    def _take_prompt(
+        self, token_ids: list[int], user: Union[int, Tensor], layout: CellLayout
+    ) -> np.ndarray:
+        padded = next(length for length in prompt_lengths(layout.seq_length) if length >= len(token_ids))
+        positions = PrefixPositions.of(token_ids, self.config)
+        logits = self._call(
+            np.array(token_ids + [0] * (padded - len(token_ids))),
+            positions.ids(0, padded),
+            np.array([positions.context_length, len(token_ids)]),
+            user,
+            0,
+        )
+        for block in range(layout.blocks_for(padded), len(layout.block_lengths)):
+            self._replace_past()(user, zero_past(self, block), block)
+        return logits
+
+    def _take_token(
+        self, token_ids: list[int], user: Union[int, Tensor], layout: CellLayout
+    ) -> np.ndarray:
+        index = len(token_ids) - 1
+        positions = PrefixPositions.of(token_ids, self.config)
+        return self._call(
+            np.array(token_ids[index:]),
+            positions.ids(index, index + 1),
+            np.array([index]),
+            user,
+            len(layout.block_lengths),
+        )
+
+    def _call(
+        self,
+        input_ids: np.ndarray,
+        position_ids: np.ndarray,
+        positions: np.ndarray,
+        user: Union[int, Tensor],
+        used_blocks: int,
+    ) -> np.ndarray:
+        inputs = [Tensor(values, ms.int32) for values in (input_ids, position_ids, positions)]
+        model: Any = self
+        logits: np.ndarray = model(*inputs, user, used_blocks)[2].asnumpy()
+        return logits.astype(np.float32)
+
+    def _replace_past(self) -> ReplacePast:
+        # Not a child of this cell: that would rename its parameters.
+        if "replace_past" not in self.__dict__:
+            self.__dict__["replace_past"] = ReplacePast(self)
+        replace_past: ReplacePast = self.__dict__["replace_past"]
+        return replace_past
+
+    def _stream_chat(
+        self,
+        origin_inputs: Any,
+        top_k: int,
+        top_p: float,
+        repetition_penalty: float,
+        max_length: int,
+        eos_token_id: Union[int, Sequence[int]],
+        streamer: Any = None,
+        pad_token_id: Optional[int] = None,
+        tokenizer: Any = None,
+        tlock: Optional[threading.Lock] = None,
+        qi: int = 0,
+    ) -> Iterator[str]:
+        """Streams the answer to one prompt.
+
+        Args:
+            origin_inputs: token ids of the prompt, [length] or [1, length].
+            top_k: 1 is greedy.
+            top_p: nucleus mass.
+            repetition_penalty: 1.0 is none.
+            max_length: tokens at most, prompt included.
+            eos_token_id: what ends the answer; one or several.
+            streamer: gets the token ids by `put` and the end by `end`, if given.
+            pad_token_id: accepted for MindFormers' callers; prompts are cut at their real length.
+            tokenizer: makes the text; a `ChatTokenizer`.
+            tlock: held around every graph call, and nothing else.
+            qi: the user.
+
+        Yields:
+            Text as it becomes final.
+        """
+        del pad_token_id
+        if tokenizer is None:
+            raise InvalidParameterError("tokenizer is None; it is what makes text of token ids")
+        token_ids = [int(token_id) for token_id in np.asarray(origin_inputs).reshape(-1)]
+        stops = tuple(np.atleast_1d(eos_token_id).tolist())
+        params = SamplingParams(
+            temperature=0.0 if top_k == 1 else 1.0,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+        )
+        sampler = RowSampler(params, token_ids, stops, self.config.vocab_size)
+        detokenizer = tokenizer.detokenizer()
+        user = Tensor(qi, ms.int32)
+        first = True
+        while len(token_ids) < max_length:
+            with tlock or nullcontext():
+                logits = self._incremental_infer(token_ids, len(token_ids) - 1, first, user=user)
+            first = False
+            choice = choose(logits, [sampler])[0]
+            if choice is None:
+                raise GenerationError(f"the logits of user {qi} are not finite")
+            if choice.token_id in stops:
+                break
+            sampler.accept(choice.token_id)
+            token_ids.append(choice.token_id)
+            if streamer is not None:
+                streamer.put([choice.token_id])
+            yield detokenizer.push([choice.token_id])
+        if streamer is not None:
+            streamer.end()
+        yield detokenizer.flush()
