@@ -17,3 +17,27 @@ from glm_multiuser.errors import (
 from glm_multiuser.handle import Handle
 from glm_multiuser.llm import EngineStats, MultiUserLLM
 from glm_multiuser.sampling import SamplingParams
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EngineClosedError",
+    "EngineConfig",
+    "EngineStats",
+    "GLMMultiUserError",
+    "GenerationError",
+    "GenerationResult",
+    "Handle",
+    "InvalidParameterError",
+    "Logprob",
+    "ModelConfig",
+    "MultiUserLLM",
+    "Piece",
+    "PromptTooLongError",
+    "QueueFullError",
+    "RequestError",
+    "SamplingParams",
+    "Timings",
+    "Usage",
+    "UserBusyError",
+]

@@ -85,8 +85,10 @@ class DeviceThread:
                 steppers = list(self._steppers)
             if call is not None:
                 _complete(*call)
-            # Every stepper is asked, even if an earlier one has work: they take turns.
-            if any([stepper() for stepper in steppers]):
+            more = False
+            for stepper in steppers:
+                more |= stepper()
+            if more:
                 self.wake()
 
 

@@ -210,7 +210,7 @@ class RowSampler:
         if self._penalised:
             seen = scores[self._seen].astype(np.float64)
             penalty = self.params.repetition_penalty
-            seen *= np.where(seen < 0, penalty, 1 / penalty)
+            seen = np.where(seen < 0, seen * penalty, seen / penalty)
             # Infinity would be for ever the best score, or none would be left.
             scores[self._seen] = np.minimum(np.maximum(seen, -LARGEST), LARGEST)
         if self._holds_back:
@@ -274,6 +274,7 @@ def _changed(logits: Floats, samplers: Sequence[RowSampler], usable: list[int]) 
 
 
 def _rows(scores: Floats, rows: Sequence[int]) -> Floats:
+    """scores[rows] for ascending rows, without a copy where that is all of them."""
     return scores if len(rows) == len(scores) else scores[rows]
 
 
@@ -322,7 +323,7 @@ def _draw_group(kind: str, scores: Floats, samplers: Sequence[RowSampler]) -> Id
 def _log_probabilities(
     logits: Floats, samplers: Sequence[RowSampler], tokens: dict[int, int]
 ) -> dict[int, tuple[float, dict[int, float]]]:
-    wanted = {row: samplers[row].params.logprobs for row in tokens}
+    wanted = {row: samplers[row].params.logprobs for row in sorted(tokens)}
     limits = {
         row: min(limit, logits.shape[1]) for row, limit in wanted.items() if limit is not None
     }

@@ -226,7 +226,8 @@ def draw_wide(
     # shows in their sum; where they are not, the whole row is looked through.
     floors = ((1.0 - shares) * totals / (4 * NARROW)).astype(np.float32)
     marked = masses >= floors[:, None]
-    marked[np.count_nonzero(marked, axis=1) > NARROW] = False
+    # Row by row: with an axis, this count takes a tenth of the time of everything here.
+    marked[[np.count_nonzero(row) > NARROW for row in marked]] = False
     ids, candidates = gather(scores, marked)
     found = running_sums(weigh(candidates, best, coldness))[:, -1]
     few = (counts == vocab) & (found >= shares * totals)

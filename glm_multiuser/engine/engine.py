@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional, Sequence
+from typing import Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 from glm_multiuser.engine.request import Request

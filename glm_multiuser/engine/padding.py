@@ -10,10 +10,11 @@ the shapes of the model, so it is measured, once, when an engine starts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 from mindspore import Tensor
+from numpy.typing import NDArray
 
 from glm_multiuser.models.layers import Linear
 
@@ -35,12 +36,12 @@ def invariant_rows(linears: Sequence[Linear], sizes: Sequence[int]) -> dict[int,
         for linear in linears
     ]
 
-    def bits(number: int, rows: int) -> Optional[np.ndarray]:
+    def bits(number: int, rows: int) -> Optional[NDArray[Any]]:
         """What one product makes of `rows` equal rows, or None if it makes them differ."""
         result = linears[number](Tensor(np.repeat(inputs[number], rows, axis=0))).asnumpy()
         return result[0] if (result == result[0]).all() else None
 
-    def agrees(rows: int, reference: Sequence[Optional[np.ndarray]]) -> bool:
+    def agrees(rows: int, reference: Sequence[Optional[NDArray[Any]]]) -> bool:
         for number, expected in enumerate(reference):
             found = bits(number, rows)
             if found is None or (expected is not None and not (found == expected).all()):
@@ -48,7 +49,7 @@ def invariant_rows(linears: Sequence[Linear], sizes: Sequence[int]) -> dict[int,
         return True
 
     largest = max(sizes)
-    nothing: list[Optional[np.ndarray]] = [None] * len(linears)
+    nothing: list[Optional[NDArray[Any]]] = [None] * len(linears)
     heights = range(largest, largest + TRIES)
     largest_rows = next((rows for rows in heights if agrees(rows, nothing)), largest)
     reference = [bits(number, largest_rows) for number in range(len(linears))]

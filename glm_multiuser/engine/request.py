@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Hashable, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling import Choice, RowSampler, SamplingParams

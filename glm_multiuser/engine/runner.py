@@ -6,14 +6,18 @@ Every method runs on the device thread.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
+from functools import partial
+from typing import Any, Callable, Optional, Protocol
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
+from numpy.typing import NDArray
 
 from glm_multiuser.config import BLOCK_LENGTH, EngineConfig, prompt_lengths
 from glm_multiuser.engine.padding import invariant_rows
@@ -30,12 +34,12 @@ SMALLEST_BATCH = 4
 class RowResults(Protocol):
     """What a graph says about the next token of some rows."""
 
-    tokens: np.ndarray
+    tokens: NDArray[Any]
     """int32 [rows]: the most likely next token of each."""
-    finite: np.ndarray
+    finite: NDArray[Any]
     """bool [rows]: whether everything that led to it was finite."""
 
-    def logits(self, rows: Sequence[int]) -> np.ndarray:
+    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
         """float32 [len(rows), vocab_size], brought to the host only when asked for."""
 
 
@@ -62,19 +66,19 @@ class Runner(Protocol):
 class DeviceResults:
     """`RowResults` whose logits stay on the device until somebody asks for them."""
 
-    tokens: np.ndarray
-    finite: np.ndarray
+    tokens: NDArray[Any]
+    finite: NDArray[Any]
     device_logits: Tensor
     device_rows: Sequence[int]
 
-    def logits(self, rows: Sequence[int]) -> np.ndarray:
-        host: np.ndarray = self.device_logits.asnumpy()
+    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
+        host: NDArray[Any] = self.device_logits.asnumpy()
         return host[[self.device_rows[row] for row in rows]]
 
 
 def block_counts(blocks: int) -> tuple[int, ...]:
     """How many cache blocks the decode graphs read: powers of two, and all."""
-    return tuple(2**power for power in range(math.ceil(math.log2(blocks)))) + (blocks,)
+    return (*(2**power for power in range(math.ceil(math.log2(blocks)))), blocks)
 
 
 def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
@@ -149,18 +153,14 @@ class GraphRunner:
             self._rows = invariant_rows(self.model.linears(), self._batch_sizes)
         jobs: list[tuple[str, Callable[[], Any]]] = []
         for length in self._prompt_lengths:
-            jobs.append((f"prefill {length}", lambda length=length: self._try_prompt(length)))
+            jobs.append((f"prefill {length}", partial(self._try_prompt, length)))
         for block in range(len(self.layout.block_lengths)):
-            jobs.append((f"clear block {block}", lambda block=block: self._clear(0, block)))
-        for size in self._batch_sizes:
-            for blocks in self._block_counts:
-                jobs.append(
-                    (
-                        f"decode {size} x {sum(self.layout.block_lengths[:blocks])}",
-                        lambda size=size, blocks=blocks: self._try_decode(size, blocks),
-                    )
-                )
-        rows: list[np.ndarray] = []
+            jobs.append((f"clear block {block}", partial(self._clear, 0, block)))
+        for size, blocks in itertools.product(self._batch_sizes, self._block_counts):
+            positions = sum(self.layout.block_lengths[:blocks])
+            what = f"decode {size} users, {positions} positions"
+            jobs.append((what, partial(self._try_decode, size, blocks)))
+        rows: list[NDArray[Any]] = []
         for done, (what, job) in enumerate(jobs):
             progress(done, len(jobs), what)
             logits = job()
@@ -175,13 +175,13 @@ class GraphRunner:
         positions = PrefixPositions(length, 0)
         self._run_prompt(0, [0] * length, length, positions)
 
-    def _try_decode(self, size: int, blocks: int) -> np.ndarray:
+    def _try_decode(self, size: int, blocks: int) -> NDArray[Any]:
         """-> logits of a step in which every row holds the same token: rows that must be equal."""
         rows = self._rows[size]
         results = self._run_decode(
             np.zeros(rows), np.zeros((2, rows)), np.full(size, -1), np.arange(size), blocks
         )
-        logits: np.ndarray = results[2].asnumpy()
+        logits: NDArray[Any] = results[2].asnumpy()
         return logits[:size].copy()
 
     def prefill(self, slot: int, request: Request) -> DeviceResults:
@@ -198,7 +198,7 @@ class GraphRunner:
         return DeviceResults(tokens, finite, logits, [0])
 
     def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
-        """The next token of each request, by slot; rows of the result in the order of `requests`."""
+        """One new token for each request, by slot; result rows in the order of `requests`."""
         size = next(size for size in self._batch_sizes if size >= len(requests))
         everybody = size == self.users
         rows = self._rows[size]
@@ -226,12 +226,12 @@ class GraphRunner:
         order = [row_of[slot] for slot in requests]
         return DeviceResults(tokens[order], finite[order], logits, order)
 
-    def save(self, slot: int, request: Request) -> list[np.ndarray]:
+    def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
         """Copies a slot's keys and values to the host, block by block."""
         blocks = self.layout.blocks_for(len(request))
         return [read_past(self.model, slot, block) for block in range(blocks)]
 
-    def restore(self, slot: int, request: Request, saved: list[np.ndarray]) -> None:
+    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
         """Puts into a slot what `save` copied out of this or another one."""
         for block, past in enumerate(saved):
             self._replace(slot, block, Tensor(past))
@@ -256,7 +256,7 @@ class GraphRunner:
 
     def _run_prompt(
         self, slot: int, token_ids: Sequence[int], length: int, positions: PrefixPositions
-    ) -> tuple[np.ndarray, np.ndarray, Tensor]:
+    ) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
         input_ids = np.zeros(length, np.int32)
         input_ids[: len(token_ids)] = token_ids
         return self._run(
@@ -269,23 +269,23 @@ class GraphRunner:
 
     def _run_decode(
         self,
-        input_ids: np.ndarray,
-        position_ids: np.ndarray,
-        positions: np.ndarray,
-        slots: np.ndarray,
+        input_ids: NDArray[Any],
+        position_ids: NDArray[Any],
+        positions: NDArray[Any],
+        slots: NDArray[Any],
         blocks: int,
-    ) -> tuple[np.ndarray, np.ndarray, Tensor]:
+    ) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
         everybody = len(positions) == self.users
         return self._run(input_ids, position_ids, positions, None if everybody else slots, blocks)
 
     def _run(
         self,
-        input_ids: np.ndarray,
-        position_ids: np.ndarray,
-        positions: np.ndarray,
-        users: Optional[np.ndarray],
+        input_ids: NDArray[Any],
+        position_ids: NDArray[Any],
+        positions: NDArray[Any],
+        users: Optional[NDArray[Any]],
         blocks: int,
-    ) -> tuple[np.ndarray, np.ndarray, Tensor]:
+    ) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
         start = time.perf_counter()
         tokens, finite, logits = self._forward(
             to_tensor(input_ids),
@@ -299,5 +299,5 @@ class GraphRunner:
         return host_tokens, host_finite, logits
 
 
-def to_tensor(values: np.ndarray) -> Tensor:
+def to_tensor(values: NDArray[Any]) -> Tensor:
     return Tensor(values.astype(np.int32), ms.int32)

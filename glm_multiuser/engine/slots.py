@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Hashable, Optional
+from collections.abc import Hashable
+from typing import Optional
 
 
 class Slots:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from glm_multiuser.models.modeling_glm import GLMForMultiUser
@@ -33,7 +34,10 @@ class Forward(nn.Cell):
         user: Optional[User],
         used_blocks: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.model(input_ids, position_ids, positions, user, used_blocks)
+        results: tuple[Tensor, Tensor, Tensor] = self.model(
+            input_ids, position_ids, positions, user, used_blocks
+        )
+        return results
 
 
 class ReplacePast(nn.Cell):
@@ -71,7 +75,7 @@ def zero_past(model: GLMForMultiUser, block: int) -> Tensor:
     return Tensor(np.zeros(shape, ms.dtype_to_nptype(model.numerics.compute_type)))
 
 
-def read_past(model: GLMForMultiUser, user: int, block: int) -> np.ndarray:
+def read_past(model: GLMForMultiUser, user: int, block: int) -> NDArray[Any]:
     """Copies one block of one user's keys and values to the host, shaped as for `ReplacePast`."""
     cell, row = divmod(user, model.layout.users_per_cell)
     parameters: list[Any] = []

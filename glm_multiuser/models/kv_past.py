@@ -68,6 +68,10 @@ class CellLayout:
         return math.ceil(positions / self.block_lengths[0])
 
 
+NO_USERS = CellLayout(users=0, users_per_cell=1, block_lengths=())
+"""Nothing is cached: for training and scoring."""
+
+
 class KVBlock(nn.Cell):
     """Keys and values of one cell's users for one block of positions.
 
@@ -180,7 +184,10 @@ class KVPast(nn.Cell):
     ) -> Tensor:
         done: tuple[Any, ...] = ()
         for number in range(len(key)):
-            done = (*done, self.blocks[first_block + number].replace(rows, key[number], value[number]))
+            done = (
+                *done,
+                self.blocks[first_block + number].replace(rows, key[number], value[number]),
+            )
         return ops.depend(query, done)
 
     def attend(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class TanhGelu(nn.Cell):
         return x * self.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * x * x))
 
 
-def rotary_tables(positions: int, dimensions: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+def rotary_tables(positions: int, dimensions: int, dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Cosines and signed sines of the rotary embedding (Su et al. 2021).
 
     As in the published model, the inverse frequencies are rounded to float16 once, and all
@@ -114,9 +116,9 @@ def rotary_tables(positions: int, dimensions: int, dtype: str) -> tuple[np.ndarr
     """
     exponents = np.arange(0, dimensions, 2, dtype=np.float32) / np.float32(dimensions)
     inverse_frequency = (1.0 / np.power(np.float32(10000.0), exponents)).astype(np.float16)
-    angles = np.outer(
-        np.arange(positions).astype(dtype), inverse_frequency.astype(dtype)
-    ).astype(dtype)
+    angles = np.outer(np.arange(positions).astype(dtype), inverse_frequency.astype(dtype)).astype(
+        dtype
+    )
     cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     return np.concatenate((cosine, cosine), 1), np.concatenate((-sine, sine), 1)
 
@@ -140,11 +142,17 @@ class RotaryEmbedding2D(nn.Cell):
         """Rows for `position_ids` [2, rows] -> cosine, sine `[rows, 1, head_dim]`."""
         rows = position_ids.shape[1]
         cosine = ops.concat(
-            (self.gather(self.cosine, position_ids[0], 0), self.gather(self.cosine, position_ids[1], 0)),
+            (
+                self.gather(self.cosine, position_ids[0], 0),
+                self.gather(self.cosine, position_ids[1], 0),
+            ),
             1,
         )
         sine = ops.concat(
-            (self.gather(self.sine, position_ids[0], 0), self.gather(self.sine, position_ids[1], 0)),
+            (
+                self.gather(self.sine, position_ids[0], 0),
+                self.gather(self.sine, position_ids[1], 0),
+            ),
             1,
         )
         return cosine.reshape(rows, 1, -1), sine.reshape(rows, 1, -1)

@@ -17,7 +17,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.models.attention import MASKED, ScaledSoftmax, SelfAttention
 from glm_multiuser.models.graphs import User
-from glm_multiuser.models.kv_past import CellLayout, KVPast
+from glm_multiuser.models.kv_past import NO_USERS, CellLayout, KVPast
 from glm_multiuser.models.layers import (
     LayerNorm,
     Linear,
@@ -52,7 +52,7 @@ class DeepNormWithGLULayer(nn.Cell):
         layer_number: int,
         numerics: Numerics,
         rotary: RotaryEmbedding2D,
-        layout: Optional[CellLayout],
+        layout: CellLayout,
     ) -> None:
         super().__init__()
         depth = config.deepnorm_layers or config.num_layers
@@ -68,7 +68,7 @@ class DeepNormWithGLULayer(nn.Cell):
         self.mlp = MLP(config, numerics)
         self.set_layout(layout)
 
-    def set_layout(self, layout: Optional[CellLayout]) -> None:
+    def set_layout(self, layout: CellLayout) -> None:
         """Gives every user of `layout` a home of zeros; what was cached before is dropped."""
         self.layout = layout
         self.kv_past = nn.CellList(
@@ -81,7 +81,7 @@ class DeepNormWithGLULayer(nn.Cell):
                     self.softmax,
                     self.numerics.compute_type,
                 )
-                for users in (layout.sizes if layout else ())
+                for users in layout.sizes
             ]
         )
 
@@ -177,7 +177,9 @@ class DeepNormWithGLULayer(nn.Cell):
             context = contexts[0] if len(contexts) == 1 else ops.concat(contexts, 0)
         missing = rows - context.shape[0]
         if missing > 0:
-            context = ops.concat((context, ops.zeros((missing, context.shape[1]), context.dtype)), 0)
+            context = ops.concat(
+                (context, ops.zeros((missing, context.shape[1]), context.dtype)), 0
+            )
         return context
 
 
@@ -193,17 +195,14 @@ def first_rows(x: Tensor, count: int) -> Tensor:
 class GLMModel(nn.Cell):
     """Embedding, layers and final norm."""
 
-    def __init__(
-        self, config: ModelConfig, numerics: Numerics, layout: Optional[CellLayout]
-    ) -> None:
+    def __init__(self, config: ModelConfig, numerics: Numerics, layout: CellLayout) -> None:
         super().__init__()
         self.word_embeddings = nn.Cell()
         self.word_embeddings.embedding_table = Parameter(
             zeros(config.vocab_size, config.hidden_size, dtype=numerics.compute_type),
             name="embedding_table",
         )
-        positions = sum(layout.block_lengths) if layout else config.max_sequence_length
-        self.rotary = RotaryEmbedding2D(config.head_dim, positions + 1, numerics)
+        self.rotary = RotaryEmbedding2D(config.head_dim, config.max_sequence_length + 1, numerics)
         self.layers = nn.CellList(
             [
                 DeepNormWithGLULayer(config, number + 1, numerics, self.rotary, layout)
@@ -238,14 +237,14 @@ class GLMForMultiUser(nn.Cell, StreamChat):
     Args:
         config: the shape of the model.
         numerics: types to compute in; default float32.
-        layout: where each user's keys and values live. None: no cache, for training and scoring.
+        layout: where each user's keys and values live; default: nothing is cached.
     """
 
     def __init__(
         self,
         config: ModelConfig,
         numerics: Optional[Numerics] = None,
-        layout: Optional[CellLayout] = None,
+        layout: CellLayout = NO_USERS,
     ) -> None:
         super().__init__()
         self.config = config
@@ -263,7 +262,7 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         self.gather = ops.Gather()
 
     def set_layout(self, layout: CellLayout) -> None:
-        """Rebuilds every layer's cells; compiled graphs of the old layout must not be used again."""
+        """Rebuilds every layer's cells; graphs of the old layout must not be used again."""
         self.layout = layout
         for layer in self.transformer.layers:
             layer.set_layout(layout)
@@ -321,7 +320,9 @@ class GLMForMultiUser(nn.Cell, StreamChat):
     def home(self, user: User) -> tuple[Any, Tensor]:
         """-> (cell, rows in the cell) of one user, or of several that share the only cell."""
         if len(self.layout.sizes) == 1:
-            rows = ops.reshape(user, (-1,)) if isinstance(user, Tensor) else Tensor([user], ms.int32)
+            rows = (
+                ops.reshape(user, (-1,)) if isinstance(user, Tensor) else Tensor([user], ms.int32)
+            )
             return 0, rows
         per_cell = self.layout.users_per_cell
         if isinstance(user, Tensor):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glm_multiuser.config import ModelConfig
 
@@ -35,9 +37,9 @@ class PrefixPositions:
                 return cls(context_length, ids.index(mask))
         return cls(context_length, max(context_length - 1, 0))
 
-    def ids(self, start: int, stop: int) -> np.ndarray:
+    def ids(self, start: int, stop: int) -> NDArray[Any]:
         """Position ids of tokens `start` to `stop`, int32 [2, stop - start]."""
         index = np.arange(start, stop, dtype=np.int32)
         first = np.where(index < self.context_length, index, self.mask_position)
         second = np.maximum(index - self.context_length + 1, 0)
-        return np.stack((first, second)).astype(np.int32)
+        return np.array((first, second), np.int32)

@@ -14,6 +14,7 @@ from typing import Any, Optional, Union
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
+from numpy.typing import NDArray
 
 from glm_multiuser.config import ModelConfig, prompt_lengths
 from glm_multiuser.device_thread import DEVICE_THREAD
@@ -33,7 +34,7 @@ class StreamChat:
     """What `GLMForMultiUser` offers beside its graph; a mixin, to keep the two apart."""
 
     config: ModelConfig
-    layout: Optional[CellLayout]
+    layout: CellLayout
 
     def _incremental_infer(
         self,
@@ -41,7 +42,7 @@ class StreamChat:
         current_index: int,
         is_first_iteration: bool,
         user: Union[int, Tensor] = 0,
-    ) -> np.ndarray:
+    ) -> NDArray[Any]:
         """One graph call for one user.
 
         Args:
@@ -56,11 +57,13 @@ class StreamChat:
             float32 logits [1, vocab_size] for the next token.
 
         Raises:
-            ConfigError: the model was made without a layout, so it caches nothing.
+            ConfigError: the model was made without users, so it caches nothing.
             PromptTooLongError: the sequence does not fit.
         """
-        if self.layout is None:
-            raise ConfigError("layout is None; make the model with CellLayout.plan(users, ...)")
+        if self.layout.users == 0:
+            raise ConfigError(
+                "layout has 0 users; make the model with layout=CellLayout.plan(users, seq_length)"
+            )
         length, capacity = current_index + 1, self.layout.seq_length
         if length > capacity:
             raise PromptTooLongError(
@@ -68,13 +71,14 @@ class StreamChat:
             )
         token_ids = [int(token_id) for token_id in input_ids[:length]]
         run = self._take_prompt if is_first_iteration else self._take_token
-        layout = self.layout
-        return DEVICE_THREAD.call(lambda: run(token_ids, user, layout))
+        return DEVICE_THREAD.call(lambda: run(token_ids, user, self.layout))
 
     def _take_prompt(
         self, token_ids: list[int], user: Union[int, Tensor], layout: CellLayout
-    ) -> np.ndarray:
-        padded = next(length for length in prompt_lengths(layout.seq_length) if length >= len(token_ids))
+    ) -> NDArray[Any]:
+        padded = next(
+            length for length in prompt_lengths(layout.seq_length) if length >= len(token_ids)
+        )
         positions = PrefixPositions.of(token_ids, self.config)
         logits = self._call(
             np.array(token_ids + [0] * (padded - len(token_ids))),
@@ -84,12 +88,12 @@ class StreamChat:
             0,
         )
         for block in range(layout.blocks_for(padded), len(layout.block_lengths)):
-            self._replace_past()(user, zero_past(self, block), block)
+            self._replace(user, block)
         return logits
 
     def _take_token(
         self, token_ids: list[int], user: Union[int, Tensor], layout: CellLayout
-    ) -> np.ndarray:
+    ) -> NDArray[Any]:
         index = len(token_ids) - 1
         positions = PrefixPositions.of(token_ids, self.config)
         return self._call(
@@ -102,23 +106,22 @@ class StreamChat:
 
     def _call(
         self,
-        input_ids: np.ndarray,
-        position_ids: np.ndarray,
-        positions: np.ndarray,
+        input_ids: NDArray[Any],
+        position_ids: NDArray[Any],
+        positions: NDArray[Any],
         user: Union[int, Tensor],
         used_blocks: int,
-    ) -> np.ndarray:
+    ) -> NDArray[Any]:
         inputs = [Tensor(values, ms.int32) for values in (input_ids, position_ids, positions)]
         model: Any = self
-        logits: np.ndarray = model(*inputs, user, used_blocks)[2].asnumpy()
+        logits: NDArray[Any] = model(*inputs, user, used_blocks)[2].asnumpy()
         return logits.astype(np.float32)
 
-    def _replace_past(self) -> ReplacePast:
+    def _replace(self, user: Union[int, Tensor], block: int) -> None:
+        model: Any = self
         # Not a child of this cell: that would rename its parameters.
-        if "replace_past" not in self.__dict__:
-            self.__dict__["replace_past"] = ReplacePast(self)
-        replace_past: ReplacePast = self.__dict__["replace_past"]
-        return replace_past
+        replace_past = self.__dict__.setdefault("replace_past", ReplacePast(model))
+        replace_past(user, zero_past(model, block), block)
 
     def _stream_chat(
         self,

@@ -1,0 +1,54 @@
+# Every target makes what it needs: `make demo` on a fresh machine with Python 3.9 to 3.11 and make
+# creates .venv, installs into it, and runs. To start over: rm -rf .venv
+
+PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 11) or \
+    sys.exit("MindSpore needs Python 3.9, 3.10 or 3.11, this is %d.%d; try make PYTHON=..." % v)'
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test coverage lint types bench selfcheck clean
+
+help:
+	@echo "make demo       many users at once, each answer compared with the one given alone"
+	@echo "make bench      speed for 1, 2, 4 ... users, as a table, a plot and a line of JSON"
+	@echo "make selfcheck  the stored reference answers, on whatever device is there"
+	@echo "make test       all tests; afterwards \`make coverage\` checks how much they covered"
+	@echo "make lint       ruff"
+	@echo "make types      mypy --strict"
+	@echo "make clean      removes what the other targets left, except .venv"
+
+demo bench selfcheck: $(INSTALLED)
+	@$(BIN)/glm-multiuser $@
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest --cov --cov-report= --durations=10
+
+# Reads what `make test` measured.
+coverage: $(INSTALLED)
+	@$(BIN)/coverage report --include='glm_multiuser/engine/*,glm_multiuser/sampling*' --fail-under=95
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
+
+$(INSTALLED): setup.py pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \
+	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
+	    $(PYTHON) -m venv .venv; }
+	@echo "Installing MindSpore and the rest into .venv (two minutes or more, mostly download) ..."
+	@start=$$(date +%s) && $(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt && \
+	    echo "Installed in $$(($$(date +%s) - start)) s."
+	@touch $@
+
+clean:
+	@rm -rf build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	    rank_[0-9]* kernel_meta
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
