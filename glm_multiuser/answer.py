@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from glm_multiuser.engine.request import End, Event, Request, Token
@@ -109,9 +109,10 @@ class Answer:
     def take(self, event: Event) -> Piece:
         """Takes the next event in; the piece with a finish reason is the last one."""
         if isinstance(event, End):
-            text, _ = self._stop_strings.feed(
-                self._detokenizer.flush() if self._detokenizer else ""
-            )
+            rest = self._detokenizer.flush() if self._detokenizer else ""
+            text, stopped = self._stop_strings.feed(rest)
+            if stopped and event.finish_reason == "length":
+                event = replace(event, finish_reason="stop")
             return self._finish(text + self._stop_strings.flush(), (), event)
         self._tokens.append(event)
         token_id = event.choice.token_id

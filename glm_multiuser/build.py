@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Callable
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor
 
@@ -16,7 +15,7 @@ from glm_multiuser.checkpoint import load_glm
 from glm_multiuser.config import EngineConfig, ModelConfig
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.errors import ConfigError
-from glm_multiuser.models.layers import Numerics
+from glm_multiuser.models.layers import NUMPY_TYPES, Numerics
 from glm_multiuser.models.modeling_glm import GLMForMultiUser
 from glm_multiuser.progress import Progress
 
@@ -60,7 +59,7 @@ def load_weights(folder: Path, model_config: ModelConfig) -> Fill:
 
     def fill(parameters: Mapping[str, Parameter], progress: Progress) -> None:
         wanted = {
-            name: (tuple(parameter.shape), np.dtype(ms.dtype_to_nptype(parameter.dtype)))
+            name: (tuple(parameter.shape), np.dtype(NUMPY_TYPES[parameter.dtype]))
             for name, parameter in parameters.items()
         }
         load_glm(
@@ -84,6 +83,6 @@ def random_weights(seed: int) -> Fill:
             if len(parameter.shape) > 1:
                 values = random.standard_normal(parameter.shape, dtype=np.float32)
                 values *= np.float32(0.02)
-                parameter.set_data(Tensor(values.astype(ms.dtype_to_nptype(parameter.dtype))))
+                parameter.set_data(Tensor(values.astype(NUMPY_TYPES[parameter.dtype])))
 
     return fill

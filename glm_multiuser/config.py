@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -148,28 +148,20 @@ class EngineConfig:
     device_target: str = "CPU"
     device_id: int = 0
 
-    _limits: Mapping[str, tuple[int, int]] = field(
-        default_factory=lambda: {
+    def __post_init__(self) -> None:
+        limits = {
             "users": (1, 1024),
             "seq_length": (8, 1 << 20),
             "max_queue": (0, 1 << 20),
             "max_queue_per_user": (1, 1 << 20),
             "device_id": (0, 1 << 10),
-        },
-        repr=False,
-        compare=False,
-    )
-
-    def __post_init__(self) -> None:
-        for name, (low, high) in self._limits.items():
+        }
+        if self.users_per_cell is not None:
+            limits["users_per_cell"] = (1, self.users)
+        for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ConfigError(f"{name} is {value!r}; it must be between {low} and {high}")
-        if self.users_per_cell is not None and not 1 <= self.users_per_cell <= self.users:
-            raise ConfigError(
-                f"users_per_cell is {self.users_per_cell!r}; it must be between 1 and "
-                f"users ({self.users})"
-            )
         if self.dtype not in (None, "float32", "float16"):
             raise ConfigError(f"dtype is {self.dtype!r}; it must be 'float32' or 'float16'")
         if self.device_target not in ("CPU", "Ascend"):

@@ -35,6 +35,8 @@ class DeviceThread:
             return function()
         future: Future[Result] = Future()
         with self._changed:
+            if self._stopping:
+                raise RuntimeError("the device thread has ended, as this process is about to")
             self._start()
             self._calls.append((future, function))  # type: ignore[arg-type]
             self._changed.notify()
@@ -48,14 +50,19 @@ class DeviceThread:
         self.wake()
 
     def detach(self, stepper: Stepper) -> None:
+        """Forgets `stepper`; harmless if it is not attached."""
         with self._changed:
-            self._steppers.remove(stepper)
+            self._steppers = [other for other in self._steppers if other != stepper]
 
     def wake(self) -> None:
         """Tells the thread that an engine has something to do."""
         with self._changed:
             self._awake = True
             self._changed.notify()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping
 
     def stop(self) -> None:
         """Ends the thread after the current step; for the end of the process."""
@@ -74,22 +81,27 @@ class DeviceThread:
             atexit.register(self.stop)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._calls or self._awake or self._stopping):
-                    self._changed.wait()
-                if self._stopping:
-                    return
-                call = self._calls.popleft() if self._calls else None
-                self._awake = False
-                steppers = list(self._steppers)
-            if call is not None:
-                _complete(*call)
-            more = False
-            for stepper in steppers:
-                more |= stepper()
-            if more:
-                self.wake()
+        while self._turn():
+            pass  # between two turns no variable keeps a model alive
+
+    def _turn(self) -> bool:
+        """At most one call, and one step of every engine; returns whether to go on."""
+        with self._changed:
+            while not (self._calls or self._awake or self._stopping):
+                self._changed.wait()
+            if self._stopping:
+                return False
+            call = self._calls.popleft() if self._calls else None
+            self._awake = False
+            steppers = list(self._steppers)
+        if call is not None:
+            _complete(*call)
+        more = False
+        for stepper in steppers:
+            more |= stepper()
+        if more:
+            self.wake()
+        return True
 
 
 def _complete(future: Future[object], function: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from glm_multiuser.checkpoint import read_generation_defaults
 from glm_multiuser.config import EngineConfig, ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine
-from glm_multiuser.engine.request import Event, Request
+from glm_multiuser.engine.request import Event, Nobody, Request
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.errors import GenerationError, InvalidParameterError, PromptTooLongError
 from glm_multiuser.handle import Handle
@@ -53,10 +53,6 @@ class EngineStats:
     cache_bytes_per_user: int
     batch_invariant: bool
     """Whether a row's logits were bit for bit the same in every compiled batch at start-up."""
-
-
-class Nobody:
-    """Stands for the user of a request that names none; never equal to anybody else."""
 
 
 class MultiUserLLM:
@@ -218,6 +214,7 @@ class MultiUserLLM:
         Raises:
             GenerationError: the request failed. Otherwise as `submit`.
         """
+        history = history or ()
         result = self.submit(query, params, user, history).result()
         if result.finish_reason == "error":
             raise result.error or GenerationError("the request failed")
@@ -278,8 +275,8 @@ class MultiUserLLM:
             raise InvalidParameterError(
                 f"params has {len(each)} entries for {len(all_ids)} prompts; it must have as many"
             )
-        for token_ids in all_ids:
-            self._room(token_ids)
+        for token_ids, one in zip(all_ids, each):
+            self._request(token_ids, one, None, deliver=lambda event: None)  # or it is refused
         handles = [
             self._submit(token_ids, one, None, wait=True) for token_ids, one in zip(all_ids, each)
         ]
@@ -292,12 +289,20 @@ class MultiUserLLM:
 
         Raises:
             ConfigError: `users` out of range.
+            EngineClosedError: the engine is closed.
+            Exception: what MindSpore or `progress` raised, say for want of memory. The engine
+                then goes on with as many slots as before, and no request is lost.
         """
-        config = replace(self.config, users=users)
-        with show_progress(progress) as report:
-            self._engine.resize(users, report)
-        self.config = config
-        self._compiles_when_ready = self._runner.compiles
+        per_cell = self.config.users_per_cell
+        if per_cell is not None and isinstance(users, int):
+            per_cell = max(1, min(per_cell, users))
+        config = replace(self.config, users=users, users_per_cell=per_cell)
+        try:
+            with show_progress(progress) as report:
+                self._engine.resize(users, report)
+            self.config = config
+        finally:
+            self._compiles_when_ready = self._runner.compiles
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's counters; cheap, and possible at any moment."""

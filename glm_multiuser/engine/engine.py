@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
-from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.request import Nobody, Request
 from glm_multiuser.engine.runner import RowResults, Runner
 from glm_multiuser.engine.scheduler import Decode, Prefill, Scheduler, Step
 from glm_multiuser.engine.slots import Slots
@@ -115,11 +115,19 @@ class Engine:
         self._device_thread.wake()
 
     def resize(self, users: int, progress: Progress) -> None:
-        """Changes the number of slots; what runs pauses, keeps its caches, and goes on."""
+        """Changes the number of slots; what runs pauses, keeps its caches, and goes on.
+
+        Raises:
+            EngineClosedError: the engine is closed or closing.
+            Exception: what the device or `progress` raised. The engine is back at its old size
+                and nothing was lost; should even that fail, it closes.
+        """
         self._device_thread.call(lambda: self._resize(users, progress))
 
     def close(self, drain: float) -> None:
         """Takes nothing new, gives what was accepted `drain` seconds to end, cancels the rest."""
+        if self._device_thread.stopped:
+            return  # the process is ending
         with self._lock:
             self._closing = True
             self._lock.notify_all()
@@ -129,10 +137,8 @@ class Engine:
         self._device_thread.wake()
         with self._lock:
             self._lock.wait_for(self._is_empty)
-
-    def detach(self) -> None:
-        """Leaves the device thread; nothing may be running any more."""
-        self._device_thread.call(lambda: self._device_thread.detach(self.step))
+        self._device_thread.detach(self.step)
+        self._device_thread.call(self.runner.close)
 
     def numbers(self) -> tuple[int, int, int]:
         """Busy slots, idle slots and waiting requests."""
@@ -149,7 +155,19 @@ class Engine:
     # Called on the device thread.
 
     def step(self) -> bool:
-        """One turn of the loop; returns whether there was anything to do."""
+        """One turn of the loop; returns whether there was anything to do.
+
+        An error that nothing below expects closes this engine, and leaves the others of the
+        process alone.
+        """
+        try:
+            return self._step()
+        except Exception as error:  # a defect: what it left behind cannot be trusted
+            logger.exception("the engine closes: its step loop failed")
+            self._fail(error)
+            return False
+
+    def _step(self) -> bool:
         start = time.perf_counter()
         self._drop_cancelled()
         with self._lock:
@@ -175,8 +193,8 @@ class Engine:
             choices = _choose(results, list(requests.values()))
         except Exception as error:  # whatever the device or MindSpore throws
             logger.exception("a step with %d requests failed", len(requests))
-            failure = GenerationError(f"the device failed in this request's step: {error}")
             for slot in requests:
+                failure = GenerationError(f"the device failed in this request's step: {error}")
                 self._finish(slot, "error", failure)
             return
         for slot, choice in zip(requests, choices):
@@ -210,7 +228,8 @@ class Engine:
     ) -> None:
         with self._lock:
             # A slot that failed is nobody's: its user starts afresh elsewhere.
-            request = self._scheduler.finish(slot, keep=error is None)
+            nobodys = isinstance(self._scheduler.running[slot].user, Nobody)
+            request = self._scheduler.finish(slot, keep=error is None and not nobodys)
             self._lock.notify_all()
         request.end(finish_reason, error)
 
@@ -228,14 +247,41 @@ class Engine:
             self._finish(slot, "cancelled")
 
     def _resize(self, users: int, progress: Progress) -> None:
-        running = self._scheduler.running
-        for slot, request in running.items():
-            if request.saved_past is None:
-                request.saved_past = self.runner.save(slot, request)
+        if self._closing:
+            raise EngineClosedError("the engine is closed; its size cannot change")
+        running, old_users = self._scheduler.running, self._scheduler.slots.count
+        saved = {slot: self.runner.save(slot, request) for slot, request in running.items()}
+        for slot, past in saved.items():
+            running[slot].saved_past = past
         with self._lock:
             self._scheduler.pause(Slots(users))
-        self.runner.resize(users, progress)
-        self._device_thread.wake()
+        try:
+            self.runner.resize(users, progress)
+        except BaseException:
+            self._go_back(old_users)
+            raise
+        finally:
+            self._device_thread.wake()
+
+    def _go_back(self, users: int) -> None:
+        """After a resize that failed: the old size again, or the end."""
+        with self._lock:
+            self._scheduler.pause(Slots(users))
+        try:
+            self.runner.resize(users, lambda done, total, what: None)
+        except Exception as error:
+            logger.exception("the engine closes: it could not go back to %d users", users)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends every request and closes the engine."""
+        with self._lock:
+            requests = self._accepted()
+            self._scheduler = Scheduler(Slots(self._scheduler.slots.count))
+            self._closing = True
+            self._lock.notify_all()
+        for request in requests:
+            request.end("error", GenerationError(f"the engine failed and is closed: {error}"))
 
 
 def _choose(results: RowResults, requests: Sequence[Request]) -> list[Optional[Choice]]:

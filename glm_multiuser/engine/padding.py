@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser.models.layers import Linear
 
-TRIES = 12
+TRIES = 16
 """Heights to try above a batch size; tiles are lower than this."""
 
 

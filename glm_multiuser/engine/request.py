@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Hashable, Sequence
@@ -11,6 +12,8 @@ from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling import Choice, RowSampler, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 _numbers = itertools.count()
 
@@ -48,6 +51,10 @@ class End:
 Event = Union[Token, End]
 
 
+class Nobody:
+    """The user of a request that names none: equal to nobody else, and no slot is kept for it."""
+
+
 class Request:
     """What the engine knows about one request.
 
@@ -58,7 +65,8 @@ class Request:
         stop_token_ids: the model's own; ignored with `ignore_eos`.
         limit: the most tokens that the sequence length leaves room for.
         vocab_size: of the model.
-        deliver: takes each event; called on the device thread, so it must not block.
+        deliver: takes each event; called on the device thread, so it must not block. If it
+            raises, nobody is there any more, and the request is cancelled.
     """
 
     def __init__(
@@ -110,7 +118,7 @@ class Request:
         """Takes the next token in and hands it out; returns the finish reason if it is the last."""
         self.sampler.accept(choice.token_id)
         self.output_token_ids.append(choice.token_id)
-        self._deliver(Token(choice, self._elapsed()))
+        self._hand_over(Token(choice, self._elapsed()))
         enough = len(self.output_token_ids) >= self.params.min_tokens
         if choice.token_id in self.stop_token_ids and enough:
             return "stop"
@@ -120,7 +128,14 @@ class Request:
 
     def end(self, finish_reason: str, error: Optional[GLMMultiUserError] = None) -> None:
         elapsed = self._elapsed()
-        self._deliver(End(finish_reason, error, self.queued_seconds or elapsed, elapsed))
+        self._hand_over(End(finish_reason, error, self.queued_seconds or elapsed, elapsed))
+
+    def _hand_over(self, event: Event) -> None:
+        try:
+            self._deliver(event)
+        except Exception:
+            logger.exception("request %d is cancelled: its receiver failed", self.number)
+            self.cancel()
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._submitted

@@ -58,6 +58,8 @@ class Runner(Protocol):
 
     def resize(self, users: int, progress: Progress) -> None: ...
 
+    def close(self) -> None: ...
+
     @property
     def compiles(self) -> int: ...
 
@@ -121,10 +123,10 @@ class GraphRunner:
             None if self.engine.users_per_cell is None else min(self.engine.users_per_cell, users),
         )
         self.model.set_layout(self.layout)
-        self._forward, self._replace_past = Forward(self.model), ReplacePast(self.model)
-        self._zeros = [
-            zero_past(self.model, block) for block in range(len(self.layout.block_lengths))
-        ]
+        self._forward: Any = Forward(self.model)
+        self._replace_past: Any = ReplacePast(self.model)
+        zeros = {length: zero_past(self.model, length) for length in set(self.layout.block_lengths)}
+        self._zeros = [zeros[length] for length in self.layout.block_lengths]
         self._prompt_lengths = prompt_lengths(self.engine.seq_length)
         self._block_counts = block_counts(len(self.layout.block_lengths))
         self._batch_sizes = batch_sizes(self.layout)
@@ -135,8 +137,8 @@ class GraphRunner:
     @property
     def compiles(self) -> int:
         """Graphs compiled so far."""
-        live = len(self._forward.compile_cache) + len(self._replace_past.compile_cache)
-        return self._retired_compiles + live
+        entries = [entry for entry in (self._forward, self._replace_past) if entry is not None]
+        return self._retired_compiles + sum(len(entry.compile_cache) for entry in entries)
 
     @property
     def cache_bytes_per_user(self) -> int:
@@ -190,11 +192,11 @@ class GraphRunner:
         length = next(size for size in self._prompt_lengths if size >= len(token_ids))
         positions = PrefixPositions.of(token_ids, self.model.config)
         self._positions[slot] = positions
-        tokens, finite, logits = self._run_prompt(slot, token_ids, length, positions)
         replaced = self.layout.blocks_for(length)
-        for block in range(replaced, self._written_blocks[slot]):
-            self._clear(slot, block)
-        self._written_blocks[slot] = replaced
+        # Before the graph runs, so that a device error cannot leave unknown memory behind.
+        self._written_blocks[slot] = max(self._written_blocks[slot], replaced)
+        tokens, finite, logits = self._run_prompt(slot, token_ids, length, positions)
+        self._clear_behind(slot, replaced)
         return DeviceResults(tokens, finite, logits, [0])
 
     def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
@@ -233,20 +235,29 @@ class GraphRunner:
 
     def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
         """Puts into a slot what `save` copied out of this or another one."""
+        self._written_blocks[slot] = max(self._written_blocks[slot], len(saved))
         for block, past in enumerate(saved):
             self._replace(slot, block, Tensor(past))
-        for block in range(len(saved), self._written_blocks[slot]):
-            self._clear(slot, block)
-        self._written_blocks[slot] = len(saved)
+        self._clear_behind(slot, len(saved))
         self._positions[slot] = PrefixPositions.of(request.prompt_token_ids, self.model.config)
 
     def resize(self, users: int, progress: Progress) -> None:
         """Lays the caches out for another number of users; what they held is gone."""
-        self._retired_compiles = self.compiles
-        del self._forward, self._replace_past
-        gc.collect()  # graphs and caches go before their successors come
+        self.close()  # the old graphs go before their successors come
         self._lay_out(users)
         self.compile(progress)
+
+    def close(self) -> None:
+        """Lets go of the graphs; what frees them is a call to MindSpore too."""
+        self._retired_compiles = self.compiles
+        self._forward = self._replace_past = None
+        gc.collect()
+
+    def _clear_behind(self, slot: int, blocks: int) -> None:
+        """Makes what an earlier user wrote behind the first `blocks` new memory."""
+        for block in range(blocks, self._written_blocks[slot]):
+            self._clear(slot, block)
+        self._written_blocks[slot] = blocks
 
     def _clear(self, slot: int, block: int) -> None:
         self._replace(slot, block, self._zeros[block])

@@ -64,9 +64,8 @@ class Scheduler:
 
     def finish(self, slot: int, keep: bool = True) -> Request:
         """The request in `slot` has ended; `keep` leaves the slot to its user."""
-        request = self.running.pop(slot)
-        self.slots.release(request.user, keep)
-        return request
+        self.slots.release(self.running[slot].user, keep)
+        return self.running.pop(slot)
 
     def pause(self, slots: Slots) -> list[tuple[int, Request]]:
         """Puts everything that runs in front of the queue and starts over with other slots.

@@ -70,7 +70,7 @@ class SelfAttention(nn.Cell):
 
         Args:
             query: `[prompts, heads, t, head_dim]`, scaled; `key` and `value` likewise.
-            mask: `[prompts or 1, 1, t, t]`, 0 or `MASKED`.
+            mask: 0 or `MASKED`, broadcast to `[prompts, heads, t, t]`.
 
         Returns:
             `[prompts * t, hidden_size]`.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
+
+from glm_multiuser.models.layers import NUMPY_TYPES
 
 if TYPE_CHECKING:
     from glm_multiuser.models.modeling_glm import GLMForMultiUser
@@ -62,17 +63,17 @@ class ReplacePast(nn.Cell):
         return done
 
 
-def zero_past(model: GLMForMultiUser, block: int) -> Tensor:
-    """What new memory looks like, for `ReplacePast`."""
-    config, layout = model.config, model.layout
+def zero_past(model: GLMForMultiUser, positions: int) -> Tensor:
+    """What a block of so many positions of new memory looks like, for `ReplacePast`."""
+    config = model.config
     shape = (
         2 * config.num_layers,
         1,
         config.num_attention_heads,
-        layout.block_lengths[block],
+        positions,
         config.head_dim,
     )
-    return Tensor(np.zeros(shape, ms.dtype_to_nptype(model.numerics.compute_type)))
+    return Tensor(np.zeros(shape, NUMPY_TYPES[model.numerics.compute_type]))
 
 
 def read_past(model: GLMForMultiUser, user: int, block: int) -> NDArray[Any]:

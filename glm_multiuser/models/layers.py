@@ -10,6 +10,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
+NUMPY_TYPES = {ms.float32: np.float32, ms.float16: np.float16}
+"""The types that a model computes in, for arrays on the host."""
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -41,7 +44,7 @@ class Numerics:
 
 
 def zeros(*shape: int, dtype: ms.dtype.Type) -> Tensor:
-    return Tensor(np.zeros(shape, ms.dtype_to_nptype(dtype)))
+    return Tensor(np.zeros(shape, NUMPY_TYPES[dtype]))
 
 
 class Linear(nn.Cell):
@@ -94,9 +97,13 @@ class TanhGelu(nn.Cell):
     def __init__(self) -> None:
         super().__init__()
         self.sigmoid = ops.Sigmoid()
+        self.maximum = ops.Maximum()
 
     def construct(self, x: Tensor) -> Tensor:
-        return x * self.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * x * x))
+        # On CPU one NaN changes how the sigmoid rounds everything else, other users' rows too.
+        # The maximum keeps it out; below -90 the sigmoid is 0 anyway, and x itself is still NaN.
+        twice = 1.5957691216057308 * x * (1.0 + 0.044715 * x * x)
+        return x * self.sigmoid(self.maximum(twice, -90.0))
 
 
 def rotary_tables(positions: int, dimensions: int, dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:

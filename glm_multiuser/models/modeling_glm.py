@@ -98,7 +98,7 @@ class DeepNormWithGLULayer(nn.Cell):
         Args:
             hidden: rows of one or more whole prompts, or one new token of each user.
             angles: rotary cosines and sines of the rows.
-            mask: for prompts, `[prompts or 1, 1, t, t]`; None for new tokens.
+            mask: for prompts, broadcast to `[prompts, heads, t, t]`; None for new tokens.
             user: (cell, rows in the cell) whose keys and values these are. None: for new tokens
                 every user in order; for prompts nobody, nothing is cached.
             step: for new tokens, what `GLMForMultiUser.decode_step` made; for a prompt, bool
@@ -330,22 +330,22 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         return user // per_cell, Tensor([user % per_cell], ms.int32)
 
     def prompt_mask(self, length: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`positions` (context length, prompt length) -> mask [1, 1, t, t], real [1, 1, t, 1]."""
+        """`positions` (context length, length) -> mask [1, heads, t, t], real [1, 1, t, 1].
+
+        The mask has all heads, though they are alike: adding it to scores of another shape would
+        cost a copy of both in every layer.
+        """
         columns = self.columns[:length]
         rows = columns.reshape(1, 1, length, 1)
-        visible = ops.logical_or(columns <= rows, columns < positions[0])
-        mask = ops.select(
-            visible,
-            ops.zeros(visible.shape, self.softmax_type),
-            ops.full(visible.shape, MASKED, dtype=self.softmax_type),
-        )
-        return mask, rows < positions[1]
+        unseen = ops.logical_and(columns > rows, columns >= positions[0])
+        mask = ops.cast(unseen, self.softmax_type) * MASKED
+        return ops.broadcast_to(mask, (1, self.heads, length, length)), rows < positions[1]
 
     def decode_step(self, positions: Tensor, home: Any, used_blocks: int) -> tuple[Any, ...]:
         """What all layers need to write and read the caches, made once per step.
 
         -> for each cell: (for each used block: (index int32 [n * heads, 3], inside bool
-        [n * heads, 1])), mask [n, 1, 1, used positions].
+        [n * heads, 1])), mask [n, heads, 1, used positions].
         """
         steps: tuple[Any, ...] = ()
         if home is not None:
@@ -375,5 +375,6 @@ class GLMForMultiUser(nn.Cell, StreamChat):
             writes = (*writes, (index, inside.reshape(-1, 1)))
             first = first + length
         columns = self.columns[:first].reshape(1, 1, 1, first)
-        hidden = columns > positions.reshape(-1, 1, 1, 1)
-        return writes, ops.cast(hidden, self.softmax_type) * MASKED
+        unseen = columns > positions.reshape(-1, 1, 1, 1)
+        mask = ops.cast(unseen, self.softmax_type) * MASKED
+        return writes, ops.broadcast_to(mask, (mask.shape[0], self.heads, 1, first))

@@ -121,7 +121,7 @@ class StreamChat:
         model: Any = self
         # Not a child of this cell: that would rename its parameters.
         replace_past = self.__dict__.setdefault("replace_past", ReplacePast(model))
-        replace_past(user, zero_past(model, block), block)
+        replace_past(user, zero_past(model, self.layout.block_lengths[block]), block)
 
     def _stream_chat(
         self,
