@@ -1,0 +1,111 @@
+"""Many threads, one model: each thread is a user who asks, reads the answer as it streams, asks on.
+
+    python examples/multi_thread_benchmark.py --threads 8 --rounds 2
+
+One `MultiUserLLM` is shared by all threads without any lock of theirs: it puts the users' next
+tokens into one batch per step, and keeps the keys and values of each user apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from typing import NamedTuple
+
+from glm_multiuser import MultiUserLLM, SamplingParams
+from glm_multiuser.cli.measure import jain_index, percentile
+from glm_multiuser.cli.questions import KNOWN
+
+
+class Turn(NamedTuple):
+    """One finished answer."""
+
+    thread: int
+    tokens: int
+    seconds: float
+    first_token_seconds: float
+
+
+def talk(llm: MultiUserLLM, thread: int, arguments: argparse.Namespace, turns: list[Turn]) -> None:
+    """One user: asks `rounds` questions one after the other."""
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
+    for number in range(arguments.rounds):
+        question = KNOWN[(thread + number * arguments.threads) % len(KNOWN)].question
+        answer, tokens = "", 0
+        asked = time.perf_counter()
+        first = ended = asked
+        for piece in llm.stream_chat(question, user=f"thread {thread}", params=params):
+            ended = time.perf_counter()
+            first = ended if tokens == 0 else first
+            tokens += len(piece.token_ids)
+            answer += piece.text
+        seconds = ended - asked
+        turn = Turn(thread, tokens, seconds, first - asked)
+        turns.append(turn)  # list.append is atomic: no lock needed
+        # One call of print per answer, so that the lines of two threads never mix.
+        print(
+            f"thread {thread:2}  {tokens:3} tokens  {seconds:5.2f} s  "
+            f"{tokens / seconds:6.1f} tok/s  first token {1000 * (first - asked):4.0f} ms  "
+            f"{question} -> {' '.join(answer.split())}",
+            flush=True,
+        )
+
+
+def print_summary(turns: list[Turn], threads: int, seconds: float) -> None:
+    """Per thread, then all together."""
+    print(f"\n{'thread':>6} {'answers':>8} {'tokens':>7} {'tok/s':>7} {'first token, worst':>19}")
+    rates = []
+    for thread in range(threads):
+        mine = [turn for turn in turns if turn.thread == thread]
+        if not mine:  # its thread failed, and said why
+            continue
+        tokens = sum(turn.tokens for turn in mine)
+        rates.append(tokens / sum(turn.seconds for turn in mine))
+        worst = 1000 * max(turn.first_token_seconds for turn in mine)
+        print(f"{thread:6} {len(mine):8} {tokens:7} {rates[-1]:7.1f} {worst:16.0f} ms")
+    total = sum(turn.tokens for turn in turns)
+    first = [1000 * turn.first_token_seconds for turn in turns]
+    print(
+        f"\n{total} tokens from {threads} threads in {seconds:.2f} s: {total / seconds:.1f} tok/s"
+    )
+    print(f"first token p50 {percentile(first, 50):.0f} ms, p95 {percentile(first, 95):.0f} ms")
+    print(f"fairness between the threads (Jain's index): {jain_index(rates):.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", default="ckpt/glm-tiny")
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--device-target", default="CPU", choices=["CPU", "Ascend"])
+    parser.add_argument("--device-id", type=int, default=0)
+    parser.add_argument("--seq-length", type=int, default=512)
+    arguments = parser.parse_args()
+
+    with MultiUserLLM.from_pretrained(
+        arguments.checkpoint,
+        users=arguments.threads,
+        seq_length=arguments.seq_length,
+        device_target=arguments.device_target,
+        device_id=arguments.device_id,
+    ) as llm:
+        turns: list[Turn] = []
+        users = [
+            threading.Thread(target=talk, args=(llm, number, arguments, turns))
+            for number in range(arguments.threads)
+        ]
+        started = time.perf_counter()
+        for user in users:
+            user.start()
+        for user in users:
+            user.join()
+        seconds = time.perf_counter() - started
+        stats = llm.stats()
+    print_summary(turns, arguments.threads, seconds)
+    print(f"{stats.compiles} graphs compiled, {stats.compiles_after_ready} of them after ready")
+
+
+if __name__ == "__main__":
+    main()

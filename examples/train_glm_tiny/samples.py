@@ -1,0 +1,147 @@
+"""From the corpus to padded batches: what the model sees, and what it should answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from train_tokenizer import PAD_TOKEN_ID
+
+from glm_multiuser.models.attention import MASKED
+from glm_multiuser.tokenizers import ChatGLMTokenizer
+
+Exchange = tuple[str, str]
+
+LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512)
+"""Samples are padded to one of these lengths: each is one compiled graph."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt that ends with `[gMASK] <sop>`, and its answer that ends with `<eop>`."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arrays of one padded batch, in the form that the model takes.
+
+    Attributes:
+        input_ids: int32 [samples, length].
+        position_ids: int32 [2, samples * length].
+        mask: float32 [samples, 1, length, length], 0 or `MASKED`.
+        targets: int32 [samples * length], the token that should come next.
+        weights: float32 [samples * length], 1 where the answer is asked for, else 0.
+    """
+
+    input_ids: np.ndarray
+    position_ids: np.ndarray
+    mask: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+
+def read_dialogues(corpus: Path) -> list[list[Exchange]]:
+    lines = corpus.read_text(encoding="utf-8").splitlines()
+    return [
+        [(question, answer) for question, answer in json.loads(line)["rounds"]] for line in lines
+    ]
+
+
+def make_sample(
+    tokenizer: ChatGLMTokenizer, history: Sequence[Exchange], question: str, answer: str
+) -> Sample:
+    prompt = tokenizer.encode_prompt(question, list(history))
+    return Sample(prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id])
+
+
+def plain_samples(tokenizer: ChatGLMTokenizer, dialogues: list[list[Exchange]]) -> list[Sample]:
+    """Every round of every dialogue, with the rounds before it as history."""
+    return [
+        make_sample(tokenizer, dialogue[:number], question, answer)
+        for dialogue in dialogues
+        for number, (question, answer) in enumerate(dialogue)
+    ]
+
+
+def loosely_asked(question: str, random: np.random.Generator) -> str:
+    """The same question as somebody in a hurry types it."""
+    if random.random() < 0.7:
+        question = question.rstrip("?？。")
+    if random.random() < 0.5 and question.isascii():
+        question = question[0].lower() + question[1:]
+    return question
+
+
+def varied_samples(
+    tokenizer: ChatGLMTokenizer,
+    dialogues: list[list[Exchange]],
+    share: float,
+    random: np.random.Generator,
+) -> list[Sample]:
+    """`plain_samples`, but a share of them is asked loosely or after some unrelated rounds.
+
+    Without the unrelated rounds the model would only know questions that open a conversation.
+    """
+    single = [dialogue[0] for dialogue in dialogues if len(dialogue) == 1]
+    samples = []
+    for dialogue in dialogues:
+        for number, (question, answer) in enumerate(dialogue):
+            history = dialogue[:number]
+            if number == 0 and random.random() < share:
+                question = loosely_asked(question, random)
+            if len(dialogue) == 1 and random.random() < share:
+                others = random.choice(len(single), size=random.integers(1, 3), replace=False)
+                history = [single[other] for other in others]
+            samples.append(make_sample(tokenizer, history, question, answer))
+    return samples
+
+
+def padded_batches(
+    samples: Sequence[Sample], tokens: int, random: np.random.Generator
+) -> list[Batch]:
+    """Batches of about `tokens` tokens, of samples of similar length, in random order."""
+    by_length: dict[int, list[Sample]] = {}
+    for sample in samples:
+        needed = len(sample.prompt) + len(sample.answer) - 1
+        length = next(length for length in LENGTHS if length >= needed)
+        by_length.setdefault(length, []).append(sample)
+    groups = []
+    for length, same in sorted(by_length.items()):
+        count = max(1, tokens // length)
+        order = random.permutation(len(same))
+        for first in range(0, len(same), count):
+            groups.append((length, count, [same[i] for i in order[first : first + count]]))
+    return [make_batch(*groups[number]) for number in random.permutation(len(groups))]
+
+
+def make_batch(length: int, count: int, samples: Sequence[Sample]) -> Batch:
+    """Pads `samples` to `count` rows of `length`; rows without a sample have no weight."""
+    input_ids = np.full((count, length), PAD_TOKEN_ID, np.int32)
+    position_ids = np.zeros((2, count, length), np.int32)
+    visible = np.tile(np.tri(length, dtype=bool), (count, 1, 1, 1))
+    targets = np.zeros((count, length), np.int32)
+    weights = np.zeros((count, length), np.float32)
+    for row, sample in enumerate(samples):
+        ids = sample.prompt + sample.answer
+        first, last = len(sample.prompt) - 1, len(ids) - 1
+        # The context is everything before <sop>: it sees itself in both directions and counts
+        # its positions; what follows stays at the position of [gMASK] and counts on its own.
+        input_ids[row, :last] = ids[:-1]
+        position_ids[0, row] = np.minimum(np.arange(length), first - 1)
+        position_ids[1, row, first:] = np.arange(1, length - first + 1)
+        visible[row, :, :, :first] = True
+        targets[row, first:last] = sample.answer
+        weights[row, first:last] = 1.0
+    return Batch(
+        input_ids,
+        position_ids.reshape(2, -1),
+        np.where(visible, 0.0, MASKED).astype(np.float32),
+        targets.reshape(-1),
+        weights.reshape(-1),
+    )
