@@ -1,0 +1,106 @@
+"""Users that ask at once, each in a thread of their own, and the same users asking alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from glm_multiuser.llm import MultiUserLLM
+    from glm_multiuser.sampling import SamplingParams
+
+
+@dataclass
+class Answer:
+    """What one user asked and has received so far; written by one thread, read by any."""
+
+    user: str
+    question: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: Optional[str] = None
+    error: Optional[str] = None
+    asked_at: Optional[float] = None
+    first_token_at: Optional[float] = None
+    last_token_at: Optional[float] = None
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def first_token_seconds(self) -> Optional[float]:
+        if self.asked_at is None or self.first_token_at is None:
+            return None
+        return self.first_token_at - self.asked_at
+
+    @property
+    def tokens_per_second(self) -> float:
+        """From asking to the latest token: waiting and prefill are part of what a user feels."""
+        if self.asked_at is None or self.last_token_at is None:
+            return 0.0
+        return len(self.token_ids) / max(self.last_token_at - self.asked_at, 1e-9)
+
+
+def ask(llm: MultiUserLLM, answer: Answer, params: SamplingParams) -> None:
+    """Streams the answer to one question; a failure is kept in the answer, not raised."""
+    answer.asked_at = time.perf_counter()
+    try:
+        for piece in llm.stream_chat(answer.question, user=answer.user, params=params):
+            if piece.token_ids:
+                answer.last_token_at = time.perf_counter()
+                if answer.first_token_at is None:
+                    answer.first_token_at = answer.last_token_at
+                answer.token_ids.extend(piece.token_ids)
+            answer.text += piece.text
+            answer.finish_reason = piece.finish_reason
+    except Exception as error:  # one user's failure belongs in that user's pane
+        answer.error = f"{type(error).__name__}: {error}"
+
+
+def start_asking(
+    llm: MultiUserLLM, answers: Sequence[Answer], params: SamplingParams
+) -> list[threading.Thread]:
+    """One thread per answer, all started; join them to have all answers."""
+    threads = [
+        threading.Thread(target=ask, args=(llm, answer, params), name=answer.user, daemon=True)
+        for answer in answers
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def ask_together(
+    llm: MultiUserLLM, answers: Sequence[Answer], params: SamplingParams
+) -> Sequence[Answer]:
+    """All questions at once; returns when every one has its answer."""
+    for thread in start_asking(llm, answers, params):
+        thread.join()
+    return answers
+
+
+def ask_alone(llm: MultiUserLLM, asked: Answer, params: SamplingParams) -> Answer:
+    """The same user and question while nobody else asks."""
+    alone = Answer(asked.user, asked.question)
+    ask(llm, alone, params)
+    return alone
+
+
+def same(first: Answer, second: Answer) -> bool:
+    """Token for token, and both came to their own end."""
+    return (
+        first.finish_reason in ("stop", "length")
+        and first.finish_reason == second.finish_reason
+        and first.token_ids == second.token_ids
+    )
+
+
+def wall_seconds(answers: Sequence[Answer]) -> float:
+    """From the first question to the last token."""
+    asked = [answer.asked_at for answer in answers if answer.asked_at is not None]
+    ended = [answer.last_token_at for answer in answers if answer.last_token_at is not None]
+    return max(ended) - min(asked) if asked and ended else 0.0

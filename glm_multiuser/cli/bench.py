@@ -1,0 +1,172 @@
+"""`glm-multiuser bench`: throughput and latency at several numbers of users."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from glm_multiuser.cli import loading, screen
+from glm_multiuser.cli.bench_plot import plot_runs
+from glm_multiuser.cli.bench_report import print_conditions, table_of
+from glm_multiuser.cli.bench_run import RunSettings, users_text
+from glm_multiuser.cli.conditions import machine, workload
+from glm_multiuser.errors import ConfigError, GLMMultiUserError
+
+
+def command(
+    checkpoint: Annotated[
+        Optional[Path], typer.Option(help="Measure this folder instead of random weights.")
+    ] = None,
+    hidden: Annotated[int, typer.Option(help="Random weights: hidden size.")] = 1024,
+    layers: Annotated[int, typer.Option(help="Random weights: layers.")] = 12,
+    inner: Annotated[int, typer.Option(help="Random weights: inner size of the MLP.")] = 4096,
+    heads: Annotated[int, typer.Option(help="Random weights: attention heads.")] = 16,
+    vocab: Annotated[int, typer.Option(min=32, help="Random weights: vocabulary.")] = 16384,
+    users: Annotated[str, typer.Option(help="Numbers of users, one run each.")] = "1,2,4,8,16,32",
+    seq_length: loading.SeqLength = 256,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of every prompt.")] = 16,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Length of every answer.")] = 128,
+    repeat: Annotated[int, typer.Option(min=1, help="Measured rounds of each run.")] = 1,
+    plot: Annotated[Path, typer.Option(help="Write the picture here.")] = Path("bench.png"),
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no picture.")] = False,
+    json_file: Annotated[
+        Optional[Path], typer.Option("--json", help="Write the last line also here.")
+    ] = None,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant/--no-batch-invariant",
+            help="Same answers at every number of users, or the fewest rows per step.",
+        ),
+    ] = True,
+    dtype: Annotated[
+        Optional[str],
+        typer.Option(help="float32 or float16.", show_default="the device's own"),
+    ] = None,
+    device_target: loading.DeviceTarget = "CPU",
+    device_id: loading.DeviceId = 0,
+) -> None:
+    """Measure throughput and latency at several numbers of users.
+
+    Each number runs in a process of its own, so that start-up times and peak memory are its own.
+    N threads, each one user, submit random prompts of a fixed length at once through the public
+    API; decoding is greedy, the end-of-sequence id is ignored, a first round is thrown away. What
+    each figure means stands at the head of glm_multiuser/cli/measure.py. The last line of stdout is
+    one JSON object.
+    """
+    numbers = parse_users(users)
+    options = {
+        "batch_invariant": batch_invariant,
+        "dtype": dtype,
+        "device_target": device_target,
+        "device_id": device_id,
+    }
+    folder = str(loading.find_checkpoint(checkpoint)) if checkpoint is not None else None
+    all_settings = [
+        RunSettings(
+            users=number,
+            seq_length=seq_length,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            repeat=repeat,
+            checkpoint=folder,
+            shape={} if folder else random_shape(hidden, layers, inner, heads, vocab),
+            options=options,
+        )
+        for number in numbers
+    ]
+    conditions = {**machine(), **workload(all_settings[0])}
+    console = screen.wide_output(120)
+    print_conditions(console, conditions)
+    runs, failed = run_all(all_settings)
+    console.print(table_of(runs))
+    if runs and not no_plot:
+        plot_runs(runs, conditions, plot)
+        screen.notice(f"plot written to {plot}")
+    line = json.dumps({"conditions": conditions, "runs": runs})
+    if json_file is not None:
+        json_file.write_text(line + "\n", encoding="utf-8")
+    typer.echo(line)
+    if failed:
+        raise typer.Exit(1)
+
+
+def parse_users(text: str) -> list[int]:
+    """ "1,2,4" as numbers.
+
+    Raises:
+        ConfigError: not whole numbers of at least 1.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise ConfigError(f"users is {text!r}; it must be numbers of at least 1, as in 1,2,4")
+    return numbers
+
+
+def random_shape(hidden: int, layers: int, inner: int, heads: int, vocab: int) -> dict[str, int]:
+    """The fields of a `ModelConfig`, with the special ids at the end of the vocabulary."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_attention_heads": heads,
+        "inner_hidden_size": inner,
+        "mask_token_id": vocab - 5,
+        "gmask_token_id": vocab - 4,
+        "bos_token_id": vocab - 2,
+        "eos_token_id": vocab - 1,
+    }
+
+
+def run_all(all_settings: Sequence[RunSettings]) -> tuple[list[dict[str, Any]], bool]:
+    """Every run in turn; one that fails is reported and left out, the others still count."""
+    runs = []
+    failed = False
+    for settings in all_settings:
+        started = time.perf_counter()
+        screen.notice(f"{users_text(settings.users)}: starting an engine and measuring ...")
+        try:
+            runs.append(run_in_child(settings))
+        except GLMMultiUserError as error:
+            screen.print_error(error)
+            failed = True
+            continue
+        seconds = time.perf_counter() - started
+        screen.notice(
+            f"{users_text(settings.users)}: {runs[-1]['tok_s']:.1f} tok/s ({seconds:.0f} s)"
+        )
+    return runs, failed
+
+
+def run_in_child(settings: RunSettings) -> dict[str, Any]:
+    """One run in a fresh process; its stderr, with the progress bars, is ours.
+
+    Raises:
+        GLMMultiUserError: the run failed or its process died.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", "glm_multiuser.cli.bench_worker"],
+        input=json.dumps(asdict(settings)),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines = child.stdout.strip().splitlines()
+    try:
+        result = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        result = {}
+    if child.returncode or "users" not in result:
+        reason = result.get("error", f"its process ended with code {child.returncode}")
+        raise GLMMultiUserError(f"{users_text(settings.users)}: {reason}")
+    return dict(result)

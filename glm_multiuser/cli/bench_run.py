@@ -1,0 +1,85 @@
+"""One run of the benchmark: one number of users on one engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+from glm_multiuser.cli import loading, measure, screen
+from glm_multiuser.config import ModelConfig
+from glm_multiuser.errors import ConfigError
+
+if TYPE_CHECKING:
+    from glm_multiuser.llm import MultiUserLLM
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What one run measures; either a `checkpoint` folder or a `shape` with random weights."""
+
+    users: int
+    seq_length: int
+    prompt_tokens: int
+    new_tokens: int
+    repeat: int = 1
+    checkpoint: Optional[str] = None
+    shape: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 3:
+            raise ConfigError(
+                f"prompt-tokens is {self.prompt_tokens}; the two special ids that end a prompt "
+                "need at least 3"
+            )
+        if self.prompt_tokens + self.new_tokens > self.seq_length:
+            raise ConfigError(
+                f"prompt-tokens {self.prompt_tokens} + new-tokens {self.new_tokens} is more than "
+                f"seq-length {self.seq_length}"
+            )
+
+    def model_config(self) -> ModelConfig:
+        if self.checkpoint is not None:
+            return ModelConfig.from_folder(Path(self.checkpoint))
+        return ModelConfig(**self.shape)
+
+
+def users_text(users: int) -> str:
+    return "1 user" if users == 1 else f"{users} users"
+
+
+def open_engine(settings: RunSettings) -> MultiUserLLM:
+    """The engine that a run measures."""
+    options = {
+        "users": settings.users,
+        "seq_length": settings.seq_length,
+        "max_queue": max(64, settings.users),
+        **settings.options,
+    }
+    if settings.checkpoint is not None:
+        return loading.llm_class().from_pretrained(settings.checkpoint, **options)
+    return loading.llm_class().from_config(settings.model_config(), seed=0, **options)
+
+
+def run(settings: RunSettings) -> dict[str, Any]:
+    """Opens the engine, measures it, closes it."""
+    config = settings.model_config()
+    prompts = measure.random_prompts(
+        settings.users,
+        settings.prompt_tokens,
+        config.vocab_size,
+        ending=(config.gmask_token_id, config.bos_token_id),
+    )
+    with open_engine(settings) as llm, screen.progress_bar() as bar:
+        total = settings.users * settings.new_tokens * settings.repeat
+        task = bar.add_task(f"{users_text(settings.users)}: tokens", total=total)
+        result = measure.measure(
+            llm,
+            settings.users,
+            prompts,
+            settings.new_tokens,
+            settings.repeat,
+            on_progress=lambda tokens: bar.update(task, completed=tokens),
+        )
+    return {**result, "peak_rss_mb": round(measure.peak_rss_mb(), 1)}

@@ -1,0 +1,31 @@
+"""Runs one measurement in a process of its own: `python -m glm_multiuser.cli.bench_worker`.
+
+A process never gives its peak memory back, and only a fresh one shows a true start-up time. Reads
+one JSON object (the fields of `RunSettings`) from stdin; the last line that it prints is another:
+the run, or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from glm_multiuser.cli.bench_run import RunSettings, run
+from glm_multiuser.cli.interrupts import keep_ctrl_c
+from glm_multiuser.errors import GLMMultiUserError
+
+
+def main() -> int:
+    """The exit code: 0, or 2 after an error."""
+    try:
+        result = run(RunSettings(**json.load(sys.stdin)))
+    except GLMMultiUserError as error:
+        print(json.dumps({"error": str(error)}))
+        return 2
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    keep_ctrl_c()
+    sys.exit(main())

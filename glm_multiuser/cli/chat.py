@@ -1,0 +1,150 @@
+"""`glm-multiuser chat`: several conversations in one terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from glm_multiuser.cli import loading, screen
+from glm_multiuser.errors import GLMMultiUserError, PromptTooLongError
+
+if TYPE_CHECKING:
+    from glm_multiuser.llm import MultiUserLLM
+    from glm_multiuser.sampling import SamplingParams
+
+History = list[tuple[str, str]]
+
+HELP = """\
+/user NAME   speak as NAME; every user has a conversation of their own
+/users       who is here
+/reset       forget this user's conversation
+/help        this list
+/quit        end (Ctrl-D does the same)
+Ctrl-C       while an answer is streaming: cancel that answer only"""
+
+
+def command(
+    checkpoint: loading.Checkpoint = loading.DEFAULT_CHECKPOINT,
+    users: loading.Users = 4,
+    max_tokens: loading.MaxTokens = 256,
+    seq_length: loading.SeqLength = 512,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
+    ] = 0.0,
+    seed: Annotated[Optional[int], typer.Option(help="Repeats a sampled answer.")] = None,
+    device_target: loading.DeviceTarget = "CPU",
+    device_id: loading.DeviceId = 0,
+) -> None:
+    """Chat as several users, each with a history of their own.
+
+    Reads lines from a terminal or from a pipe; /help lists the commands.
+    """
+    with loading.open_llm(checkpoint, users, seq_length, device_target, device_id) as llm:
+        params = loading.sampling_params(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        Conversations(llm, params, screen.output()).run()
+
+
+class Conversations:
+    """Who is speaking, and what every user has said so far."""
+
+    def __init__(self, llm: MultiUserLLM, params: SamplingParams, console: Console) -> None:
+        self.llm = llm
+        self.params = params
+        self.console = console
+        self.user = "alice"
+        self.histories: dict[str, History] = {self.user: []}
+
+    def run(self) -> None:
+        """Line by line until /quit or the end of the input."""
+        if sys.stdin.isatty():
+            self.say("Ask something, or /help. You are alice.")
+        for line in self.lines():
+            if line in ("/quit", "/exit"):
+                return
+            if line.startswith("/"):
+                self.command(line)
+            elif line:
+                self.ask(line)
+
+    def lines(self) -> Iterator[str]:
+        """The input, stripped; Ctrl-C at the prompt only empties the line."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            import readline  # noqa: F401  (gives input() its history and editing)
+        while True:
+            try:
+                if interactive:
+                    line = input(f"{self.user}> ")
+                else:
+                    line = sys.stdin.readline()
+                    if not line:
+                        return
+            except EOFError:
+                self.console.print()
+                return
+            except KeyboardInterrupt:
+                self.console.print()
+                self.say("/quit or Ctrl-D ends the chat")
+                continue
+            yield line.strip()
+
+    def command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        argument = argument.strip()
+        if name == "/user" and argument:
+            self.user = argument
+            history = self.histories.setdefault(argument, [])
+            self.say(f"you are {argument} ({turns(history)} so far)")
+        elif name == "/users":
+            for user, history in self.histories.items():
+                mark = "*" if user == self.user else " "
+                self.say(f"{mark} {user}: {turns(history)}")
+        elif name == "/reset":
+            self.histories[self.user] = []
+            self.say(f"{self.user}'s conversation is forgotten")
+        else:
+            if name != "/help":
+                self.say(f"unknown command {line!r}")
+            self.say(HELP)
+
+    def ask(self, question: str) -> None:
+        """Streams one answer; only a finished one enters the history."""
+        history = self.histories[self.user]
+        answer = ""
+        stream = None
+        try:
+            stream = self.llm.stream_chat(
+                question, history=list(history), user=self.user, params=self.params
+            )
+            for piece in stream:
+                answer += piece.text
+                self.console.print(Text(screen.printable(piece.text)), end="", soft_wrap=True)
+                self.console.file.flush()
+        except KeyboardInterrupt:
+            self.console.print()
+            self.say("(cancelled; not part of the conversation)")
+            return
+        except GLMMultiUserError as error:
+            self.console.print()
+            screen.print_error(error)
+            if isinstance(error, PromptTooLongError) and history:
+                self.say("/reset makes room again")
+            return
+        finally:
+            # Closing the stream cancels the request when it has not ended by itself.
+            if stream is not None:
+                stream.close()
+        self.console.print()
+        history.append((question, answer))
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def turns(history: History) -> str:
+    return "1 turn" if len(history) == 1 else f"{len(history)} turns"

@@ -1,0 +1,68 @@
+"""The conditions under which something was measured: no number should be without them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any, Optional
+
+from glm_multiuser.cli.bench_run import RunSettings
+from glm_multiuser.cli.loading import installed
+from glm_multiuser.cli.measure import fields
+
+
+def machine() -> dict[str, Any]:
+    """The computer, how busy it is, and the versions of what runs on it."""
+    # Fewer than the machine has, where a container or a batch system grants only some.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": cpu_name(),
+        "cores": cores,
+        "memory_gb": memory_gb(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{name: installed(name) for name in ("mindspore", "numpy", "glm_multiuser")},
+    }
+
+
+def workload(settings: RunSettings) -> dict[str, Any]:
+    """The model and what it is asked."""
+    config, options = settings.model_config(), settings.options
+    default_dtype = "float32" if options["device_target"] == "CPU" else "float16"
+    return {
+        "device_target": options["device_target"],
+        "dtype": options["dtype"] or default_dtype,
+        "batch_invariant": options["batch_invariant"],
+        "weights": "checkpoint" if settings.checkpoint else "random",
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "inner_hidden_size": config.inner_hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "vocab_size": config.vocab_size,
+        "seq_length": settings.seq_length,
+        "prompt_tokens": settings.prompt_tokens,
+        "new_tokens": settings.new_tokens,
+        "repeat": settings.repeat,
+        "sampling": "greedy, end of sequence ignored",
+    }
+
+
+def cpu_name() -> str:
+    """The CPU's model name; Linux does not tell it to `platform`."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def memory_gb() -> Optional[float]:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return round(fields(text)["MemTotal"] / (1 << 20), 1)
+    except (OSError, KeyError):
+        return None

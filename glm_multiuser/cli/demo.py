@@ -1,0 +1,144 @@
+"""`glm-multiuser demo`: many users at once, each in a pane, and the proof that nothing mixes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glm_multiuser.cli import loading, screen
+from glm_multiuser.cli.asking import Answer, ask_alone, same, start_asking, wall_seconds
+from glm_multiuser.cli.panes import show, status
+from glm_multiuser.cli.questions import questions
+
+if TYPE_CHECKING:
+    from glm_multiuser.llm import MultiUserLLM
+    from glm_multiuser.sampling import SamplingParams
+
+
+def command(
+    users: loading.Users = 8,
+    checkpoint: loading.Checkpoint = loading.DEFAULT_CHECKPOINT,
+    max_tokens: loading.MaxTokens = 128,
+    seq_length: loading.SeqLength = 256,
+    device_target: loading.DeviceTarget = "CPU",
+    device_id: loading.DeviceId = 0,
+) -> None:
+    """Many users ask at once; then each asks alone, and the answers must be identical.
+
+    Ends with exit code 1 if one of them is not.
+    """
+    with loading.open_llm(checkpoint, users, seq_length, device_target, device_id) as llm:
+        params = loading.sampling_params(max_tokens=max_tokens, temperature=0.0)
+        answers = [
+            Answer(f"user {number}", question)
+            for number, question in enumerate(questions(users), start=1)
+        ]
+        console = screen.output()
+        threads = start_asking(llm, answers, params)
+        if console.is_terminal:
+            show(console, answers, threads)
+        else:
+            print_transcript(console, answers, threads)
+        alone = ask_each_alone(llm, answers, params)
+        identical = print_proof(console, answers, alone)
+        print_speed(console, llm, answers, alone)
+    if not identical:
+        raise typer.Exit(1)
+
+
+def ask_each_alone(
+    llm: MultiUserLLM, answers: Sequence[Answer], params: SamplingParams
+) -> list[Answer]:
+    """Every question again, one after the other."""
+    screen.notice("asking every question again, one user at a time ...")
+    with screen.progress_bar() as bar:
+        return [
+            ask_alone(llm, answer, params) for answer in bar.track(answers, description="alone")
+        ]
+
+
+def print_proof(console: Console, answers: Sequence[Answer], alone: Sequence[Answer]) -> bool:
+    """Compares token by token; True when every answer is the same."""
+    pairs = list(zip(answers, alone))
+    good = sum(same(*pair) for pair in pairs)
+    console.print(
+        Text(
+            f"{good} of {len(pairs)} answers are identical to the same user alone",
+            style="bold green" if good == len(pairs) else "bold red",
+        )
+    )
+    for together, single in pairs:
+        if not same(together, single):
+            console.print(Text(f"  {together.user} differs: {difference(together, single)}", "red"))
+    return good == len(pairs)
+
+
+def difference(together: Answer, alone: Answer) -> str:
+    """Why two answers are not the same."""
+    for name, answer in (("together", together), ("alone", alone)):
+        if answer.error is not None:
+            return f"failed {name}: {answer.error}"
+    both = zip(together.token_ids, alone.token_ids)
+    place = next(
+        (index for index, (one, other) in enumerate(both) if one != other),
+        min(len(together.token_ids), len(alone.token_ids)),
+    )
+    return (
+        f"from token {place} on ({len(together.token_ids)} tokens together, "
+        f"{len(alone.token_ids)} alone)"
+    )
+
+
+def print_speed(
+    console: Console, llm: MultiUserLLM, answers: Sequence[Answer], alone: Sequence[Answer]
+) -> None:
+    """Tokens per second, time to the first token, start-up time, compiles after ready."""
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    seconds = max(wall_seconds(answers), 1e-9)
+    seconds_alone = sum(wall_seconds([answer]) for answer in alone)
+    first = [
+        answer.first_token_seconds for answer in answers if answer.first_token_seconds is not None
+    ]
+    per_user = [answer.tokens_per_second for answer in answers]
+    stats = llm.stats()
+    table = Table.grid(padding=(0, 2))
+    table.add_row("together", f"{tokens} tokens in {seconds:.2f} s = {tokens / seconds:.0f} tok/s")
+    table.add_row(
+        "per user",
+        f"{median(per_user):.0f} tok/s (slowest {min(per_user):.0f}, fastest {max(per_user):.0f})",
+    )
+    table.add_row(
+        "one by one",
+        f"{seconds_alone:.2f} s for the same answers: "
+        f"together is {seconds_alone / seconds:.1f} times as fast",
+    )
+    if first:
+        table.add_row(
+            "first token",
+            f"p50 {1000 * median(first):.0f} ms, slowest {1000 * max(first):.0f} ms",
+        )
+    table.add_row(
+        "start-up",
+        f"{stats.start_seconds:.1f} s, {stats.compile_seconds:.1f} s of it compiling "
+        f"{stats.compiles} graphs; {stats.compiles_after_ready} compiled after ready",
+    )
+    console.print(table)
+
+
+def print_transcript(
+    console: Console, answers: Sequence[Answer], threads: Sequence[threading.Thread]
+) -> None:
+    """For a file or a pipe: one block per user, in the order of the users."""
+    for answer, thread in zip(answers, threads):
+        thread.join()
+        console.print(Text(f"[{answer.user}] {answer.question}", "bold"), soft_wrap=True)
+        console.print(Text(screen.printable(answer.error or answer.text)), soft_wrap=True)
+        console.print(Text(f"({status(answer)})", "dim"), soft_wrap=True)
+        console.print()

@@ -1,0 +1,63 @@
+"""What every command writes to: answers and tables to stdout, progress and errors to stderr."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+
+def output() -> Console:
+    """Results. Made anew for each use, because tests exchange sys.stdout under it."""
+    return Console(highlight=False, soft_wrap=False)
+
+
+def wide_output(width: int) -> Console:
+    """Results in a wide table; a pipe has no width that would have to be kept."""
+    console = output()
+    return console if console.is_terminal else Console(highlight=False, width=width)
+
+
+def messages() -> Console:
+    """Everything that is not a result, so that stdout can be piped into the next program."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_error(error: BaseException) -> None:
+    """One red line; a message of several lines keeps only its first."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    messages().print(Text(f"error: {lines[0]}", style="bold red"), soft_wrap=True)
+
+
+def notice(text: str) -> None:
+    """One line on stderr, for steps that take longer than a moment."""
+    messages().print(Text(text, style="dim"), soft_wrap=True)
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr; it draws nothing when stderr is not a terminal."""
+    console = messages()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def printable(text: str) -> str:
+    """Text without control characters: what a model says must not steer anybody's terminal."""
+    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")

@@ -1,0 +1,224 @@
+"""`glm-multiuser selfcheck`: does this machine compute what it should? Run it first."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from glm_multiuser.cli import loading, screen
+from glm_multiuser.cli.asking import Answer, ask_alone, ask_together, same
+from glm_multiuser.cli.questions import KNOWN, questions
+
+if TYPE_CHECKING:
+    from glm_multiuser.answer import GenerationResult
+    from glm_multiuser.llm import MultiUserLLM
+
+GOLDEN = loading.CHECKOUT / "tests" / "golden" / "chatglm_6b_3layers"
+USERS = 8
+KNOWN_ANSWERS = 10
+LOGPROB_TOLERANCE = 1e-3
+
+Outcome = tuple[Optional[bool], str]
+"""Whether a check passed, None where it could not run, and what there is to say about it."""
+
+STYLES = {"ok": "green", "FAILED": "bold red", "skipped": "yellow"}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One line of the report; `status` is "ok", "FAILED" or "skipped"."""
+
+    name: str
+    status: str
+    detail: str
+
+
+def command(
+    checkpoint: loading.Checkpoint = loading.DEFAULT_CHECKPOINT,
+    golden: Annotated[
+        Path,
+        typer.Option(
+            help="Golden folder: a small model with the logits that it must give.",
+            show_default="the checkout's tests/golden/chatglm_6b_3layers",
+        ),
+    ] = GOLDEN,
+    device_target: loading.DeviceTarget = "CPU",
+    device_id: loading.DeviceId = 0,
+) -> None:
+    """Check this machine: golden logits, known answers, isolation, compiled graphs.
+
+    Takes under a minute. Ends with exit code 1 if a check fails; a check that cannot run here is
+    "skipped" and says why.
+    """
+    folder = loading.find_checkpoint(checkpoint)
+    results = []
+    for result, seconds in timed(run_checks(folder, golden, device_target, device_id)):
+        screen.notice(f"{result.status:8}{result.name} ({seconds:.1f} s)")
+        results.append(result)
+    print_report(results)
+    if any(result.status == "FAILED" for result in results):
+        raise typer.Exit(1)
+
+
+def timed(checks: Iterator[CheckResult]) -> Iterator[tuple[CheckResult, float]]:
+    """Every result with the seconds that it took."""
+    started = time.perf_counter()
+    for result in checks:
+        yield result, time.perf_counter() - started
+        started = time.perf_counter()
+
+
+def run_checks(
+    folder: Path, golden: Path, device_target: str, device_id: int
+) -> Iterator[CheckResult]:
+    """All checks; one that raises has failed, and the next ones still run."""
+    yield guarded("golden logits", lambda: golden_logits(golden, device_target, device_id))
+    try:
+        llm = loading.open_llm(folder, USERS, 256, device_target, device_id)
+    except Exception as error:
+        yield CheckResult("start", "FAILED", one_line(error))
+        return
+    yield CheckResult("start", "ok", f"{folder} is ready for {USERS} users")
+    with llm:
+        for name, check in MODEL_CHECKS.items():
+            yield guarded(name, lambda check=check: check(llm, folder))  # type: ignore[misc]
+
+
+def guarded(name: str, check: Callable[[], Outcome]) -> CheckResult:
+    """Runs one check; its answer None means that it could not run here."""
+    try:
+        good, detail = check()
+    except Exception as error:  # a broken check is a result, and the others must still run
+        return CheckResult(name, "FAILED", one_line(error))
+    status = "skipped" if good is None else "ok" if good else "FAILED"
+    return CheckResult(name, status, detail)
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, without the stacks that MindSpore prints below it."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def golden_logits(golden: Path, device_target: str, device_id: int) -> Outcome:
+    """Greedy tokens exactly, and the first token's log-probabilities, of every golden case."""
+    if not (golden / "expected.json").is_file():
+        return None, "no golden folder"
+    import numpy
+
+    cases = json.loads((golden / "expected.json").read_text(encoding="utf-8"))["cases"]
+    with numpy.load(golden / "expected.npz") as expected:
+        logits = [expected[f"{case['index']}/fp32/last_logits"] for case in cases]
+    screen.notice(f"loading {golden} and compiling its graphs for 2 users ...")
+    # The golden values are float32; half precision could only be compared loosely.
+    with loading.llm_class().from_pretrained(
+        str(golden),
+        users=2,
+        seq_length=256,
+        device_target=device_target,
+        device_id=device_id,
+        dtype="float32",
+    ) as llm:
+        each = [
+            loading.sampling_params(
+                temperature=0.0, max_tokens=case["n_new"], ignore_eos=True, logprobs=5
+            )
+            for case in cases
+        ]
+        results = llm.generate([case["input_ids"] for case in cases], each)
+    distances = [logprob_distance(result, row) for result, row in zip(results, logits)]
+    wrong = [
+        case["name"]
+        for case, result, distance in zip(cases, results, distances)
+        if list(result.token_ids) != case["greedy"] or not distance <= LOGPROB_TOLERANCE
+    ]
+    detail = f"{tally(cases, wrong, 'cases')}; log-probabilities within {max(distances):.1e}"
+    return not wrong, detail
+
+
+def logprob_distance(result: GenerationResult, logits: Any) -> float:
+    """How far the best log-probabilities of the first token are from log-softmax of `logits`."""
+    if not result.logprobs:
+        return math.inf
+    values = [float(value) for value in logits]
+    highest = max(values)
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in values))
+    best = result.logprobs[0].top
+    return max(abs(logprob - (values[token] - total)) for token, logprob in best.items())
+
+
+def tally(all_of_them: Sequence[Any], wrong: Sequence[str], what: str) -> str:
+    """ "8 of 10 cases", and the names of the wrong ones."""
+    good = f"{len(all_of_them) - len(wrong)} of {len(all_of_them)} {what}"
+    return f"{good} (wrong: {', '.join(wrong)})" if wrong else good
+
+
+def known_answers(llm: MultiUserLLM, folder: Path) -> Outcome:
+    """Greedy answers of glm-tiny are the ones of the corpus that it learned by heart."""
+    if folder.resolve().name != loading.DEFAULT_CHECKPOINT.name:
+        return None, f"{folder} is not glm-tiny: its answers are not known here"
+    asked = [Answer(f"user {place}", known.question) for place, known in enumerate(KNOWN)]
+    answers = ask_together(llm, asked[:KNOWN_ANSWERS], greedy(160))
+    wrong = [
+        answer.question
+        for answer, known in zip(answers, KNOWN)
+        if answer.error or answer.text.strip() != known.answer
+    ]
+    return not wrong, tally(answers, wrong, "answers as learned")
+
+
+def isolation(llm: MultiUserLLM, folder: Path) -> Outcome:
+    """Eight users at once receive what each receives alone: greedy, and sampled with a seed."""
+    good = 0
+    sampled = loading.sampling_params(max_tokens=32, temperature=0.9, top_p=0.9, seed=7)
+    for params in (greedy(32), sampled):
+        asked = [Answer(f"user {place}", text) for place, text in enumerate(questions(USERS))]
+        together = ask_together(llm, asked, params)
+        good += sum(same(answer, ask_alone(llm, answer, params)) for answer in together)
+    return good == 2 * USERS, f"{good} of {2 * USERS} answers as the same user alone"
+
+
+def no_late_compiles(llm: MultiUserLLM, folder: Path) -> Outcome:
+    """Nothing was compiled after the engine was ready, whatever ran before this check."""
+    stats = llm.stats()
+    late = stats.compiles_after_ready
+    return late == 0, f"{stats.compiles} graphs, {late} of them compiled after ready"
+
+
+def batch_invariance(llm: MultiUserLLM, folder: Path) -> Outcome:
+    """The engine's own finding: a row's result does not depend on the other rows."""
+    found = llm.stats().batch_invariant
+    if found is None:
+        return None, "the engine has not looked"
+    return found, "rows are computed alike in every batch" if found else "rows depend on the batch"
+
+
+def greedy(max_tokens: int) -> Any:
+    return loading.sampling_params(max_tokens=max_tokens, temperature=0.0)
+
+
+MODEL_CHECKS: dict[str, Callable[[Any, Path], Outcome]] = {
+    "known answers": known_answers,
+    "isolation": isolation,
+    "compiles after ready": no_late_compiles,
+    "batch invariance": batch_invariance,
+}
+
+
+def print_report(results: list[CheckResult]) -> None:
+    table = Table()
+    table.add_column("check", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("detail")
+    for result in results:
+        table.add_row(result.name, Text(result.status, STYLES[result.status]), Text(result.detail))
+    screen.output().print(table)

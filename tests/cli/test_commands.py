@@ -1,0 +1,120 @@
+"""The command as a whole: help, version, and how errors look."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from glm_multiuser import cli
+from glm_multiuser.cli import loading
+from tests.cli.fake import FakeLLM
+
+COMMANDS = ("demo", "chat", "generate", "bench", "selfcheck")
+
+
+def test_help_names_every_command(run: Callable[..., Any]) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(run: Callable[..., Any], command: str) -> None:
+    assert run(command, "--help").exit_code == 0
+
+
+def test_version(run: Callable[..., Any]) -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("glm-multiuser ")
+    assert "mindspore" in result.stdout
+
+
+def test_help_does_not_load_mindspore() -> None:
+    program = (
+        "import sys; from glm_multiuser.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "assert 'mindspore' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program, "--help"], capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    assert "selfcheck" in child.stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "chat", "generate", "selfcheck"])
+def test_a_missing_checkpoint_is_one_line_and_exit_code_2(
+    run: Callable[..., Any], command: str
+) -> None:
+    result = run(command, "--checkpoint", "no/such/folder")
+    assert result.exit_code == 2
+    assert "error: no checkpoint at no/such/folder" in result.stderr
+    assert "Traceback" not in result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_the_default_checkpoint_is_also_found_from_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkout, elsewhere = tmp_path / "checkout", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = checkout / "ckpt" / "glm-tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(loading, "CHECKOUT", checkout)
+    monkeypatch.chdir(elsewhere)
+    assert loading.find_checkpoint(loading.DEFAULT_CHECKPOINT) == folder
+
+
+def test_the_engine_is_closed_even_after_an_error(
+    run: Callable[..., Any], fake_llm: type[FakeLLM], checkpoint: Path, tmp_path: Path
+) -> None:
+    result = run("generate", "--checkpoint", checkpoint, "--out", tmp_path, stdin="a\n")
+    assert result.exit_code == 2
+    assert "cannot write" in result.stderr
+    assert [llm.closed for llm in fake_llm.opened] == [True]
+
+
+def test_ctrl_c_reaches_python_whatever_handler_the_library_below_sets() -> None:
+    program = """
+import ctypes, os, queue, signal, threading
+from glm_multiuser.cli.interrupts import keep_ctrl_c
+keep_ctrl_c()
+ctypes.CDLL(None).signal(signal.SIGINT, None)  # what MindSpore does, only worse: the C default
+for _ in range(2):
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        queue.SimpleQueue().get()
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (child.returncode, child.stdout) == (0, "interrupted\n" * 2), child.stderr
+
+
+def test_a_closed_pipe_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stderr:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    def broken() -> None:
+        raise BrokenPipeError
+
+    stderr = Stderr()
+    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.setattr(cli, "keep_ctrl_c", lambda: None)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert stderr.closed
