@@ -1,6 +1,8 @@
-"""The command `glm-multiuser`; one module of this package per subcommand."""
+"""The command `glm-multiuser`; one module of this package per subcommand.
 
-from __future__ import annotations
+The modules of the commands do not postpone their annotations: typer evaluates them, and on Python
+3.9 finds only what stands there.
+"""
 
 import platform
 import sys

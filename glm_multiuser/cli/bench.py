@@ -1,7 +1,5 @@
 """`glm-multiuser bench`: throughput and latency at several numbers of users."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

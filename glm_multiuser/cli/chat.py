@@ -1,7 +1,5 @@
 """`glm-multiuser chat`: several conversations in one terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -52,7 +50,7 @@ def command(
 class Conversations:
     """Who is speaking, and what every user has said so far."""
 
-    def __init__(self, llm: MultiUserLLM, params: SamplingParams, console: Console) -> None:
+    def __init__(self, llm: "MultiUserLLM", params: "SamplingParams", console: Console) -> None:
         self.llm = llm
         self.params = params
         self.console = console

@@ -1,7 +1,5 @@
 """`glm-multiuser demo`: many users at once, each in a pane, and the proof that nothing mixes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from statistics import median
@@ -54,7 +52,7 @@ def command(
 
 
 def ask_each_alone(
-    llm: MultiUserLLM, answers: Sequence[Answer], params: SamplingParams
+    llm: "MultiUserLLM", answers: Sequence[Answer], params: "SamplingParams"
 ) -> list[Answer]:
     """Every question again, one after the other."""
     screen.notice("asking every question again, one user at a time ...")
@@ -97,7 +95,7 @@ def difference(together: Answer, alone: Answer) -> str:
 
 
 def print_speed(
-    console: Console, llm: MultiUserLLM, answers: Sequence[Answer], alone: Sequence[Answer]
+    console: Console, llm: "MultiUserLLM", answers: Sequence[Answer], alone: Sequence[Answer]
 ) -> None:
     """Tokens per second, time to the first token, start-up time, compiles after ready."""
     tokens = sum(len(answer.token_ids) for answer in answers)

@@ -1,7 +1,5 @@
 """`glm-multiuser generate`: a file of prompts to a file of answers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import deque
@@ -142,7 +140,7 @@ def read_object(index: int, line: str) -> Job:
 
 
 def answer_all(
-    llm: MultiUserLLM, jobs: Iterable[Job], params: SamplingParams, users: int
+    llm: "MultiUserLLM", jobs: Iterable[Job], params: "SamplingParams", users: int
 ) -> Iterator[dict[str, Any]]:
     """The rows in the order of the jobs, with enough jobs under way to fill every slot."""
     under_way: deque[tuple[Job, Started]] = deque()
@@ -163,7 +161,7 @@ def answer_all(
         yield finish(*under_way.popleft())
 
 
-def start(llm: MultiUserLLM, job: Job, params: SamplingParams) -> Started:
+def start(llm: "MultiUserLLM", job: Job, params: "SamplingParams") -> "Started":
     """A handle, or the error that this job ended with before it began."""
     if job.error is not None:
         return GLMMultiUserError(job.error)
@@ -175,7 +173,7 @@ def start(llm: MultiUserLLM, job: Job, params: SamplingParams) -> Started:
         return error
 
 
-def finish(job: Job, started: Started) -> dict[str, Any]:
+def finish(job: Job, started: "Started") -> dict[str, Any]:
     """Waits for one job and makes its row."""
     row: dict[str, Any] = {"index": job.index, "prompt": job.prompt}
     if isinstance(started, GLMMultiUserError):

@@ -216,6 +216,7 @@ def engine_summary(
         "overhead_share": round(overhead / (graph + overhead), 4),
         "start_s": round(after.start_seconds, 3),
         "compile_s": round(after.compile_seconds, 3),
+        "graphs": after.compiles,
         "compiles_after_ready": after.compiles_after_ready,
     }
 

@@ -1,7 +1,5 @@
 """`glm-multiuser selfcheck`: does this machine compute what it should? Run it first."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -145,7 +143,7 @@ def golden_logits(golden: Path, device_target: str, device_id: int) -> Outcome:
     return not wrong, detail
 
 
-def logprob_distance(result: GenerationResult, logits: Any) -> float:
+def logprob_distance(result: "GenerationResult", logits: Any) -> float:
     """How far the best log-probabilities of the first token are from log-softmax of `logits`."""
     if not result.logprobs:
         return math.inf
@@ -162,7 +160,7 @@ def tally(all_of_them: Sequence[Any], wrong: Sequence[str], what: str) -> str:
     return f"{good} (wrong: {', '.join(wrong)})" if wrong else good
 
 
-def known_answers(llm: MultiUserLLM, folder: Path) -> Outcome:
+def known_answers(llm: "MultiUserLLM", folder: Path) -> Outcome:
     """Greedy answers of glm-tiny are the ones of the corpus that it learned by heart."""
     if folder.resolve().name != loading.DEFAULT_CHECKPOINT.name:
         return None, f"{folder} is not glm-tiny: its answers are not known here"
@@ -176,7 +174,7 @@ def known_answers(llm: MultiUserLLM, folder: Path) -> Outcome:
     return not wrong, tally(answers, wrong, "answers as learned")
 
 
-def isolation(llm: MultiUserLLM, folder: Path) -> Outcome:
+def isolation(llm: "MultiUserLLM", folder: Path) -> Outcome:
     """Eight users at once receive what each receives alone: greedy, and sampled with a seed."""
     good = 0
     sampled = loading.sampling_params(max_tokens=32, temperature=0.9, top_p=0.9, seed=7)
@@ -187,14 +185,14 @@ def isolation(llm: MultiUserLLM, folder: Path) -> Outcome:
     return good == 2 * USERS, f"{good} of {2 * USERS} answers as the same user alone"
 
 
-def no_late_compiles(llm: MultiUserLLM, folder: Path) -> Outcome:
+def no_late_compiles(llm: "MultiUserLLM", folder: Path) -> Outcome:
     """Nothing was compiled after the engine was ready, whatever ran before this check."""
     stats = llm.stats()
     late = stats.compiles_after_ready
     return late == 0, f"{stats.compiles} graphs, {late} of them compiled after ready"
 
 
-def batch_invariance(llm: MultiUserLLM, folder: Path) -> Outcome:
+def batch_invariance(llm: "MultiUserLLM", folder: Path) -> Outcome:
     """The engine's own finding: a row's result does not depend on the other rows."""
     found = llm.stats().batch_invariant
     if found is None:

@@ -16,6 +16,14 @@ from tests.cli.fake import FakeLLM, Params, Stats
 GLM_TINY = loading.CHECKOUT / "ckpt" / "glm-tiny"
 
 
+def separate_streams() -> CliRunner:
+    """A runner that keeps stdout and stderr apart; before click 8.2 that was an option."""
+    try:
+        return CliRunner(mix_stderr=False)
+    except TypeError:
+        return CliRunner()
+
+
 @pytest.fixture
 def fake_llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     """Every command opens a `FakeLLM`; the list `opened` begins empty."""
@@ -62,6 +70,6 @@ def run() -> Callable[..., Any]:
     """Runs `glm-multiuser` with the given words in this process."""
 
     def invoke(*words: object, stdin: str = "") -> Any:
-        return CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+        return separate_streams().invoke(app, [str(word) for word in words], input=stdin)
 
     return invoke

@@ -30,6 +30,7 @@ RUN_KEYS = {
     "overhead_share",
     "start_s",
     "compile_s",
+    "graphs",
     "compiles_after_ready",
     "peak_rss_mb",
 }
@@ -59,6 +60,7 @@ def example_run(users: int) -> dict[str, Any]:
         "overhead_share": 0.08,
         "start_s": 6.1,
         "compile_s": 4.2,
+        "graphs": 12,
         "compiles_after_ready": 0,
         "peak_rss_mb": 1500.0,
     }

@@ -79,7 +79,8 @@ def test_summary() -> None:
 
 
 def test_engine_summary_counts_only_what_lies_between() -> None:
-    start = {"start_seconds": 3.0, "compile_seconds": 2.0, "compiles_after_ready": 0}
+    start = {"start_seconds": 3.0, "compile_seconds": 2.0}
+    start.update(compiles=12, compiles_after_ready=0)
     before = SimpleNamespace(
         tokens_generated=8 + 20,
         mean_batch=2.0,
@@ -100,6 +101,7 @@ def test_engine_summary_counts_only_what_lies_between() -> None:
         "overhead_share": 0.25,
         "start_s": 3.0,
         "compile_s": 2.0,
+        "graphs": 12,
         "compiles_after_ready": 0,
     }
 
