@@ -319,15 +319,13 @@ class GLMForMultiUser(nn.Cell, StreamChat):
 
     def home(self, user: User) -> tuple[Any, Tensor]:
         """-> (cell, rows in the cell) of one user, or of several that share the only cell."""
-        if len(self.layout.sizes) == 1:
-            rows = (
-                ops.reshape(user, (-1,)) if isinstance(user, Tensor) else Tensor([user], ms.int32)
-            )
-            return 0, rows
         per_cell = self.layout.users_per_cell
-        if isinstance(user, Tensor):
-            return ops.reshape(user // per_cell, ()), ops.reshape(user % per_cell, (1,))
-        return user // per_cell, Tensor([user % per_cell], ms.int32)
+        if not isinstance(user, Tensor):
+            return user // per_cell, Tensor([user % per_cell], ms.int32)
+        rows = ops.reshape(ops.cast(user, ms.int32), (-1,))
+        if len(self.layout.sizes) == 1:
+            return 0, rows
+        return ops.reshape(rows // per_cell, ()), rows % per_cell
 
     def prompt_mask(self, length: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`positions` (context length, length) -> mask [1, heads, t, t], real [1, 1, t, 1].

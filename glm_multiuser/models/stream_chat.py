@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Optional, Union
 
 import mindspore as ms
@@ -42,6 +43,7 @@ class StreamChat:
         current_index: int,
         is_first_iteration: bool,
         user: Union[int, Tensor] = 0,
+        positions: Optional[PrefixPositions] = None,
     ) -> NDArray[Any]:
         """One graph call for one user.
 
@@ -52,17 +54,24 @@ class StreamChat:
                 token, the ones before it being cached.
             user: whose keys and values. A Tensor uses one graph for all users, an int compiles
                 one for each.
+            positions: of the prompt, `PrefixPositions.of(prompt, config)`. Default: found in
+                `input_ids`, which is the same unless the answer holds special tokens.
 
         Returns:
             float32 logits [1, vocab_size] for the next token.
 
         Raises:
             ConfigError: the model was made without users, so it caches nothing.
+            InvalidParameterError: no such user.
             PromptTooLongError: the sequence does not fit.
         """
         if self.layout.users == 0:
             raise ConfigError(
                 "layout has 0 users; make the model with layout=CellLayout.plan(users, seq_length)"
+            )
+        if not 0 <= int(user) < self.layout.users:
+            raise InvalidParameterError(
+                f"user is {int(user)}; the users of this model are 0 to {self.layout.users - 1}"
             )
         length, capacity = current_index + 1, self.layout.seq_length
         if length > capacity:
@@ -70,16 +79,17 @@ class StreamChat:
                 f"the sequence has {length} tokens; the caches of this model hold {capacity}"
             )
         token_ids = [int(token_id) for token_id in input_ids[:length]]
+        positions = positions or PrefixPositions.of(token_ids, self.config)
         run = self._take_prompt if is_first_iteration else self._take_token
-        return DEVICE_THREAD.call(lambda: run(token_ids, user, self.layout))
+        return DEVICE_THREAD.call(partial(run, token_ids, user, positions))
 
     def _take_prompt(
-        self, token_ids: list[int], user: Union[int, Tensor], layout: CellLayout
+        self, token_ids: list[int], user: Union[int, Tensor], positions: PrefixPositions
     ) -> NDArray[Any]:
+        layout = self.layout
         padded = next(
             length for length in prompt_lengths(layout.seq_length) if length >= len(token_ids)
         )
-        positions = PrefixPositions.of(token_ids, self.config)
         logits = self._call(
             np.array(token_ids + [0] * (padded - len(token_ids))),
             positions.ids(0, padded),
@@ -92,16 +102,15 @@ class StreamChat:
         return logits
 
     def _take_token(
-        self, token_ids: list[int], user: Union[int, Tensor], layout: CellLayout
+        self, token_ids: list[int], user: Union[int, Tensor], positions: PrefixPositions
     ) -> NDArray[Any]:
         index = len(token_ids) - 1
-        positions = PrefixPositions.of(token_ids, self.config)
         return self._call(
             np.array(token_ids[index:]),
             positions.ids(index, index + 1),
             np.array([index]),
             user,
-            len(layout.block_lengths),
+            len(self.layout.block_lengths),
         )
 
     def _call(
@@ -167,12 +176,15 @@ class StreamChat:
             repetition_penalty=repetition_penalty,
         )
         sampler = RowSampler(params, token_ids, stops, self.config.vocab_size)
+        positions = PrefixPositions.of(token_ids, self.config)
         detokenizer = tokenizer.detokenizer()
         user = Tensor(qi, ms.int32)
         first = True
         while len(token_ids) < max_length:
             with tlock or nullcontext():
-                logits = self._incremental_infer(token_ids, len(token_ids) - 1, first, user=user)
+                logits = self._incremental_infer(
+                    token_ids, len(token_ids) - 1, first, user, positions
+                )
             first = False
             choice = choose(logits, [sampler])[0]
             if choice is None:

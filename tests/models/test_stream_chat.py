@@ -1,0 +1,289 @@
+"""The low-level chat: plain threads, one model, each thread a user of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Optional
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from glm_multiuser import device
+from glm_multiuser.build import load_weights
+from glm_multiuser.config import ModelConfig
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.errors import (
+    ConfigError,
+    GenerationError,
+    InvalidParameterError,
+    PromptTooLongError,
+)
+from glm_multiuser.models.kv_past import CellLayout
+from glm_multiuser.models.modeling_glm import GLMForMultiUser
+from glm_multiuser.models.stream_chat import StreamChat
+from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
+from tests.golden_data import golden_folder
+from tests.models.golden_cases import read_reference, worst
+
+USERS, NEW = 4, 8
+
+
+def make_model(folder: Path, layout: CellLayout) -> GLMForMultiUser:
+    def make() -> GLMForMultiUser:
+        device.configure("CPU", 0)
+        config = ModelConfig.from_folder(folder)
+        model = GLMForMultiUser(config, layout=layout)
+        model.set_train(False)
+        weights = {one.name: one for one in model.get_parameters() if "past" not in one.name}
+        load_weights(folder, config)(weights, lambda done, total, what: None)
+        return model
+
+    return DEVICE_THREAD.call(make)
+
+
+class Recorder:
+    """A streamer as MindFormers' callers pass it."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.ends = 0
+
+    def put(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return golden_folder("e2e_chatglm_6b", "model.safetensors", "expected.json", "ice_text.model")
+
+
+@pytest.fixture(scope="module")
+def cases(folder: Path) -> list[dict[str, Any]]:
+    """Short prompts that are padded to the same length."""
+    cases = json.loads((folder / "expected.json").read_text("utf-8"))["single"]
+    short = [case for case in cases if 16 < len(case["input_ids"]) <= 26]
+    assert len(short) == 3
+    return short
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> ChatTokenizer:
+    found = load_tokenizer(folder)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> GLMForMultiUser:
+    """28 layers, and answers that go over the end of a block."""
+    return make_model(folder, CellLayout.plan(USERS, 26 + NEW, 32))
+
+
+@pytest.mark.parametrize("lock", [threading.Lock(), None], ids=["lock", "no lock"])
+def test_four_threads(
+    model: GLMForMultiUser,
+    tokenizer: ChatTokenizer,
+    cases: list[dict[str, Any]],
+    lock: Optional[threading.Lock],
+) -> None:
+    """Each thread has two conversations; the second finds what other cases left in its slot."""
+    together = threading.Barrier(USERS)
+
+    def talk(user: int) -> None:
+        together.wait(timeout=60)
+        for case in (cases[user % 3], cases[(user + 1) % 3]):
+            prompt = tokenizer.encode_prompt(case["query"], case["history"])
+            recorder = Recorder()
+            pieces = model._stream_chat(
+                [prompt],
+                top_k=1,
+                top_p=1.0,
+                repetition_penalty=1.0,
+                max_length=len(prompt) + NEW,
+                eos_token_id=model.config.eos_token_id,
+                streamer=recorder,
+                tokenizer=tokenizer,
+                tlock=lock,
+                qi=user,
+            )
+            text = "".join(pieces)
+            assert recorder.token_ids == case["output_ids"][:NEW]
+            assert recorder.ends == 1
+            assert text == tokenizer.decode(recorder.token_ids)
+            assert text
+            # The last character may be cut off in the middle.
+            assert case["raw_decoded"].startswith(text.rstrip("\ufffd"))
+
+    with ThreadPoolExecutor(USERS) as threads:
+        for talking in [threads.submit(talk, user) for user in range(USERS)]:
+            talking.result()
+
+
+def test_end_token_ends_the_answer(
+    model: GLMForMultiUser, tokenizer: ChatTokenizer, cases: list[dict[str, Any]]
+) -> None:
+    case = cases[0]
+    end = case["output_ids"][3]
+    assert end not in case["output_ids"][:3]
+    for eos_token_id in (end, [1, end]):
+        recorder = Recorder()
+        pieces = model._stream_chat(
+            np.array(case["input_ids"]),
+            1,
+            1.0,
+            1.0,
+            len(case["input_ids"]) + NEW,
+            eos_token_id,
+            streamer=recorder,
+            tokenizer=tokenizer,
+        )
+        assert "".join(pieces) == tokenizer.decode(case["output_ids"][:3])
+        assert recorder.token_ids == case["output_ids"][:3]
+        assert recorder.ends == 1
+
+
+@pytest.fixture(scope="module")
+def small() -> GLMForMultiUser:
+    folder = read_reference("chatglm_6b_3layers", 0).folder
+    return make_model(folder, CellLayout.plan(3, 24, 16, users_per_cell=2))
+
+
+def test_a_user_is_an_int_or_a_tensor(small: GLMForMultiUser) -> None:
+    case = {case.name: case for case in read_reference("chatglm_6b_3layers", 5e-4).short}["len5"]
+    for user in (2, Tensor(2, ms.int32)):
+        token_ids = list(case.token_ids)
+        logits = small._incremental_infer(token_ids, len(token_ids) - 1, True, user=user)
+        assert logits.dtype == np.float32
+        assert worst(logits[0], case.last_logits("fp32")) <= case.tolerance
+        for step in range(1, 12):
+            token_ids.append(int(logits[0].argmax()))
+            logits = small._incremental_infer(token_ids, len(token_ids) - 1, False, user=user)
+            assert int(logits[0].argmax()) == case.greedy["fp32"][step]
+
+
+def test_a_model_without_caches_cannot_chat(folder: Path, tokenizer: ChatTokenizer) -> None:
+    model = DEVICE_THREAD.call(lambda: GLMForMultiUser(ModelConfig.from_folder(folder)))
+    with pytest.raises(ConfigError, match="layout has 0 users"):
+        model._incremental_infer([5, 6], 1, True)
+    with pytest.raises(ConfigError, match="layout has 0 users"):
+        list(model._stream_chat([5, 6], 1, 1.0, 1.0, 8, 9, tokenizer=tokenizer))
+
+
+def test_too_long_a_sequence(small: GLMForMultiUser) -> None:
+    with pytest.raises(PromptTooLongError, match=r"25 tokens; .* hold 24"):
+        small._incremental_infer([5] * 25, 24, True)
+
+
+def test_no_tokenizer(small: GLMForMultiUser) -> None:
+    with pytest.raises(InvalidParameterError, match="tokenizer is None"):
+        next(small._stream_chat([5, 6], 1, 1.0, 1.0, 8, 9))
+
+
+class Scripted(StreamChat):
+    """Answers every prompt by the same tokens, and remembers what it was called with."""
+
+    config = ModelConfig(
+        vocab_size=30,
+        hidden_size=8,
+        num_layers=1,
+        num_attention_heads=2,
+        inner_hidden_size=8,
+        mask_token_id=20,
+        gmask_token_id=21,
+        bos_token_id=24,
+        eos_token_id=25,
+    )
+    layout = CellLayout.plan(2, 16)
+
+    def __init__(self, answer: Sequence[int], lock: Optional[threading.Lock] = None) -> None:
+        self.answer = list(answer)
+        self.lock = lock
+        self.position_ids: list[list[list[int]]] = []
+        self.locked: list[bool] = []
+
+    def __call__(
+        self, input_ids: Tensor, position_ids: Tensor, *rest: object
+    ) -> tuple[None, None, Tensor]:
+        self.position_ids.append(position_ids.asnumpy().tolist())
+        if self.lock:
+            self.locked.append(self.lock.locked())
+        logits = np.full((1, self.config.vocab_size), 0 if self.answer else np.nan, np.float32)
+        if self.answer:
+            logits[0, self.answer.pop(0)] = 1
+        return None, None, Tensor(logits)
+
+
+def pieces_of(model: Scripted, tokenizer: ChatTokenizer, prompt: list[int]) -> Iterator[str]:
+    return model._stream_chat(
+        [prompt], 1, 1.0, 1.0, 16, 25, tokenizer=tokenizer, tlock=model.lock, qi=1
+    )
+
+
+def test_the_lock_is_held_for_graph_calls_and_nothing_else(tokenizer: ChatTokenizer) -> None:
+    model = Scripted([12, 13, 14, 25], threading.Lock())
+    pieces = 0
+    for _ in pieces_of(model, tokenizer, [5, 6, 21, 24]):
+        pieces += 1
+        assert not model.lock.locked()
+    assert model.locked == [True] * 4
+    assert pieces == 4
+
+
+def test_the_answer_ends_at_the_longest_length(tokenizer: ChatTokenizer) -> None:
+    model = Scripted([12] * 20)
+    assert len(list(pieces_of(model, tokenizer, [5, 6, 21, 24]))) == 12 + 1
+    assert len(model.answer) == 20 - 12
+
+
+def test_logits_that_are_not_finite(tokenizer: ChatTokenizer) -> None:
+    pieces = pieces_of(Scripted([12]), tokenizer, [5, 6, 21, 24])
+    next(pieces)
+    with pytest.raises(GenerationError, match="user 1"):
+        next(pieces)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "first"),
+    [([5, 20, 6, 24], [21, 7, 8], 1), ([5, 6, 7], [8, 24, 7], 2), ([5, 6, 7], [20, 7, 8], 2)],
+    ids=["[gMASK]", "<sop>", "[MASK]"],
+)
+def test_an_answer_moves_no_positions(
+    tokenizer: ChatTokenizer, prompt: list[int], answer: list[int], first: int
+) -> None:
+    # As in `MultiUserLLM` and the original's chat(): the prompt decides.
+    model = Scripted([*answer, 25])
+    list(pieces_of(model, tokenizer, prompt))
+    context_length = prompt.index(24) if 24 in prompt else len(prompt)
+    start = len(prompt) - context_length + 1
+    assert model.position_ids[1:] == [[[first], [start + step]] for step in range(3)]
+
+
+@pytest.mark.parametrize("user", [-1, 3, 7])
+def test_a_user_out_of_range_is_refused(user: int) -> None:
+    config = ModelConfig(
+        vocab_size=32, hidden_size=16, num_layers=1, num_attention_heads=2, inner_hidden_size=32
+    )
+    model = GLMForMultiUser(config, layout=CellLayout.plan(3, 32, users_per_cell=1))
+    for index in (user, Tensor(user)):
+        with pytest.raises(InvalidParameterError, match=rf"user is {user}; .* are 0 to 2"):
+            model._incremental_infer([5, 6], 1, True, user=index)
+
+
+def test_a_tensor_user_may_be_of_any_integer_type(tokenizer: ChatTokenizer) -> None:
+    config = ModelConfig(
+        vocab_size=32, hidden_size=16, num_layers=1, num_attention_heads=2, inner_hidden_size=32
+    )
+    model = GLMForMultiUser(config, layout=CellLayout.plan(3, 32, users_per_cell=1))
+    model.set_train(False)
+    wide = model._incremental_infer([5, 6], 1, True, user=Tensor(2))  # int64
+    narrow = model._incremental_infer([5, 6], 1, True, user=Tensor(2, ms.int32))
+    assert (wide == narrow).all()
