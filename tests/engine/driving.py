@@ -1,0 +1,129 @@
+"""Requests, their receivers, and an engine that a test steps by hand."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Hashable, Sequence
+from typing import Any, Callable, Optional
+
+from glm_multiuser.device_thread import DeviceThread, Stepper
+from glm_multiuser.engine.engine import Engine
+from glm_multiuser.engine.request import End, Event, Request, Token
+from glm_multiuser.sampling import SamplingParams
+from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
+
+PATIENCE = 60.0
+"""Seconds after which a test that would hang fails instead."""
+
+
+class Asked:
+    """A request and everything that it handed out."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        user: Hashable = None,
+        when: Optional[Callable[[Event], None]] = None,
+        **params: Any,
+    ) -> None:
+        self.tokens: list[Token] = []
+        self.end: Optional[End] = None
+        self._when = when
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.request = Request(
+            prompt,
+            SamplingParams(**params),
+            object() if user is None else user,
+            (EOS,),
+            SEQ_LENGTH - len(prompt),
+            VOCAB,
+            self._deliver,
+        )
+
+    def _deliver(self, event: Event) -> None:
+        """On the device thread."""
+        if self._when is not None:
+            self._when(event)
+        self._events.put(event)
+
+    def next_event(self) -> Event:
+        """Waits for what comes next."""
+        assert self.end is None, "the request has ended already"
+        event = self._events.get(timeout=PATIENCE)
+        if isinstance(event, End):
+            self.end = event
+        else:
+            self.tokens.append(event)
+        return event
+
+    def wait(self) -> Asked:
+        """Until the end."""
+        while self.end is None:
+            self.next_event()
+        assert self._events.empty(), "something came after the end"
+        return self
+
+    def look(self) -> Asked:
+        """Takes in what is there, without waiting."""
+        while not self._events.empty():
+            self.next_event()
+        return self
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.choice.token_id for token in self.tokens]
+
+    @property
+    def reason(self) -> str:
+        assert self.end is not None
+        return self.end.finish_reason
+
+    @property
+    def error(self) -> str:
+        """The message of the error that the request ended with."""
+        assert self.end is not None
+        assert self.reason == "error"
+        return f"{type(self.end.error).__name__}: {self.end.error}"
+
+
+class ByHand(DeviceThread):
+    """A device thread that is none: the test's own thread makes every step itself."""
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def attach(self, stepper: Stepper) -> None:
+        self._steppers.append(stepper)
+
+
+def hand_engine(
+    users: int,
+    before: Callable[[Call], None] = lambda call: None,
+    max_queue: int = 1000,
+    max_queue_per_user: int = 1000,
+) -> tuple[Engine, MockRunner]:
+    """An engine that moves only when its `step` is called."""
+    runner = MockRunner(users, before)
+    return Engine(runner, users, max_queue, max_queue_per_user, ByHand()), runner
+
+
+def run(engine: Engine, *asked: Asked) -> None:
+    """Submits these and steps until there is nothing left to do."""
+    for one in asked:
+        engine.submit(one.request)
+    finish(engine)
+    for one in asked:
+        one.wait()
+
+
+def finish(engine: Engine) -> None:
+    while engine.step():
+        pass
+
+
+def alone(prompt: Sequence[int], **params: Any) -> Asked:
+    """What a request answers in a fresh engine that nobody else uses."""
+    engine, _ = hand_engine(1)
+    asked = Asked(prompt, **params)
+    run(engine, asked)
+    return asked

@@ -1,0 +1,226 @@
+"""A language model in numpy that keeps its memory per slot, as the graphs do.
+
+What a slot holds decides what comes next: the logits are a hash of the tokens that were written
+into that slot, read back from its memory. So a token that lands in the wrong slot, at the wrong
+position or twice, and anything that an earlier user left behind, changes an answer.
+
+Memory that nobody uses is filled with NaN, so that whoever reads it fails visibly.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm_multiuser.engine.request import Request
+from glm_multiuser.progress import Progress
+
+VOCAB = 50
+SEQ_LENGTH = 96
+EOS = 0
+FAILS_AT_ONCE = VOCAB - 1
+"""A prompt with this token gets NaN out of its prefill."""
+FAILS_LATER = VOCAB - 2
+"""A prompt with this token gets NaN instead of its fourth token."""
+
+Memory = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the runner: "prefill", "decode", "save", "restore" or "resize"."""
+
+    kind: str
+    requests: dict[int, Request]
+    """By slot."""
+    users: int = 0
+
+
+@dataclass
+class MockResults:
+    """`RowResults` that remember which rows were asked for."""
+
+    all_logits: NDArray[np.float32]
+
+    @property
+    def tokens(self) -> NDArray[Any]:
+        return np.nan_to_num(self.all_logits).argmax(axis=1)
+
+    @property
+    def finite(self) -> NDArray[Any]:
+        return np.isfinite(self.all_logits).all(axis=1)
+
+    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
+        return self.all_logits[list(rows)]
+
+
+class MockRunner:
+    """Fulfils `engine.runner.Runner`.
+
+    Args:
+        users: slots.
+        before: called with each call before it does anything; may block, or raise what a device
+            would.
+
+    Attributes:
+        calls: every call so far.
+        threads: who called.
+    """
+
+    vocab_size = VOCAB
+    batch_invariant = True
+    compile_seconds = 0.0
+    graph_seconds = 0.0
+    cache_bytes_per_user = SEQ_LENGTH * 8
+
+    def __init__(self, users: int, before: Callable[[Call], None] = lambda call: None) -> None:
+        self.before = before
+        self.calls: list[Call] = []
+        self.threads: set[int] = set()
+        self.compiles = 3
+        self.closed = False
+        self._in_use = threading.Lock()
+        self._lay_out(users)
+
+    def _lay_out(self, users: int) -> None:
+        self.memory: Memory = np.full((users, SEQ_LENGTH), np.nan)
+
+    def requests_of(self, *kinds: str) -> list[Request]:
+        """The requests that came with calls of these kinds, in order."""
+        calls = [call for call in self.calls if call.kind in kinds]
+        return [request for call in calls for request in call.requests.values()]
+
+    def count(self, kind: str) -> int:
+        """How many calls of this kind there were."""
+        return sum(call.kind == kind for call in self.calls)
+
+    def _enter(self, call: Call) -> None:
+        self.calls.append(call)
+        self.threads.add(threading.get_ident())
+        self.before(call)
+
+    def prefill(self, slot: int, request: Request) -> MockResults:
+        with self._alone():
+            self._enter(Call("prefill", {slot: request}))
+            self._overwrite(slot, _written(request.prompt_token_ids))
+            return MockResults(self._logits(slot, request, len(request))[None])
+
+    def decode(self, requests: Mapping[int, Request]) -> MockResults:
+        with self._alone():
+            self._enter(Call("decode", dict(requests)))
+            # Whoever runs takes part in every decode step: the other slots are nobody's.
+            self.memory[[slot for slot in range(len(self.memory)) if slot not in requests]] = np.nan
+            rows = []
+            for slot, request in requests.items():
+                position = len(request) - 1
+                # As the graph does: added to a position that must still be zero.
+                self.memory[slot, position] += _written(request.output_token_ids[-1:])[0]
+                rows.append(self._logits(slot, request, position + 1))
+            return MockResults(np.stack(rows))
+
+    def save(self, slot: int, request: Request) -> Memory:
+        with self._alone():
+            self._enter(Call("save", {slot: request}))
+            saved = self.memory[slot, : len(request)].copy()
+            return saved
+
+    def restore(self, slot: int, request: Request, saved: Memory) -> None:
+        with self._alone():
+            self._enter(Call("restore", {slot: request}))
+            self._overwrite(slot, saved)
+
+    def resize(self, users: int, progress: Progress) -> None:
+        with self._alone():
+            self._lay_out(users)  # before anything can fail: what the slots held is gone
+            self._enter(Call("resize", {}, users))
+            progress(0, 1, "mock")
+            self.compiles += 3
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _alone(self) -> _NotReentrant:
+        return _NotReentrant(self._in_use)
+
+    def _overwrite(self, slot: int, content: Memory) -> None:
+        self.memory[slot] = 0.0
+        self.memory[slot, : len(content)] = content
+
+    def _logits(self, slot: int, request: Request, length: int) -> NDArray[np.float32]:
+        held = self.memory[slot, :length]
+        prompt, generated = request.prompt_token_ids, len(request.output_token_ids)
+        if FAILS_AT_ONCE in prompt or (FAILS_LATER in prompt and generated == 3):
+            self.memory[slot] = np.nan
+        if not np.isfinite(held).all():
+            return np.full(VOCAB, np.nan, np.float32)
+        return hashed_logits(held)
+
+
+def hashed_logits(content: Memory) -> NDArray[np.float32]:
+    """What this "model" makes of the tokens that it has read."""
+    random = np.random.default_rng(zlib.crc32(content.tobytes()))
+    logits: NDArray[np.float32] = random.standard_normal(VOCAB, dtype=np.float32) * np.float32(3)
+    return logits
+
+
+def _written(token_ids: Sequence[int]) -> Memory:
+    """Token 0 must leave a trace as well."""
+    return np.array(token_ids, np.float64) + 1
+
+
+class _NotReentrant:
+    """Fails where two threads are in the runner at once."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            raise AssertionError("two threads called the runner at once")
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+class Gate:
+    """Holds the runner before each of its calls, until the test lets it go on.
+
+    Give it to `MockRunner` as `before`.
+    """
+
+    PATIENCE = 60.0
+    """Seconds after which a test that would hang fails instead."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Semaphore(0)
+        self._go = threading.Semaphore(0)
+        self._open = threading.Event()
+        self._held: Optional[Call] = None
+
+    def __call__(self, call: Call) -> None:
+        if self._open.is_set():
+            return
+        self._held = call
+        self._arrived.release()
+        assert self._go.acquire(timeout=self.PATIENCE), f"nobody let {call} pass"
+
+    def wait(self) -> Call:
+        """-> the call that stands at the gate, once there is one."""
+        assert self._arrived.acquire(timeout=self.PATIENCE), "no call came to the gate"
+        assert self._held is not None
+        return self._held
+
+    def let_pass(self) -> None:
+        """Lets go on what `wait` returned."""
+        self._go.release()
+
+    def open(self) -> None:
+        """Holds nothing any more."""
+        self._open.set()
+        self._go.release()

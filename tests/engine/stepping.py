@@ -1,0 +1,50 @@
+"""The real device thread, one step at a time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
+
+PATIENCE = 120.0
+"""Seconds after which a test that would hang fails instead."""
+
+
+class SingleSteps:
+    """Inside its block the device thread makes only the steps that `step` asks for.
+
+    It holds the thread with calls, because between two calls every engine makes one step.
+    """
+
+    def __init__(self, thread: DeviceThread = DEVICE_THREAD) -> None:
+        self._thread = thread
+        self._held = threading.Semaphore(0)
+        self._go = threading.Semaphore(0)
+        self._over = False
+        self._caller = threading.Thread(target=lambda: thread.call(self._hold), daemon=True)
+
+    def __enter__(self) -> SingleSteps:
+        self._caller.start()
+        self._wait()
+        return self
+
+    def step(self) -> None:
+        """Lets every engine make exactly one step."""
+        self._go.release()
+        self._wait()
+
+    def __exit__(self, *error: object) -> None:
+        self._over = True
+        self._go.release()
+        self._caller.join(PATIENCE)
+
+    def _wait(self) -> None:
+        assert self._held.acquire(timeout=PATIENCE), "the device thread did not come back"
+
+    def _hold(self) -> None:
+        """On the device thread."""
+        self._held.release()
+        assert self._go.acquire(timeout=PATIENCE), "nobody asked for the next step"
+        if not self._over:
+            self._thread._calls.appendleft((Future(), self._hold))

@@ -1,0 +1,315 @@
+"""The real runner with a small random model: how many graphs, how much memory, and clean slots.
+
+A graph takes a second to compile, whatever its size. So sequences and cache blocks are short here,
+and tests share engines where they can.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from glm_multiuser import GenerationResult, ModelConfig, MultiUserLLM, SamplingParams
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine import runner as runner_module
+from glm_multiuser.engine.runner import GraphRunner, batch_sizes, block_counts
+from glm_multiuser.models.kv_past import CellLayout
+
+MODEL = ModelConfig(
+    vocab_size=96,
+    hidden_size=64,
+    num_layers=2,
+    num_attention_heads=4,
+    inner_hidden_size=128,
+    max_sequence_length=64,
+    bos_token_id=92,
+    eos_token_id=93,
+    mask_token_id=94,
+    gmask_token_id=95,
+)
+SEQ_LENGTH = 28
+PROMPT_LENGTHS = (16, 28)
+BLOCKS = (20, 8)
+FLOAT32 = 4
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    token_ids: list[int] = np.random.default_rng(seed).integers(0, 90, length).tolist()
+    return token_ids
+
+
+# One stays in the first block, one crosses into the second, one begins there.
+PROMPTS = [prompt(1, 3), prompt(2, 12), prompt(3, 21)]
+
+
+def open_llm(users: int, **settings: Any) -> MultiUserLLM:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_module, "BLOCK_LENGTH", BLOCKS[0])
+        return MultiUserLLM.from_config(
+            MODEL, seed=1, **{"users": users, "seq_length": SEQ_LENGTH, **settings}
+        )
+
+
+def resize(llm: MultiUserLLM, users: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_module, "BLOCK_LENGTH", BLOCKS[0])
+        llm.resize(users)
+
+
+@pytest.fixture(scope="module")
+def told() -> list[tuple[int, int, str]]:
+    """What `llm` said about its progress."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def llm(told: list[tuple[int, int, str]]) -> Iterator[MultiUserLLM]:
+    with open_llm(3, progress=lambda *what: told.append(what)) as llm:
+        yield llm
+
+
+def runner_of(llm: MultiUserLLM) -> GraphRunner:
+    return llm._runner
+
+
+class Heard:
+    """Tokens with their log-probabilities, which notice what may not change a token yet."""
+
+    def __init__(self, result: GenerationResult) -> None:
+        assert result.finish_reason == "length"
+        assert result.logprobs is not None
+        self.token_ids = result.token_ids
+        self.logprobs = [one.logprob for one in result.logprobs]
+
+    def __eq__(self, other: object) -> bool:
+        # Other numbers of slots may be computed with other roundings.
+        return (
+            isinstance(other, Heard)
+            and self.token_ids == other.token_ids
+            and np.allclose(self.logprobs, other.logprobs, rtol=0.0, atol=1e-6)
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.token_ids} {self.logprobs}"
+
+
+def answers(llm: MultiUserLLM, prompts: list[list[int]] = PROMPTS) -> list[Heard]:
+    return [Heard(one) for one in llm.generate(prompts, GREEDY)]
+
+
+@pytest.fixture(scope="module")
+def expected(llm: MultiUserLLM) -> list[Heard]:
+    """The answers to PROMPTS of an engine that was never disturbed."""
+    return answers(llm)
+
+
+# Graphs
+
+
+def test_every_graph_is_compiled_before_the_first_request(
+    llm: MultiUserLLM, told: list[tuple[int, int, str]]
+) -> None:
+    graphs = [
+        "prefill 16",
+        "prefill 28",
+        "clear block 0",
+        "clear block 1",
+        "decode 3 users, 20 positions",
+        "decode 3 users, 28 positions",
+    ]
+    assert told[-7:] == [
+        *((number, 6, what) for number, what in enumerate(graphs)),
+        (6, 6, "ready"),
+    ]
+    assert llm.stats().compiles == 6
+    assert llm.stats().batch_invariant
+
+
+def test_nothing_compiles_while_requests_of_all_lengths_run(llm: MultiUserLLM) -> None:
+    lengths = list(range(1, SEQ_LENGTH))
+    params = [
+        GREEDY,
+        SamplingParams(seed=1, logprobs=3),
+        SamplingParams(seed=2, top_p=0.9, repetition_penalty=1.2, min_tokens=2),
+    ]
+    for number in (1, 2, len(lengths)):  # alone, some slots in use, all of them
+        chosen = lengths[-number:]
+        results = llm.generate(
+            [prompt(length, length) for length in chosen], [params[one % 3] for one in chosen]
+        )
+        assert {one.finish_reason for one in results} <= {"length", "stop"}
+    assert llm.stats().mean_batch > 1
+    assert llm.stats().compiles_after_ready == 0
+
+
+def test_the_number_of_graphs_does_not_grow_with_the_users() -> None:
+    graphs = {}
+    for users in (2, 8, 32, 64):
+        with open_llm(users, seq_length=16) as llm:
+            graphs[users] = llm.stats().compiles
+            llm.generate([[1]] * users, SamplingParams(temperature=0.0, max_tokens=3))
+            assert llm.stats().compiles_after_ready == 0
+            assert llm.stats().batch_invariant
+    prompts, clearing, most_decode_sizes = 1, 1, 3
+    assert graphs[2] <= graphs[8] <= graphs[32] == graphs[64]
+    assert graphs[64] == prompts + clearing + most_decode_sizes
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 1024])
+def test_there_are_at_most_three_decode_sizes(users: int) -> None:
+    sizes = batch_sizes(CellLayout.plan(users, SEQ_LENGTH))
+    assert len(sizes) <= 3
+    assert sizes[-1] == users
+    assert list(sizes) == sorted(set(sizes))
+    assert min(sizes) == (users if users < 4 else min(4, users // 4))
+
+
+def test_several_cells_are_always_decoded_together() -> None:
+    assert batch_sizes(CellLayout.plan(8, SEQ_LENGTH, users_per_cell=2)) == (8,)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "counts"),
+    [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (5, (1, 2, 4, 5)), (8, (1, 2, 4, 8))],
+)
+def test_decode_graphs_read_powers_of_two_blocks(blocks: int, counts: tuple[int, ...]) -> None:
+    assert block_counts(blocks) == counts
+
+
+# Memory
+
+
+def assert_bytes_per_user(llm: MultiUserLLM) -> None:
+    parameters = runner_of(llm).model.get_parameters()
+    caches = [one for one in parameters if one.name.endswith(("key_past", "value_past"))]
+    held = DEVICE_THREAD.call(lambda: sum(cache.nbytes for cache in caches))
+    keys_and_values = 2 * MODEL.hidden_size * FLOAT32
+    claimed = llm.stats().cache_bytes_per_user
+    assert claimed == SEQ_LENGTH * MODEL.num_layers * keys_and_values
+    assert held == llm.stats().users * claimed
+
+
+def test_bytes_per_user_are_those_of_the_caches(llm: MultiUserLLM) -> None:
+    assert_bytes_per_user(llm)
+
+
+def test_cells_of_fewer_users_change_nothing_but_the_layout(
+    expected: list[Heard],
+) -> None:
+    llm = open_llm(3, users_per_cell=2, batch_invariant=False)
+    assert runner_of(llm)._rows == {3: 3}
+    assert answers(llm) == expected
+    assert_bytes_per_user(llm)
+    stats = llm.stats()
+    model = weakref.ref(runner_of(llm).model)
+    llm.close()
+    assert llm.stats() == stats
+    del llm
+    gc.collect()
+    assert model() is None, "a closed engine that nobody holds keeps its model in memory"
+
+
+# Clean slots
+
+
+def poison(runner: GraphRunner) -> None:
+    """NaN in every block of every slot, as if their last users had filled them."""
+    for slot in range(runner.users):
+        for block, zeros in enumerate(runner._zeros):
+            nan = np.full(zeros.shape, np.nan, np.float32)
+            runner._replace(slot, block, Tensor(nan))
+        runner._written_blocks[slot] = len(runner._zeros)
+
+
+def one_by_one(llm: MultiUserLLM) -> list[Heard]:
+    """Answers to PROMPTS that all come out of the same slot."""
+    return [answers(llm, [one])[0] for one in PROMPTS]
+
+
+def test_an_answer_in_the_same_slot_leaves_no_trace(
+    llm: MultiUserLLM, expected: list[Heard]
+) -> None:
+    assert one_by_one(llm) == expected
+    crossing = [PROMPTS[1]]
+    assert [answers(llm, crossing)[0] for _ in range(2)] == [expected[1]] * 2
+
+
+def test_a_slot_that_held_nan_is_new_memory(llm: MultiUserLLM, expected: list[Heard]) -> None:
+    DEVICE_THREAD.call(lambda: poison(runner_of(llm)))
+    assert answers(llm) == expected
+    DEVICE_THREAD.call(lambda: poison(runner_of(llm)))
+    assert one_by_one(llm) == expected
+    assert llm.stats().compiles_after_ready == 0
+
+
+@pytest.mark.parametrize(("breaks", "length"), [("_forward", 27), ("_replace_past", 5)])
+def test_a_prompt_that_the_device_broke_off_leaves_no_trace(
+    llm: MultiUserLLM,
+    expected: list[Heard],
+    monkeypatch: pytest.MonkeyPatch,
+    breaks: str,
+    length: int,
+) -> None:
+    runner = runner_of(llm)
+    working = getattr(runner, breaks)
+
+    def write_and_break(*args: Any) -> None:
+        working(*args)
+        raise RuntimeError("the device broke")
+
+    # The first fills both blocks and breaks. The second breaks while it clears what another left.
+    if breaks == "_replace_past":
+        DEVICE_THREAD.call(lambda: poison(runner))
+    else:
+        answers(llm, [[1]])  # so that the slot is known to have one block in use
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, breaks, write_and_break)
+        broken = llm.generate([prompt(4, length)], GREEDY)
+    assert broken[0].finish_reason == "error"
+    assert one_by_one(llm) == expected
+
+
+# Resizing; from here on `llm` has fewer slots
+
+
+def test_running_requests_move_to_another_layout(llm: MultiUserLLM, expected: list[Heard]) -> None:
+    handles = [llm.submit(one, GREEDY) for one in PROMPTS]
+    for handle in handles:
+        next(handle)
+    resize(llm, 2)
+    assert [Heard(handle.result()) for handle in handles] == expected
+    assert llm.stats().users == 2
+    assert llm.stats().compiles_after_ready == 0
+    assert_bytes_per_user(llm)
+
+
+def test_a_resize_that_the_device_refuses_goes_back(
+    llm: MultiUserLLM, expected: list[Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = llm.stats().users
+    model = runner_of(llm).model
+    lay_out = model.set_layout
+
+    def refuse(layout: CellLayout) -> None:
+        if layout.users == 9:
+            raise MemoryError("9 are too many")
+        lay_out(layout)
+
+    handles = [llm.submit(one, GREEDY) for one in PROMPTS]
+    next(handles[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "set_layout", lambda self, layout: refuse(layout))
+        with pytest.raises(MemoryError, match="9 are too many"):
+            resize(llm, 9)
+    assert [Heard(handle.result()) for handle in handles] == expected
+    assert llm.stats().users == users
+    assert llm.stats().compiles_after_ready == 0
+    assert_bytes_per_user(llm)
