@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from glm_multiuser.errors import CheckpointError
+from glm_multiuser.checkpoint.json_file import read_json_object
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -16,14 +15,4 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read or is not a JSON object.
     """
     path = folder / "tokenizer_config.json"
-    if not path.exists():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds {type(values).__name__}, not a JSON object")
-    return values
+    return read_json_object(path) if path.exists() else {}
