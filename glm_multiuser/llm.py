@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Optional, Union
@@ -385,15 +386,15 @@ class MultiUserLLM:
             return self.tokenizer.encode_prompt(prompt, history)
         if history:
             raise InvalidParameterError("history needs a prompt that is text, not token ids")
-        token_ids = list(prompt)
         vocab_size = self._runner.vocab_size
-        for position, token_id in enumerate(token_ids):
-            if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+        for position, token_id in enumerate(prompt):
+            whole = isinstance(token_id, Integral) and not isinstance(token_id, bool)
+            if not whole or not 0 <= token_id < vocab_size:
                 raise InvalidParameterError(
                     f"prompt[{position}] is {token_id!r}; token ids are whole numbers from 0 to "
                     f"{vocab_size - 1}"
                 )
-        return token_ids
+        return [int(token_id) for token_id in prompt]
 
     def _room(self, token_ids: Sequence[int]) -> int:
         """How many tokens an answer to this prompt can have."""

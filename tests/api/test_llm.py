@@ -178,6 +178,7 @@ def test_requests_of_one_user_run_one_after_the_other(open_llm: Open, gate: Gate
             f"prompt[1] is 50; {WHOLE}",
         ),
         ([-1], InvalidParameterError, f"prompt[0] is -1; {WHOLE}"),
+        ([True], InvalidParameterError, f"prompt[0] is True; {WHOLE}"),
         (
             [1.0],
             InvalidParameterError,

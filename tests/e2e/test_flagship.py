@@ -166,6 +166,17 @@ def under_load(llm: MultiUserLLM) -> tuple[list[tuple[Ask, GenerationResult]], i
         return [answer.result(PATIENCE) for answer in answers], sum(poisoned)
 
 
+def assert_same_log_probabilities(result: GenerationResult, expected: GenerationResult) -> None:
+    if expected.logprobs is None:
+        assert result.logprobs is None
+        return
+    assert result.logprobs is not None
+    for found, wanted in zip(result.logprobs, expected.logprobs):
+        # Before and after a resize, steps may have other heights and so other roundings.
+        assert found.top == pytest.approx(wanted.top, abs=1e-4)
+        assert found.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+
+
 def test_the_same_answer_alone_and_under_load(
     alone: dict[Ask, GenerationResult], llm: MultiUserLLM
 ) -> None:
@@ -183,7 +194,7 @@ def test_the_same_answer_alone_and_under_load(
         assert result.token_ids == expected.token_ids
         assert result.text == expected.text
         assert result.finish_reason == expected.finish_reason
-        assert result.logprobs == expected.logprobs
+        assert_same_log_probabilities(result, expected)
     assert reasons == {"stop", "length", "cancelled"}
     assert poisoned > 0
     stats = llm.stats()
