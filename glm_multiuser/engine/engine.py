@@ -12,7 +12,7 @@ from typing import Optional
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 from glm_multiuser.engine.request import Nobody, Request
 from glm_multiuser.engine.runner import RowResults, Runner
-from glm_multiuser.engine.scheduler import Decode, Prefill, Scheduler, Step
+from glm_multiuser.engine.scheduler import Decode, Scheduler, Step
 from glm_multiuser.engine.slots import Slots
 from glm_multiuser.errors import (
     EngineClosedError,
@@ -65,7 +65,7 @@ class Engine:
         self.max_queue = max_queue
         self.max_queue_per_user = max_queue_per_user
         self.counters = Counters()
-        self._scheduler = Scheduler(Slots(users))
+        self._scheduler = Scheduler(Slots(users), runner.prompt_group)
         self._lock = threading.Condition()
         """Guards the scheduler's queue, which other threads add to, and `_closing`."""
         self._closing = False
@@ -185,7 +185,7 @@ class Engine:
 
         A device error ends the requests of this step and nobody else's.
         """
-        requests = {step.slot: step.request} if isinstance(step, Prefill) else step.requests
+        requests = step.requests
         try:
             results = self._run_graph(step)
             if results is None:
@@ -205,13 +205,13 @@ class Engine:
             self.counters.decode_steps += 1
             self.counters.decode_rows += len(step.requests)
             return self.runner.decode(step.requests)
-        request = step.request
+        slot, request = next(iter(step.requests.items()))
         if request.saved_past is not None:
             saved, request.saved_past = request.saved_past, None
-            self.runner.restore(step.slot, request, saved)
+            self.runner.restore(slot, request, saved)
             return None
-        self.counters.prompt_tokens += len(request.prompt_token_ids)
-        return self.runner.prefill(step.slot, request)
+        self.counters.prompt_tokens += sum(len(one) for one in step.requests.values())
+        return self.runner.prefill(step.requests)
 
     def _hand_out(self, slot: int, choice: Optional[Choice]) -> None:
         if choice is None:
@@ -277,7 +277,8 @@ class Engine:
         """Ends every request and closes the engine."""
         with self._lock:
             requests = self._accepted()
-            self._scheduler = Scheduler(Slots(self._scheduler.slots.count))
+            slots = Slots(self._scheduler.slots.count)
+            self._scheduler = Scheduler(slots, self.runner.prompt_group)
             self._closing = True
             self._lock.notify_all()
         for request in requests:

@@ -22,13 +22,17 @@ from numpy.typing import NDArray
 from glm_multiuser.config import BLOCK_LENGTH, EngineConfig, prompt_lengths
 from glm_multiuser.engine.padding import invariant_rows
 from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.scheduler import PromptGroup
 from glm_multiuser.models.graphs import Forward, ReplacePast, read_past, zero_past
 from glm_multiuser.models.kv_past import CellLayout
-from glm_multiuser.models.modeling_glm import GLMForMultiUser
+from glm_multiuser.models.modeling_glm import MOST_PROMPTS, GLMForMultiUser
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.progress import Progress
 
 SMALLEST_BATCH = 4
+
+PROMPT_ROWS = 64
+"""Prompts enter together up to so many rows: beyond them a product costs as much in pieces."""
 
 
 class RowResults(Protocol):
@@ -48,7 +52,9 @@ class Runner(Protocol):
 
     vocab_size: int
 
-    def prefill(self, slot: int, request: Request) -> RowResults: ...
+    def prompt_group(self, request: Request) -> PromptGroup: ...
+
+    def prefill(self, requests: Mapping[int, Request]) -> RowResults: ...
 
     def decode(self, requests: Mapping[int, Request]) -> RowResults: ...
 
@@ -96,6 +102,17 @@ def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
     return tuple(sorted({size for size in (min(SMALLEST_BATCH, quarter), quarter, users) if size}))
 
 
+def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
+    """How many prompts of one length the prefill graphs take in: one, and as many as pay.
+
+    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds everybody.
+    """
+    if len(layout.sizes) > 1:
+        return (1,)
+    most = min(PROMPT_ROWS // length, layout.users, MOST_PROMPTS)
+    return (1, 1 << most.bit_length() - 1) if most > 1 else (1,)
+
+
 class GraphRunner:
     """Runs a model's graphs for an engine.
 
@@ -127,7 +144,10 @@ class GraphRunner:
         self._replace_past: Any = ReplacePast(self.model)
         zeros = {length: zero_past(self.model, length) for length in set(self.layout.block_lengths)}
         self._zeros = [zeros[length] for length in self.layout.block_lengths]
-        self._prompt_lengths = prompt_lengths(self.engine.seq_length)
+        self._prompt_counts = {
+            length: prompt_counts(self.layout, length)
+            for length in prompt_lengths(self.engine.seq_length)
+        }
         self._block_counts = block_counts(len(self.layout.block_lengths))
         self._batch_sizes = batch_sizes(self.layout)
         self._rows = {size: size for size in self._batch_sizes}
@@ -154,8 +174,8 @@ class GraphRunner:
         if self.engine.batch_invariant and self.users > 1:
             self._rows = invariant_rows(self.model.linears(), self._batch_sizes)
         jobs: list[tuple[str, Callable[[], Any]]] = []
-        for length in self._prompt_lengths:
-            jobs.append((f"prefill {length}", partial(self._try_prompt, length)))
+        for length in self._prompt_counts:
+            jobs.append((f"prefill {length}", partial(self._try_prompts, length)))
         for block in range(len(self.layout.block_lengths)):
             jobs.append((f"clear block {block}", partial(self._clear, 0, block)))
         for size, blocks in itertools.product(self._batch_sizes, self._block_counts):
@@ -173,9 +193,16 @@ class GraphRunner:
         self.compile_seconds = time.monotonic() - start
         self.graph_seconds = graph_seconds
 
-    def _try_prompt(self, length: int) -> None:
-        positions = PrefixPositions(length, 0)
-        self._run_prompt(0, [0] * length, length, positions)
+    def _try_prompts(self, length: int) -> None:
+        """Gives up taking in several prompts at once where that changes their bits."""
+        token_ids = np.arange(length) % self.vocab_size
+        alone, *together = [
+            self._run_prompts([0] * count, [token_ids] * count, length)[2].asnumpy().copy()
+            for count in self._prompt_counts[length]
+        ]
+        same_bits = all((rows == alone).all() for rows in together)
+        if self.engine.batch_invariant and not same_bits:
+            self._prompt_counts[length] = (1,)
 
     def _try_decode(self, size: int, blocks: int) -> NDArray[Any]:
         """-> logits of a step in which every row holds the same token: rows that must be equal."""
@@ -186,18 +213,32 @@ class GraphRunner:
         logits: NDArray[Any] = results[2].asnumpy()
         return logits[:size].copy()
 
-    def prefill(self, slot: int, request: Request) -> DeviceResults:
-        """The whole prompt in one go, padded to the next compiled length."""
-        token_ids = request.prompt_token_ids
-        length = next(size for size in self._prompt_lengths if size >= len(token_ids))
-        positions = PrefixPositions.of(token_ids, self.model.config)
-        self._positions[slot] = positions
+    def _padded_length(self, request: Request) -> int:
+        length = len(request.prompt_token_ids)
+        return next(padded for padded in self._prompt_counts if padded >= length)
+
+    def prompt_group(self, request: Request) -> PromptGroup:
+        """Prompts that are padded to one length enter together, as many as a graph takes in."""
+        length = self._padded_length(request)
+        return length, self._prompt_counts[length][-1]
+
+    def prefill(self, requests: Mapping[int, Request]) -> DeviceResults:
+        """Whole prompts of one group, by slot; result rows in the order of `requests`."""
+        length = max(self._padded_length(request) for request in requests.values())
         replaced = self.layout.blocks_for(length)
-        # Before the graph runs, so that a device error cannot leave unknown memory behind.
-        self._written_blocks[slot] = max(self._written_blocks[slot], replaced)
-        tokens, finite, logits = self._run_prompt(slot, token_ids, length, positions)
-        self._clear_behind(slot, replaced)
-        return DeviceResults(tokens, finite, logits, [0])
+        for slot in requests:
+            # Before the graph runs, so that a device error cannot leave unknown memory behind.
+            self._written_blocks[slot] = max(self._written_blocks[slot], replaced)
+        count = next(size for size in self._prompt_counts[length] if size >= len(requests))
+        slots = list(requests)
+        # What is left over brings the first prompt again, to the same place.
+        slots += slots[:1] * (count - len(slots))
+        prompts = [requests[slot].prompt_token_ids for slot in slots]
+        tokens, finite, logits = self._run_prompts(slots, prompts, length)
+        for slot in requests:
+            self._clear_behind(slot, replaced)
+        rows = range(len(requests))
+        return DeviceResults(tokens[: len(rows)], finite[: len(rows)], logits, rows)
 
     def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
         """One new token for each request, by slot; result rows in the order of `requests`."""
@@ -265,16 +306,22 @@ class GraphRunner:
     def _replace(self, slot: int, block: int, past: Tensor) -> None:
         self._replace_past(to_tensor(np.array(slot)), past, block).asnumpy()
 
-    def _run_prompt(
-        self, slot: int, token_ids: Sequence[int], length: int, positions: PrefixPositions
+    def _run_prompts(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]], length: int
     ) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
-        input_ids = np.zeros(length, np.int32)
-        input_ids[: len(token_ids)] = token_ids
+        input_ids = np.zeros((len(slots), length), np.int32)
+        position_ids, lengths = [], []
+        for row, (slot, token_ids) in enumerate(zip(slots, prompts)):
+            positions = PrefixPositions.of(token_ids, self.model.config)
+            self._positions[slot] = positions
+            input_ids[row, : len(token_ids)] = token_ids
+            position_ids.append(positions.ids(0, length))
+            lengths.append((positions.context_length, len(token_ids)))
         return self._run(
-            input_ids,
-            positions.ids(0, length),
-            np.array([positions.context_length, len(token_ids)]),
-            np.array(slot),
+            input_ids.reshape(-1),
+            np.concatenate(position_ids, 1),
+            np.array(lengths),
+            np.array(slots),
             0,
         )
 

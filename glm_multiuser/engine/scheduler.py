@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Callable, Optional, Union
 
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.slots import Slots
@@ -11,10 +11,9 @@ from glm_multiuser.engine.slots import Slots
 
 @dataclass(frozen=True)
 class Prefill:
-    """One request's whole prompt enters its slot (or, after a resize, what was saved of it)."""
+    """Whole prompts enter their slots (or, after a resize, what was saved of one), by slot."""
 
-    slot: int
-    request: Request
+    requests: dict[int, Request]
 
 
 @dataclass(frozen=True)
@@ -26,15 +25,26 @@ class Decode:
 
 Step = Union[Prefill, Decode]
 
+PromptGroup = tuple[int, int]
+"""(kind, most): prompts of one kind may enter together, up to so many."""
+
+ALONE: PromptGroup = (0, 1)
+
 
 class Scheduler:
     """Requests wait in order of arrival; prefills and decode steps alternate, so nobody starves.
 
     A request whose user is busy lets others pass; no other request is ever overtaken.
+
+    Args:
+        slots: who may run.
+        prompt_group: of a request: the kind of its prompt, and how many of that kind, one behind
+            the other in the queue, may enter in one step.
     """
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, prompt_group: Callable[[Request], PromptGroup]) -> None:
         self.slots = slots
+        self.prompt_group = prompt_group
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}
         self._decode_is_due = False
@@ -50,17 +60,24 @@ class Scheduler:
         return Decode(dict(self.running)) if self.running else None
 
     def _admit(self) -> Optional[Prefill]:
-        for request in self.waiting:
+        entering: dict[int, Request] = {}
+        group: Optional[PromptGroup] = None
+        for request in list(self.waiting):
             if self.slots.is_busy(request.user):
                 continue
+            if group is not None and (group != self._group(request) or len(entering) == group[1]):
+                break
             slot = self.slots.acquire(request.user)
             if slot is None:
-                return None
+                break
+            group = self._group(request)
             self.waiting.remove(request)
-            self.running[slot] = request
+            self.running[slot] = entering[slot] = request
             request.enter()
-            return Prefill(slot, request)
-        return None
+        return Prefill(entering) if entering else None
+
+    def _group(self, request: Request) -> PromptGroup:
+        return ALONE if request.saved_past is not None else self.prompt_group(request)
 
     def finish(self, slot: int, keep: bool = True) -> Request:
         """The request in `slot` has ended; `keep` leaves the slot to its user."""

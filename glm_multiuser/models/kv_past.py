@@ -94,7 +94,7 @@ class KVBlock(nn.Cell):
         self.weigh = ops.BatchMatMul()
 
     def replace(self, rows: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Overwrites `rows` [1] int32 by `key` and `value` [1, heads, positions, head_dim]."""
+        """Overwrites `rows` [n] int32 by `key` and `value` [n, heads, positions, head_dim]."""
         return (
             self.scatter_update(self.key_past, rows, key),
             self.scatter_update(self.value_past, rows, value),
@@ -156,16 +156,16 @@ class KVPast(nn.Cell):
         step: tuple[Any, ...],
         first_block: int = 0,
     ) -> Tensor:
-        """Takes in a prompt (`step` is empty), or one new token of each row.
+        """Takes in prompts (`step` is empty), or one new token of each row.
 
         Args:
-            query: `[n, heads, 1, head_dim]` of new tokens; for a prompt anything to return.
-            key: `[n * heads, head_dim]` of new tokens; for a prompt one
-                `[1, heads, positions, head_dim]` per block that it reaches.
+            query: `[n, heads, 1, head_dim]` of new tokens; for prompts anything to return.
+            key: `[n * heads, head_dim]` of new tokens; for prompts one
+                `[n, heads, positions, head_dim]` per block that they reach.
             value: like `key`.
             rows: int32 [n], the users' rows in this cell; None: all of them in order.
             step: what `GLMForMultiUser.decode_step` made for this cell.
-            first_block: of a prompt: the first block to replace.
+            first_block: of prompts: the first block to replace.
 
         Returns:
             `[n, heads * head_dim]`: what each new token attended to.

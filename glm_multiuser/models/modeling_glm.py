@@ -28,6 +28,9 @@ from glm_multiuser.models.layers import (
 )
 from glm_multiuser.models.stream_chat import StreamChat
 
+MOST_PROMPTS = 4
+"""Prompts that one graph call takes in at most."""
+
 
 class MLP(nn.Cell):
     """hidden -> inner -> hidden, with a GELU between."""
@@ -101,8 +104,8 @@ class DeepNormWithGLULayer(nn.Cell):
             mask: for prompts, broadcast to `[prompts, heads, t, t]`; None for new tokens.
             user: (cell, rows in the cell) whose keys and values these are. None: for new tokens
                 every user in order; for prompts nobody, nothing is cached.
-            step: for new tokens, what `GLMForMultiUser.decode_step` made; for a prompt, bool
-                `[1, 1, t, 1]` that says which tokens are real.
+            step: for new tokens, what `GLMForMultiUser.decode_step` made; for prompts, bool
+                `[prompts, 1, t, 1]` that says which tokens are real.
         """
         normed = self.input_layernorm(hidden)
         query, key, value = self.attention.project(normed, angles)
@@ -128,7 +131,7 @@ class DeepNormWithGLULayer(nn.Cell):
         return self.attention(query, key, value, mask)
 
     def cut(self, x: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """`x` [1, heads, t, head_dim] -> one piece per cache block, zero behind the last token."""
+        """`x` [n, heads, t, head_dim] -> one piece per cache block, zero behind the last token."""
         x = ops.select(real, x, ops.zeros_like(x))
         blocks: tuple[Tensor, ...] = ()
         first = 0
@@ -137,7 +140,7 @@ class DeepNormWithGLULayer(nn.Cell):
                 piece = x if x.shape[2] <= length else x[:, :, first : first + length]
                 missing = length - piece.shape[2]
                 if missing > 0:
-                    rest = ops.zeros((1, self.heads, missing, self.head_dim), x.dtype)
+                    rest = ops.zeros((x.shape[0], self.heads, missing, self.head_dim), x.dtype)
                     piece = ops.concat((piece, rest), 2)
                 blocks = (*blocks, piece)
             first = first + length
@@ -258,6 +261,7 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         self.heads = config.num_attention_heads
         self.head_numbers = Tensor(np.arange(self.heads), ms.int32).reshape(1, -1, 1)
         self.columns = Tensor(np.arange(config.max_sequence_length), ms.int32)
+        self.first_rows = Tensor(np.arange(MOST_PROMPTS), ms.int32)
         self.argmax = ops.Argmax(axis=-1, output_type=ms.int32)
         self.gather = ops.Gather()
 
@@ -286,28 +290,34 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         user: Optional[User] = None,
         used_blocks: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One user's whole prompt (`used_blocks` 0), or one new token of each named user.
+        """Whole prompts (`used_blocks` 0), or one new token of each named user.
 
         Args:
-            input_ids: int32 [rows]; a prompt may be padded behind its end, new tokens may have
-                more rows than users.
+            input_ids: int32 [rows]; prompts, one behind the other, are padded to one length; new
+                tokens may have more rows than users.
             position_ids: int32 [2, rows]: position in the context, position in the answer.
-            positions: for a prompt int32 [2], its context length and its length; for new tokens
-                int32 [users], where each is written, -1 for a row that is not in use.
+            positions: for 1, 2 or 4 prompts int32 [prompts, 2], context length and length of
+                each; for new tokens int32 [users], where each is written, -1 for a row that is
+                not in use.
             user: whose row(s): an int, a scalar Tensor, or, when one cell holds everybody, a
-                Tensor [n] of n different users. None with new tokens: all users in order.
+                Tensor [n] of n users, all different unless they bring the same prompt. None with
+                new tokens: all users in order.
             used_blocks: with new tokens, how many cache blocks are in use.
 
         Returns:
-            For each row (for a prompt: only its last token):
+            For each row (for prompts: `MOST_PROMPTS` rows, their last tokens in turn):
             the most likely next token, int32 [n]; 0 where all is finite and NaN where not,
             [n]; logits, [n, vocab_size] in the softmax type.
         """
         home = None if user is None else self.home(user)
         if used_blocks == 0:
-            mask, real = self.prompt_mask(input_ids.shape[0], positions)
+            prompts = positions.shape[0]
+            length = input_ids.shape[0] // prompts
+            mask, real = self.prompt_mask(length, positions)
             hidden = self.transformer(input_ids, position_ids, mask, home, real)
-            hidden = self.gather(hidden, positions[1:] - 1, 0)
+            last = self.first_rows[:prompts] * length + positions[:, 1] - 1
+            # Always as many rows, so that their bits do not depend on how many prompts there are.
+            hidden = self.gather(hidden, ops.tile(last, (MOST_PROMPTS // prompts,)), 0)
         else:
             step = self.decode_step(positions, home, used_blocks)
             hidden = self.transformer(input_ids, position_ids, None, home, step)
@@ -328,16 +338,19 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         return ops.reshape(rows // per_cell, ()), rows % per_cell
 
     def prompt_mask(self, length: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`positions` (context length, length) -> mask [1, heads, t, t], real [1, 1, t, 1].
+        """`positions` [n, 2] -> mask [n, heads, length, length], real [n, 1, length, 1].
 
         The mask has all heads, though they are alike: adding it to scores of another shape would
         cost a copy of both in every layer.
         """
+        prompts = positions.shape[0]
         columns = self.columns[:length]
         rows = columns.reshape(1, 1, length, 1)
-        unseen = ops.logical_and(columns > rows, columns >= positions[0])
+        context_lengths = positions[:, 0].reshape(prompts, 1, 1, 1)
+        unseen = ops.logical_and(columns > rows, columns >= context_lengths)
         mask = ops.cast(unseen, self.softmax_type) * MASKED
-        return ops.broadcast_to(mask, (1, self.heads, length, length)), rows < positions[1]
+        real = rows < positions[:, 1].reshape(prompts, 1, 1, 1)
+        return ops.broadcast_to(mask, (prompts, self.heads, length, length)), real
 
     def decode_step(self, positions: Tensor, home: Any, used_blocks: int) -> tuple[Any, ...]:
         """What all layers need to write and read the caches, made once per step.

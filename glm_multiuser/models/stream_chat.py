@@ -93,7 +93,7 @@ class StreamChat:
         logits = self._call(
             np.array(token_ids + [0] * (padded - len(token_ids))),
             positions.ids(0, padded),
-            np.array([positions.context_length, len(token_ids)]),
+            np.array([[positions.context_length, len(token_ids)]]),
             user,
             0,
         )
@@ -124,7 +124,7 @@ class StreamChat:
         inputs = [Tensor(values, ms.int32) for values in (input_ids, position_ids, positions)]
         model: Any = self
         logits: NDArray[Any] = model(*inputs, user, used_blocks)[2].asnumpy()
-        return logits.astype(np.float32)
+        return logits[:1].astype(np.float32)
 
     def _replace(self, user: Union[int, Tensor], block: int) -> None:
         model: Any = self

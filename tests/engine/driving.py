@@ -101,9 +101,10 @@ def hand_engine(
     before: Callable[[Call], None] = lambda call: None,
     max_queue: int = 1000,
     max_queue_per_user: int = 1000,
+    most_prompts: int = 1,
 ) -> tuple[Engine, MockRunner]:
     """An engine that moves only when its `step` is called."""
-    runner = MockRunner(users, before)
+    runner = MockRunner(users, before, most_prompts)
     return Engine(runner, users, max_queue, max_queue_per_user, ByHand()), runner
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.scheduler import PromptGroup
 from glm_multiuser.progress import Progress
 
 VOCAB = 50
@@ -67,6 +68,7 @@ class MockRunner:
         users: slots.
         before: called with each call before it does anything; may block, or raise what a device
             would.
+        most_prompts: short prompts that one call takes in.
 
     Attributes:
         calls: every call so far.
@@ -79,8 +81,14 @@ class MockRunner:
     graph_seconds = 0.0
     cache_bytes_per_user = SEQ_LENGTH * 8
 
-    def __init__(self, users: int, before: Callable[[Call], None] = lambda call: None) -> None:
+    def __init__(
+        self,
+        users: int,
+        before: Callable[[Call], None] = lambda call: None,
+        most_prompts: int = 1,
+    ) -> None:
         self.before = before
+        self.most_prompts = most_prompts
         self.calls: list[Call] = []
         self.threads: set[int] = set()
         self.compiles = 3
@@ -105,11 +113,19 @@ class MockRunner:
         self.threads.add(threading.get_ident())
         self.before(call)
 
-    def prefill(self, slot: int, request: Request) -> MockResults:
+    def prompt_group(self, request: Request) -> PromptGroup:
+        """Prompts of about the same length enter together, more of the shorter ones."""
+        kind = len(request.prompt_token_ids) // 4
+        return kind, self.most_prompts if kind < 2 else 1
+
+    def prefill(self, requests: Mapping[int, Request]) -> MockResults:
         with self._alone():
-            self._enter(Call("prefill", {slot: request}))
-            self._overwrite(slot, _written(request.prompt_token_ids))
-            return MockResults(self._logits(slot, request, len(request))[None])
+            self._enter(Call("prefill", dict(requests)))
+            rows = []
+            for slot, request in requests.items():
+                self._overwrite(slot, _written(request.prompt_token_ids))
+                rows.append(self._logits(slot, request, len(request)))
+            return MockResults(np.stack(rows))
 
     def decode(self, requests: Mapping[int, Request]) -> MockResults:
         with self._alone():

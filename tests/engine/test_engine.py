@@ -244,6 +244,24 @@ def test_a_device_error_in_a_prefill_ends_that_request() -> None:
         assert other.token_ids == alone(prompt, max_tokens=6, **LONG).token_ids
 
 
+def test_prompts_that_enter_together_answer_as_alone() -> None:
+    asked = [Asked([n], max_tokens=6, **LONG) for n in (1, 2, 3, 4)]
+    engine, runner = hand_engine(4, most_prompts=3)
+    run(engine, *asked)
+    prefills = [len(call.requests) for call in runner.calls if call.kind == "prefill"]
+    assert prefills == [3, 1]
+    for one in asked:
+        assert one.token_ids == alone(one.request.prompt_token_ids, max_tokens=6, **LONG).token_ids
+    assert engine.counters.prompt_tokens == 4
+
+
+def test_one_of_several_prompts_that_is_not_finite_fails_by_itself() -> None:
+    asked = [Asked([n], max_tokens=6, **LONG) for n in (1, FAILS_AT_ONCE, 3)]
+    engine, _ = hand_engine(3, most_prompts=3)
+    run(engine, *asked)
+    assert [one.reason for one in asked] == ["length", "error", "length"]
+
+
 def test_a_device_error_in_a_decode_step_ends_its_requests_and_no_others() -> None:
     running = [Asked([n], max_tokens=6, **LONG) for n in (1, 2)]
     waiting = [Asked([n], max_tokens=6, **LONG) for n in (3, 4)]

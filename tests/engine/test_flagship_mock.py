@@ -66,6 +66,8 @@ class Plan:
     asks: tuple[Ask, ...]
     users: int
     users_later: int
+    most_prompts: int
+    """Short prompts that enter in one step."""
     resize_at: int
     """Number of the runner's call after which the engine is resized."""
 
@@ -92,6 +94,7 @@ PLANS = st.builds(
     asks=st.lists(ASKS, min_size=THREADS, max_size=3 * THREADS).map(tuple),
     users=st.integers(1, 6),
     users_later=st.integers(1, 6),
+    most_prompts=st.integers(1, 4),
     resize_at=st.integers(1, 60),
 )
 
@@ -149,7 +152,7 @@ def carry_out(plan: Plan, thread: DeviceThread) -> tuple[list[tuple[Ask, Asked]]
         if len(answers) == len(plan.asks):
             time_to_resize.set()  # at the latest now
 
-    runner = MockRunner(plan.users, count_calls)
+    runner = MockRunner(plan.users, count_calls, plan.most_prompts)
     engine = Engine(runner, plan.users, max_queue=8, max_queue_per_user=3, device_thread=thread)
     answers: list[tuple[Ask, Asked]] = []
     talkers = [

@@ -18,7 +18,12 @@ from mindspore import Tensor
 from glm_multiuser import GenerationResult, ModelConfig, MultiUserLLM, SamplingParams
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine import runner as runner_module
-from glm_multiuser.engine.runner import GraphRunner, batch_sizes, block_counts
+from glm_multiuser.engine.runner import (
+    GraphRunner,
+    batch_sizes,
+    block_counts,
+    prompt_counts,
+)
 from glm_multiuser.models.kv_past import CellLayout
 
 MODEL = ModelConfig(
@@ -129,7 +134,8 @@ def test_every_graph_is_compiled_before_the_first_request(
         *((number, 6, what) for number, what in enumerate(graphs)),
         (6, 6, "ready"),
     ]
-    assert llm.stats().compiles == 6
+    # One for a single prompt and one for two, of each length.
+    assert llm.stats().compiles == 6 + 2
     assert llm.stats().batch_invariant
 
 
@@ -158,7 +164,7 @@ def test_the_number_of_graphs_does_not_grow_with_the_users() -> None:
             llm.generate([[1]] * users, SamplingParams(temperature=0.0, max_tokens=3))
             assert llm.stats().compiles_after_ready == 0
             assert llm.stats().batch_invariant
-    prompts, clearing, most_decode_sizes = 1, 1, 3
+    prompts, clearing, most_decode_sizes = 2, 1, 3
     assert graphs[2] <= graphs[8] <= graphs[32] == graphs[64]
     assert graphs[64] == prompts + clearing + most_decode_sizes
 
@@ -173,7 +179,64 @@ def test_there_are_at_most_three_decode_sizes(users: int) -> None:
 
 
 def test_several_cells_are_always_decoded_together() -> None:
-    assert batch_sizes(CellLayout.plan(8, SEQ_LENGTH, users_per_cell=2)) == (8,)
+    layout = CellLayout.plan(8, SEQ_LENGTH, users_per_cell=2)
+    assert batch_sizes(layout) == (8,)
+    assert prompt_counts(layout, 16) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("users", "length", "counts"),
+    [
+        (1, 16, (1,)),
+        (2, 16, (1, 2)),
+        (3, 16, (1, 2)),
+        (4, 16, (1, 4)),
+        (64, 16, (1, 4)),
+        (64, 32, (1, 2)),
+        (64, 33, (1,)),
+        (64, 512, (1,)),
+    ],
+)
+def test_short_prompts_enter_several_at_a_time(
+    users: int, length: int, counts: tuple[int, ...]
+) -> None:
+    assert prompt_counts(CellLayout.plan(users, 512), length) == counts
+
+
+def test_prompts_that_enter_together_answer_as_alone(llm: MultiUserLLM) -> None:
+    runner = runner_of(llm)
+    counts = dict(runner._prompt_counts)
+    assert counts == {16: (1, 2), 28: (1, 2)}, "this machine rounds several prompts differently"
+    prompts = [prompt(one, length) for one, length in ((5, 3), (6, 16), (7, 20), (8, 28 - 12))]
+    together = answers(llm, prompts)
+    try:
+        runner._prompt_counts = dict.fromkeys(counts, (1,))
+        alone = [answers(llm, [one])[0] for one in prompts]
+    finally:
+        runner._prompt_counts = counts
+    # To the last bit.
+    assert [(one.token_ids, one.logprobs) for one in together] == [
+        (one.token_ids, one.logprobs) for one in alone
+    ]
+
+
+def test_prompts_that_would_get_other_bits_together_enter_alone(
+    llm: MultiUserLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(llm)
+    counts = dict(runner._prompt_counts)
+    run_prompts = runner._run_prompts
+
+    def round_differently(slots: Any, prompts: Any, length: int) -> Any:
+        tokens, finite, logits = run_prompts(slots, prompts, length)
+        return tokens, finite, logits + 1e-7 * len(slots)
+
+    monkeypatch.setattr(runner, "_run_prompts", round_differently)
+    try:
+        DEVICE_THREAD.call(lambda: runner._try_prompts(16))
+        assert runner._prompt_counts == {**counts, 16: (1,)}
+    finally:
+        runner._prompt_counts = counts
 
 
 @pytest.mark.parametrize(

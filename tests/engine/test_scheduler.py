@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
+from typing import Callable, Optional
 
 import pytest
 from hypothesis import settings
@@ -10,18 +12,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Decode, Prefill, Scheduler
+from glm_multiuser.engine.scheduler import Decode, Prefill, PromptGroup, Scheduler
 from glm_multiuser.engine.slots import Slots
 from tests.engine.driving import Asked
 
 
-def new_request(user: object = None) -> Request:
-    return Asked([1], user).request
+def new_request(user: object = None, length: int = 1) -> Request:
+    return Asked([1] * length, user).request
 
 
-def scheduler_with(slots: int, *users: object) -> tuple[Scheduler, list[Request]]:
-    scheduler = Scheduler(Slots(slots))
-    requests = [new_request(user) for user in users]
+def group_by_length(most: int) -> Callable[[Request], PromptGroup]:
+    return lambda request: (len(request.prompt_token_ids), most)
+
+
+def scheduler_with(
+    slots: int, *users: object, most: int = 1, lengths: Sequence[int] = ()
+) -> tuple[Scheduler, list[Request]]:
+    scheduler = Scheduler(Slots(slots), group_by_length(most))
+    requests = [
+        new_request(user, length) for user, length in zip_longest(users, lengths, fillvalue=1)
+    ]
     scheduler.waiting.extend(requests)
     return scheduler, requests
 
@@ -34,11 +44,11 @@ def test_nothing_to_do() -> None:
 
 def test_prefills_and_decode_steps_alternate() -> None:
     scheduler, (a, b, c) = scheduler_with(3, "a", "b", "c")
-    assert scheduler.schedule() == Prefill(0, a)
+    assert scheduler.schedule() == Prefill({0: a})
     assert scheduler.schedule() == Decode({0: a})
-    assert scheduler.schedule() == Prefill(1, b)
+    assert scheduler.schedule() == Prefill({1: b})
     assert scheduler.schedule() == Decode({0: a, 1: b})
-    assert scheduler.schedule() == Prefill(2, c)
+    assert scheduler.schedule() == Prefill({2: c})
     assert scheduler.schedule() == Decode({0: a, 1: b, 2: c})
     assert scheduler.schedule() == Decode({0: a, 1: b, 2: c})
 
@@ -47,7 +57,7 @@ def test_a_decode_step_is_passed_over_when_nobody_runs_any_more() -> None:
     scheduler, (_, b) = scheduler_with(2, "a", "b")
     scheduler.schedule()
     scheduler.finish(0)  # its only token came with its prompt
-    assert scheduler.schedule() == Prefill(1, b)
+    assert scheduler.schedule() == Prefill({1: b})
 
 
 def test_what_runs_is_a_copy() -> None:
@@ -60,13 +70,13 @@ def test_what_runs_is_a_copy() -> None:
 
 def test_a_second_request_of_a_busy_user_lets_others_pass() -> None:
     scheduler, (first, second, other) = scheduler_with(3, "a", "a", "b")
-    assert scheduler.schedule() == Prefill(0, first)
+    assert scheduler.schedule() == Prefill({0: first})
     scheduler.schedule()
-    assert scheduler.schedule() == Prefill(1, other)
+    assert scheduler.schedule() == Prefill({1: other})
     assert scheduler.waiting == [second]
     scheduler.finish(0)
     scheduler.schedule()
-    assert scheduler.schedule() == Prefill(0, second)
+    assert scheduler.schedule() == Prefill({0: second})
 
 
 def test_nobody_else_is_overtaken() -> None:
@@ -75,7 +85,44 @@ def test_nobody_else_is_overtaken() -> None:
     assert isinstance(scheduler.schedule(), Decode)
     assert scheduler.waiting == [b, c]
     scheduler.finish(0)
-    assert scheduler.schedule() == Prefill(0, b)
+    assert scheduler.schedule() == Prefill({0: b})
+
+
+def test_prompts_of_one_kind_enter_together() -> None:
+    scheduler, (a, b, c, d) = scheduler_with(9, *"abcd", most=3, lengths=[1, 1, 1, 1])
+    assert scheduler.schedule() == Prefill({0: a, 1: b, 2: c})
+    assert scheduler.schedule() == Decode({0: a, 1: b, 2: c})
+    assert scheduler.schedule() == Prefill({3: d})
+
+
+def test_only_as_many_enter_as_there_are_slots() -> None:
+    scheduler, (a, b, c) = scheduler_with(2, *"abc", most=4, lengths=[1, 1, 1])
+    assert scheduler.schedule() == Prefill({0: a, 1: b})
+    assert scheduler.waiting == [c]
+
+
+def test_a_prompt_of_another_kind_is_not_overtaken() -> None:
+    scheduler, (a, b, c) = scheduler_with(9, *"abc", most=4, lengths=[1, 2, 1])
+    assert scheduler.schedule() == Prefill({0: a})
+    scheduler.schedule()
+    assert scheduler.schedule() == Prefill({1: b})
+    scheduler.schedule()
+    assert scheduler.schedule() == Prefill({2: c})
+
+
+def test_two_prompts_of_one_user_never_enter_together() -> None:
+    scheduler, (a, _, b) = scheduler_with(9, "a", "a", "b", most=4, lengths=[1, 1, 1])
+    assert scheduler.schedule() == Prefill({0: a, 1: b})
+
+
+def test_what_was_saved_enters_alone() -> None:
+    scheduler, (a, b, c) = scheduler_with(9, *"abc", most=4, lengths=[1, 1, 1])
+    b.saved_past = object()
+    assert scheduler.schedule() == Prefill({0: a})
+    scheduler.schedule()
+    assert scheduler.schedule() == Prefill({1: b})
+    scheduler.schedule()
+    assert scheduler.schedule() == Prefill({2: c})
 
 
 def test_a_slot_that_failed_is_not_kept() -> None:
@@ -126,10 +173,11 @@ class Life(RuleBasedStateMachine):
     says what the next step must be.
     """
 
-    @initialize(count=st.integers(1, 4))
-    def begin(self, count: int) -> None:
+    @initialize(count=st.integers(1, 4), most=st.integers(1, 3))
+    def begin(self, count: int, most: int) -> None:
         self.count = count
-        self.scheduler = Scheduler(Slots(count))
+        self.most = most
+        self.scheduler = Scheduler(Slots(count), group_by_length(most))
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}
         self.idle: list[tuple[object, int]] = []
@@ -139,9 +187,9 @@ class Life(RuleBasedStateMachine):
         self.accepted: set[Request] = set()
         self.ended: set[Request] = set()
 
-    @rule(user=st.one_of(st.none(), st.integers(0, 5)))
-    def submit(self, user: Optional[int]) -> None:
-        request = new_request(user)
+    @rule(user=st.one_of(st.none(), st.integers(0, 5)), length=st.integers(1, 2))
+    def submit(self, user: Optional[int], length: int) -> None:
+        request = new_request(user, length)
         self.waiting.append(request)
         self.accepted.add(request)
         self.scheduler.waiting.append(request)
@@ -152,9 +200,10 @@ class Life(RuleBasedStateMachine):
         expected = self.expected_step()
         assert step == expected
         if isinstance(expected, Prefill):
-            self.idle = [entry for entry in self.idle if entry[1] != expected.slot]
-            self.waiting.remove(expected.request)
-            self.running[expected.slot] = expected.request
+            for slot, request in expected.requests.items():
+                self.idle = [entry for entry in self.idle if entry[1] != slot]
+                self.waiting.remove(request)
+                self.running[slot] = request
         self.last = type(step).__name__
 
     def expected_step(self) -> object:
@@ -162,16 +211,24 @@ class Life(RuleBasedStateMachine):
         if self.last == "Prefill" and decode:
             return decode
         busy_users = {request.user for request in self.running.values()}
-        ready = [request for request in self.waiting if request.user not in busy_users]
-        if ready and len(self.running) < self.count:
-            return Prefill(self.expected_slot(ready[0].user), ready[0])
-        return decode
+        entering: dict[int, Request] = {}
+        for request in self.waiting:
+            if request.user in busy_users:
+                continue
+            first = next(iter(entering.values()), request)
+            alike = len(request.prompt_token_ids) == len(first.prompt_token_ids)
+            room = len(self.running) + len(entering) < self.count
+            if not (alike and room and len(entering) < self.most):
+                break
+            entering[self.expected_slot(request.user, entering)] = request
+            busy_users.add(request.user)
+        return Prefill(entering) if entering else decode
 
-    def expected_slot(self, user: object) -> int:
-        own = [slot for owner, slot in self.idle if owner == user]
-        idle = [slot for _, slot in self.idle]
-        free = [s for s in range(self.count) if s not in self.running and s not in idle]
-        return (own + free + idle)[0]
+    def expected_slot(self, user: object, taken: Collection[int]) -> int:
+        own = [slot for owner, slot in self.idle if owner == user and slot not in taken]
+        idle = [slot for _, slot in self.idle if slot not in taken]
+        busy = {*self.running, *taken, *idle}
+        return (own + [slot for slot in range(self.count) if slot not in busy] + idle)[0]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), keep=st.booleans())

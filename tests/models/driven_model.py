@@ -105,7 +105,7 @@ class DrivenModel:
         input_ids = np.zeros(padded, int)
         input_ids[: len(stream.token_ids)] = stream.token_ids
         length = len(stream.token_ids) if last is None else last + 1
-        positions = np.array([stream.positions.context_length, length])
+        positions = np.array([[stream.positions.context_length, length]])
         return self._run(input_ids, stream.positions.ids(0, padded), positions, np.array(user), 0)
 
     def decode(
