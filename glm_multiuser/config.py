@@ -108,7 +108,10 @@ class ModelConfig:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+            hint = ""
+            if any(path.parent.glob("*.ckpt")) or any(path.parent.glob("*.yaml")):
+                hint = "; a yaml of MindFormers cannot stand in for Hugging Face's config.json"
+            raise ConfigError(f"cannot read {path}: {error.strerror}{hint}") from error
         except ValueError as error:
             raise ConfigError(f"{path} is not JSON: {error}") from error
         if not isinstance(values, dict):

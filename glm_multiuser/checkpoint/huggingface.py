@@ -3,62 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from glm_multiuser.checkpoint.json_file import read_json_object
+from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, StoredTensor, not_floating
 from glm_multiuser.errors import CheckpointError
-
-Array = NDArray[Any]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # numpy has no bfloat16: `read` makes float32 of its bits
-}
-"""What weights may be stored as. Whole numbers are not in it: they mean a quantised checkpoint,
-and need scales that ChatGLM-6B's own code keeps elsewhere."""
 
-
-class StoredTensor(NamedTuple):
-    """One tensor of a weight file, not read yet."""
-
-    name: str
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    """Where its bytes begin in the file."""
-
-    def read(self) -> Array:
-        """Its values, mapped from the file (read-only), or as new float32 for bfloat16.
-
-        Raises:
-            CheckpointError: the file changed since it was opened.
-        """
-        if math.prod(self.shape) == 0:
-            return np.empty(self.shape, np.float32)
-        try:
-            mapped = np.memmap(self.path, DTYPES[self.dtype], "r", self.offset, self.shape)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read {self.name} from {self.path}: {error}") from error
-        stored: Array = np.asarray(mapped)
-        if self.dtype != "BF16":
-            return stored
-        # A bfloat16 is the upper half of a float32.
-        bits = stored.astype(np.uint32)
-        bits <<= np.uint32(16)
-        return bits.view(np.float32)
+def has_safetensors(folder: Path) -> bool:
+    """Whether `open_folder` finds weights there."""
+    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
 
 
 def open_folder(folder: Path) -> dict[str, StoredTensor]:
@@ -79,7 +39,7 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
             f"{folder} has its weights in pytorch_model*.bin only; "
             f"this version reads {WEIGHTS} (or {INDEX} and the files that it names)"
         )
-    raise CheckpointError(f"no weights in {folder}: neither {WEIGHTS} nor {INDEX} is there")
+    raise CheckpointError(f"no weights in {folder}: none of {WEIGHTS}, {INDEX}, *.ckpt is there")
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Array]]:
@@ -135,15 +95,13 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in DTYPES:
-            raise CheckpointError(
-                f"{name} in {path} is stored as {entry['dtype']}; "
-                f"{', '.join(DTYPES)} can be read, quantised weights cannot"
-            )
+            raise not_floating(name, path, entry["dtype"])
+        begin, end = entry["data_offsets"]
         tensors[name] = StoredTensor(
             name=name,
             path=path,
             dtype=entry["dtype"],
             shape=tuple(entry["shape"]),
-            offset=8 + length + entry["data_offsets"][0],
+            parts=((8 + length + begin, end - begin),),
         )
     return tensors

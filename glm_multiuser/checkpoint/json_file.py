@@ -1,11 +1,13 @@
-"""Reading the JSON files of a checkpoint folder."""
+"""Reading and writing the JSON files of a checkpoint folder."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from glm_multiuser.checkpoint.replacing import replacing
 from glm_multiuser.errors import CheckpointError
 
 
@@ -24,3 +26,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds {type(values).__name__}, not a JSON object")
     return values
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes one JSON object, complete or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(dict(values), indent=2, ensure_ascii=False) + "\n", "utf-8")

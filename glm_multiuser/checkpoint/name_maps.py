@@ -1,6 +1,7 @@
-"""What ChatGLM-6B calls its tensors in Hugging Face layout, and how ours differ.
+"""What ChatGLM-6B calls its tensors in Hugging Face layout and in MindFormers, and how ours differ.
 
-Names differ in the last word only. Layouts differ in two ways:
+Names differ in the last word only, and MindFormers has ours. Both of them have the same layout. It
+differs from ours in two ways:
 
 * matrices are stored [in, out] here and [out, in] there (the embedding is a table, not a matrix);
 * the outputs of `query_key_value` are all heads' queries, then all keys, then all values here,
@@ -10,19 +11,38 @@ Names differ in the last word only. Layouts differ in two ways:
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-Array = NDArray[Any]
+from glm_multiuser.checkpoint.stored_tensor import Array
+from glm_multiuser.config import ModelConfig
 
 NO_WEIGHT = re.compile(r"\.attention\.rotary_emb\.inv_freq$")
 """Buffers that original checkpoints carry along; the rotary tables are computed instead."""
 
+NO_WEIGHT_OF_MINDFORMERS = re.compile(
+    r"""
+    \.attention\.rotary_emb\.inv_freq$     # its converter takes them over
+    | (^|\.)\w*_past(\.|$)                 # caches, which are Parameters in MindFormers
+    | ^\w+\.(transformer|lm_head)\.         # what an optimizer keeps for each weight
+    | ^( global_step | epoch_num | step_num | global_batch_size | (current_)?learning_rate\w*
+       | beta[12]_power | loss_scale | scale_sense | scale_window\w* | list_index
+       | current_iterator_step | last_overflow_iterator_step | afactor_step )$
+    """,
+    re.VERBOSE,
+)
+"""What a `.ckpt` may hold besides the weights, and what a model answers the same without.
+
+A checkpoint from fine-tuning has the state of the optimizer and of the training loop, and all the
+weights; nobody needs to strip it before it can be used. Other names are refused: those of LoRA or
+p-tuning, for example, change what the model answers.
+"""
+
 
 class Placement(NamedTuple):
-    """Where a tensor of a Hugging Face checkpoint goes."""
+    """Where a tensor of a checkpoint goes."""
 
     name: str
     """Our parameter's name."""
@@ -57,6 +77,31 @@ def glm_placements(num_layers: int) -> dict[str, Placement]:
             places[weight] = Placement(weight, transposed=True, per_head=per_head)
             places[bias] = Placement(bias, per_head=per_head)
     return places
+
+
+def mindformers_placements(num_layers: int) -> dict[str, Placement]:
+    """The same for MindFormers, whose names are ours."""
+    return {place.name: place for place in glm_placements(num_layers).values()}
+
+
+def glm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Our parameter's name -> its shape, for every weight of the model."""
+    hidden, inner, vocab = config.hidden_size, config.inner_hidden_size, config.vocab_size
+    sizes: dict[str, tuple[int, ...]] = {
+        "query_key_value": (hidden, 3 * hidden),
+        "dense": (hidden, hidden),
+        "dense_h_to_4h": (hidden, inner),
+        "dense_4h_to_h": (inner, hidden),
+        "lm_head": (hidden, vocab),
+        "word_embeddings": (vocab, hidden),
+    }
+    shapes = {}
+    for name in mindformers_placements(config.num_layers):
+        module, last_word = name.split(".")[-2:]
+        size = sizes.get(module, (hidden, hidden))  # else a norm
+        is_matrix = last_word in ("weight", "embedding_table")
+        shapes[name] = size if is_matrix else size[-1:]
+    return shapes
 
 
 def their_shape(place: Placement, our_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -195,7 +195,7 @@ class GraphRunner:
 
     def _try_prompts(self, length: int) -> None:
         """Gives up taking in several prompts at once where that changes their bits."""
-        token_ids = np.arange(length) % self.vocab_size
+        token_ids = (np.arange(length) % self.vocab_size).tolist()
         alone, *together = [
             self._run_prompts([0] * count, [token_ids] * count, length)[2].asnumpy().copy()
             for count in self._prompt_counts[length]

@@ -1,0 +1,192 @@
+"""MindSpore's `.ckpt` files: finding the tensors in them, and writing them.
+
+Such a file is one protobuf message, described by `mindspore/train/checkpoint.proto`:
+
+    message Checkpoint  { repeated Value value = 1; }
+    message Value       { required string tag = 1;  TensorProto tensor = 2; }  // tag: the name
+    message TensorProto { repeated int64 dims = 1;  required string tensor_type = 2;
+                          required bytes tensor_content = 3; }
+
+A large tensor comes as several values with the same tag, each with a part of the content.
+
+`mindspore.load_checkpoint` is not used for reading. It needs more than twice the size of the file
+in memory, and does not look whether content and dims agree: too little is filled up with zeros,
+too much is written beyond the end of the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Optional
+
+import numpy as np
+
+from glm_multiuser.checkpoint.replacing import replacing
+from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, StoredTensor, not_floating
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.errors import CheckpointError
+
+OUR_DTYPES = {"Float64": "F64", "Float32": "F32", "Float16": "F16", "BFloat16": "BF16"}
+"""MindSpore's name of a dtype -> the one that `StoredTensor` knows."""
+
+WHOLE_NUMBER, BYTES = 0, 2
+"""Protobuf's wire types."""
+
+COPY_BYTES = 1 << 24
+
+
+def find_ckpt(source: Path) -> list[Path]:
+    """The `.ckpt` files of a folder, or the one file that `source` is."""
+    return [source] if source.is_file() else sorted(source.glob("*.ckpt"))
+
+
+def open_ckpt(files: Sequence[Path], ignored: re.Pattern[str]) -> dict[str, StoredTensor]:
+    """Finds the tensors of one checkpoint, whole or in pieces, and reads no weights.
+
+    Args:
+        files: each with some of the tensors.
+        ignored: found in the names of what is no weight; that may be anything, and repeated.
+
+    Raises:
+        CheckpointError: a file that cannot be read, is broken or cut short; a tensor that is in
+            two files, or is not stored as floating-point numbers.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path in files:
+        for name, tensor in _open_file(path, ignored).items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"{name} is both in {tensors[name].path} and in {path}; "
+                    "a folder can hold one checkpoint, in one file or in pieces"
+                )
+            tensors[name] = tensor
+    return tensors
+
+
+def _open_file(path: Path, ignored: re.Pattern[str]) -> dict[str, StoredTensor]:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _tensors(path, data, ignored)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (KeyError, ValueError) as error:  # a field is missing, or the bytes make no sense
+        raise CheckpointError(
+            f"{path} is broken, cut short, encrypted or not a MindSpore checkpoint"
+        ) from error
+
+
+def _tensors(path: Path, data: mmap.mmap, ignored: re.Pattern[str]) -> dict[str, StoredTensor]:
+    # `save_checkpoint(..., crc_check=True)` appends this word and ten bytes.
+    end = len(data) - 17 if data[-17:-10] == b"crc_num" else len(data)
+    tensors: dict[str, StoredTensor] = {}
+    for number, begin, behind in _fields(data, 0, end):
+        if number != 1:
+            raise ValueError(f"a checkpoint has no field {number}")
+        value = {field: span for field, *span in _fields(data, begin, behind)}
+        name = data[slice(*value[1])].decode()
+        if ignored.search(name):
+            continue
+        tensor = _tensor(name, path, data, *value[2])
+        if tensor is None:
+            continue
+        if name in tensors:
+            tensor = tensor._replace(parts=tensors[name].parts + tensor.parts)
+        tensors[name] = tensor
+    for tensor in tensors.values():
+        found = sum(length for _, length in tensor.parts)
+        needed = math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
+        if found != needed:
+            raise CheckpointError(
+                f"{tensor.name} in {path} has {found} bytes; its shape {list(tensor.shape)} "
+                f"needs {needed}"
+            )
+    return tensors
+
+
+def _tensor(
+    name: str, path: Path, data: mmap.mmap, begin: int, behind: int
+) -> Optional[StoredTensor]:
+    """One value's tensor, or None for a text that somebody appended."""
+    dims: list[int] = []
+    fields = {}
+    for number, *span in _fields(data, begin, behind):
+        if number == 1:
+            dims.append(_varint(data, *span)[0])
+        else:
+            fields[number] = span
+    dtype = data[slice(*fields[2])].decode()
+    if dtype == "str":
+        return None
+    if dtype not in OUR_DTYPES:
+        raise not_floating(name, path, dtype)
+    begin, behind = fields[3]
+    shape = () if dims == [0] else tuple(dims)  # [0] is another way to write a scalar
+    return StoredTensor(name, path, OUR_DTYPES[dtype], shape, ((begin, behind - begin),))
+
+
+def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The number of each field of a message, and from where to where its content goes.
+
+    Raises:
+        ValueError: there is no message from `begin` to `end`.
+    """
+    while begin < end:
+        key, begin = _varint(data, begin, end)
+        number, wire_type = key >> 3, key & 7
+        if wire_type == BYTES:
+            length, begin = _varint(data, begin, end)
+            behind = begin + length
+        elif wire_type == WHOLE_NUMBER:
+            _, behind = _varint(data, begin, end)
+        else:
+            raise ValueError(f"wire type {wire_type} at {begin}")
+        if behind > end:
+            raise ValueError(f"a field of {behind - begin} bytes at {begin}")
+        yield number, begin, behind
+        begin = behind
+
+
+def _varint(data: mmap.mmap, begin: int, end: int) -> tuple[int, int]:
+    """The whole number at `begin`, seven bits a byte, and where the next thing begins.
+
+    Raises:
+        ValueError: it does not end before `end`.
+    """
+    value = 0
+    for place, byte in enumerate(data[begin : min(begin + 10, end)]):
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value, begin + place + 1
+    raise ValueError(f"a whole number without an end at {begin}")
+
+
+def save_ckpt(path: Path, tensors: Iterable[tuple[str, Array]]) -> None:
+    """Writes a `.ckpt` file, complete or not at all.
+
+    Each tensor is saved into a file of its own, and these are put one behind the other, which is
+    how protobuf joins lists. So memory holds one tensor and not a checkpoint.
+
+    Args:
+        path: ends with .ckpt; its folder exists.
+        tensors: names and values; of each, a few copies are in memory while it is written.
+    """
+    with TemporaryDirectory(dir=path.parent) as folder, replacing(path) as temporary:
+        part = Path(folder) / "part.ckpt"
+        with temporary.open("wb") as whole:
+            for name, values in tensors:
+                DEVICE_THREAD.call(partial(_save, part, name, values))
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, whole, COPY_BYTES)
+
+
+def _save(path: Path, name: str, values: Array) -> None:
+    from mindspore import Tensor, save_checkpoint  # late: reading does without MindSpore
+
+    save_checkpoint([{"name": name, "data": Tensor(np.ascontiguousarray(values))}], str(path))

@@ -1,0 +1,71 @@
+"""`glm-multiuser convert`: from Hugging Face layout to MindFormers' `.ckpt`, and back."""
+
+from pathlib import Path
+from textwrap import indent
+from typing import Annotated, Optional
+
+import typer
+from rich.filesize import decimal
+
+from glm_multiuser.cli import screen
+
+
+def command(
+    source: Annotated[
+        Path, typer.Argument(help="Folder with model.safetensors or *.ckpt, or a .ckpt file.")
+    ],
+    destination: Annotated[Path, typer.Argument(help="Folder for the result.")],
+    to: Annotated[
+        Optional[str],
+        typer.Option(help="mindformers or huggingface.", show_default="what the source is not"),
+    ] = None,
+    dtype: Annotated[
+        Optional[str],
+        typer.Option(help="float16 or float32.", show_default="each weight as it is"),
+    ] = None,
+    config: Annotated[
+        Optional[Path],
+        typer.Option(help="The model's config.json.", show_default="beside the weights"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Convert a checkpoint to MindFormers' .ckpt, or a .ckpt to Hugging Face layout.
+
+    The new folder is complete: weights, config.json and the tokenizer's files. glm-multiuser loads
+    either kind. Caches and optimizer state in a .ckpt are left out.
+    """
+    # Late: `--help` must not wait for it.
+    from glm_multiuser.checkpoint.convert import MINDFORMERS, convert, direction
+    from glm_multiuser.progress import show_progress
+
+    to = direction(source, to)
+    screen.notice(f"converting {source} to {to} ...")
+    with show_progress(None) as report:
+        convert(source, destination, to, dtype, config, force, report)
+    print_folder(destination)
+    if to == MINDFORMERS:
+        typer.echo("\nMindFormers loads it with")
+        typer.echo(indent(how_to_load(destination), "    "))
+
+
+def print_folder(folder: Path) -> None:
+    """The files of the folder with their sizes."""
+    typer.echo(f"{folder}/")
+    for path in sorted(folder.iterdir()):
+        typer.echo(f"  {path.name:26}{decimal(path.stat().st_size):>10}")
+
+
+def how_to_load(folder: Path) -> str:
+    """The program that makes MindFormers load what was written there."""
+    from glm_multiuser.checkpoint.convert import MINDFORMERS_CONFIG
+    from glm_multiuser.checkpoint.glm import CKPT
+
+    arguments, weights = str(folder / MINDFORMERS_CONFIG), str(folder / CKPT)
+    return f"""
+import json
+from mindformers import GLMChatModel, GLMConfig
+
+with open({arguments!r}) as file:
+    config = GLMConfig(**json.load(file))
+config.checkpoint_name_or_path = {weights!r}
+model = GLMChatModel(config)"""
