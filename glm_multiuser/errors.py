@@ -3,6 +3,7 @@
     GLMMultiUserError
     ├── ConfigError             a setting or a model configuration that cannot work
     ├── CheckpointError         a weight file that is missing, broken or of the wrong shape
+    ├── PatchError              a MindFormers that cannot be patched, or not any more
     ├── RequestError            a request that was refused before it entered the engine
     │   ├── PromptTooLongError
     │   ├── InvalidParameterError
@@ -27,6 +28,10 @@ class ConfigError(GLMMultiUserError):
 
 class CheckpointError(GLMMultiUserError):
     """A checkpoint that is missing, broken, or does not fit the model."""
+
+
+class PatchError(GLMMultiUserError):
+    """A MindFormers that cannot be patched: unknown, changed, not writable or already in use."""
 
 
 class RequestError(GLMMultiUserError):

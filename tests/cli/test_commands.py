@@ -13,7 +13,7 @@ from glm_multiuser import cli
 from glm_multiuser.cli import loading
 from tests.cli.fake import FakeLLM
 
-COMMANDS = ("demo", "chat", "generate", "bench", "selfcheck")
+COMMANDS = ("demo", "chat", "generate", "bench", "selfcheck", "patch")
 
 
 def test_help_names_every_command(run: Callable[..., Any]) -> None:

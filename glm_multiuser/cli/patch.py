@@ -1,0 +1,112 @@
+"""`glm-multiuser patch`: the patches for MindFormers' own GLM, on the files of a MindFormers."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Optional
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from glm_multiuser.cli import screen
+from glm_multiuser.errors import ConfigError
+from glm_multiuser.mindformers.series import Series, read_all_series
+from glm_multiuser.mindformers.tree import TouchedFile, Tree, open_tree
+from glm_multiuser.mindformers.writing import patch_tree, revert_tree
+
+STYLES = {"pristine": "", "patched": "green", "partly patched": "yellow"}
+
+
+def command(
+    show: Annotated[bool, typer.Option("--list", help="Show all patches.")] = False,
+    check: Annotated[
+        Optional[Path], typer.Option(metavar="PATH", help="Say what --apply would do.")
+    ] = None,
+    apply: Annotated[Optional[Path], typer.Option(metavar="PATH", help="Patch it.")] = None,
+    revert: Annotated[
+        Optional[Path], typer.Option(metavar="PATH", help="Take all patches back.")
+    ] = None,
+) -> None:
+    """Make the GLM of a MindFormers multi-user, or as it was before.
+
+    PATH is an unpacked wheel, a checkout, site-packages, or the folder `mindformers` itself; its
+    version is found by the contents of its files. A file that somebody else changed is refused.
+    Either all files are written or none, and every action can be repeated.
+    """
+    if [show, check is not None, apply is not None, revert is not None].count(True) != 1:
+        raise ConfigError(
+            "give exactly one of --list, --check PATH, --apply PATH and --revert PATH"
+        )
+    known = read_all_series()
+    if show:
+        print_series(known)
+    elif check is not None:
+        print_check(open_tree(check, known))
+    elif apply is not None:
+        tree = open_tree(apply, known)
+        print_done(tree, patch_tree(tree), "patched")
+    elif revert is not None:
+        tree = open_tree(revert, known)
+        print_done(tree, revert_tree(tree), "pristine")
+
+
+def print_series(known: Sequence[Series]) -> None:
+    """All patches of all versions."""
+    table = Table()
+    table.add_column("MindFormers", no_wrap=True)
+    table.add_column("#", justify="right")
+    table.add_column("patch")
+    table.add_column("files")
+    for series in known:
+        version = series.version
+        for patch in series.patches:
+            files = "\n".join(PurePosixPath(change.path).name for change in patch.changes)
+            table.add_row(version, *patch.title.split(" ", 1), files)
+            version = ""
+        table.add_section()
+    screen.output().print(table)
+
+
+def print_check(tree: Tree) -> None:
+    """The state of a tree, and what patching would change in each file."""
+    say(f"{heading(tree)} is {tree.state}", STYLES[tree.state])
+    for file in tree.files:
+        say(f"\n{file.path}: {what_to_do(file)}", "bold")
+        for change in file.changes[file.done :]:
+            say(f"  {change.title}")
+
+
+def what_to_do(file: TouchedFile) -> str:
+    """What patching would change in one file."""
+    if file.state == "patched":
+        return "all patches are applied"
+    added, removed = changed_lines(file.content, file.patched())
+    done = f", {file.done} of {len(file.changes)} patches are applied" if file.done else ""
+    return f"+{added} -{removed} lines{done}"
+
+
+def print_done(tree: Tree, written: Sequence[str], state: str) -> None:
+    """What --apply or --revert did."""
+    if not written:
+        say(f"{heading(tree)} is {state} already; nothing was written")
+        return
+    say(f"{heading(tree)} is now {state}; these files were written:", "green")
+    for path in written:
+        say(f"  {path}")
+
+
+def heading(tree: Tree) -> str:
+    return f"MindFormers {tree.series.version} at {tree.root}"
+
+
+def say(text: str, style: str = "") -> None:
+    """One line, however long: a path that is broken into two lines cannot be copied."""
+    screen.output().print(Text(text, style), soft_wrap=True)
+
+
+def changed_lines(before: bytes, after: bytes) -> tuple[int, int]:
+    """How many lines come and how many go."""
+    pieces = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    changes = [piece for piece in pieces.get_opcodes() if piece[0] != "equal"]
+    return sum(piece[4] - piece[3] for piece in changes), sum(p[2] - p[1] for p in changes)

@@ -1,0 +1,172 @@
+"""A MindFormers on disk: finding it, and recognising its files by their hashes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from glm_multiuser.errors import PatchError
+from glm_multiuser.mindformers.series import Change, Series, applied, blob
+
+
+@dataclass(frozen=True)
+class TouchedFile:
+    """A file that patches change; `done` of its `changes` are in its `content`."""
+
+    path: str
+    changes: Sequence[Change]
+    done: int
+    content: bytes
+
+    @property
+    def state(self) -> str:
+        """Pristine, patched or partly patched."""
+        if self.done == len(self.changes):
+            return "patched"
+        return "partly patched" if self.done else "pristine"
+
+    def patched(self) -> bytes:
+        """The content with all changes; PatchError if a patch is broken."""
+        content = self.content
+        for change in self.changes[self.done :]:
+            content = applied(change, content)
+        return content
+
+    def pristine(self) -> bytes:
+        """The content with none of the changes; PatchError if a patch is broken."""
+        content = self.content
+        for change in reversed(self.changes[: self.done]):
+            content = applied(change, content, backwards=True)
+        return content
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A MindFormers all of whose touched files are known, in the folder `root`/mindformers."""
+
+    root: Path
+    series: Series
+    files: Sequence[TouchedFile]
+
+    @property
+    def state(self) -> str:
+        """What all files are, or else partly patched."""
+        states = {file.state for file in self.files}
+        return states.pop() if len(states) == 1 else "partly patched"
+
+
+def open_tree(path: Path, known: Sequence[Series]) -> Tree:
+    """Recognises a MindFormers by the hashes of its files.
+
+    Every file counts by itself: if somebody applied a part of the patches, or an attempt was
+    killed between two files, the rest can still be applied, and all be reverted.
+
+    Args:
+        path: The unpacked wheel, the checkout, site-packages, or the folder `mindformers` itself.
+        known: The series to look for.
+
+    Raises:
+        PatchError: no MindFormers is there, its version is unknown, or a file was changed.
+    """
+    root = find_root(path)
+    contents = read_files(root, {file for series in known for file in series.changes_of()})
+    recognised = [recognise(series, contents) for series in known]
+    for series, files in zip(known, recognised):
+        if len(files) == len(series.changes_of()):
+            return Tree(root, series, files)
+    raise PatchError(why_unknown(root, known, recognised, contents))
+
+
+def find_root(path: Path) -> Path:
+    """The folder that holds the package `mindformers`.
+
+    Raises:
+        PatchError: there is no such package.
+    """
+    path = Path(os.path.abspath(path))
+    if (path / "mindformers").is_dir():
+        return path
+    if path.name == "mindformers" and path.is_dir():
+        return path.parent
+    raise PatchError(
+        f"no MindFormers at {path}: name an unpacked wheel, a checkout, site-packages, or the "
+        "folder `mindformers` itself"
+    )
+
+
+def read_files(root: Path, paths: set[str]) -> dict[str, bytes]:
+    """The contents of those files that are there.
+
+    Raises:
+        PatchError: a file cannot be read.
+    """
+    try:
+        return {path: (root / path).read_bytes() for path in paths if (root / path).exists()}
+    except OSError as error:
+        raise PatchError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def recognise(series: Series, contents: Mapping[str, bytes]) -> list[TouchedFile]:
+    """The files that hold what the series knows, before, between or after its changes."""
+    files = []
+    for path, changes in series.changes_of().items():
+        blobs = [changes[0].before, *(change.after for change in changes)]
+        if path in contents and blob(contents[path]) in blobs:
+            done = blobs.index(blob(contents[path]))
+            files.append(TouchedFile(path, changes, done, contents[path]))
+    return files
+
+
+def why_unknown(
+    root: Path,
+    known: Sequence[Series],
+    recognised: Sequence[Sequence[TouchedFile]],
+    contents: Mapping[str, bytes],
+) -> str:
+    """What to say about a tree that is in no state of any series."""
+    version = stated_version(root)
+    most = max(1, *map(len, recognised))
+    likely = [
+        f"{series.version}, but {what_is_wrong(series, files, contents)}"
+        for series, files in zip(known, recognised)
+        if (series.version == version if version else len(files) == most)
+    ]
+    if likely:
+        return f"the MindFormers at {root} was changed: it seems to be {', or '.join(likely)}"
+    versions = ", ".join(series.version for series in known)
+    stated = f"has version {version}" if version else "has no version that is known here"
+    return f"the MindFormers at {root} {stated}; there are patches for {versions}"
+
+
+def what_is_wrong(
+    series: Series, files: Sequence[TouchedFile], contents: Mapping[str, bytes]
+) -> str:
+    """Every file that is not what the series knows, and what it is."""
+    fine = {file.path for file in files}
+    wrong = []
+    for path, changes in series.changes_of().items():
+        if path not in contents:
+            wrong.append(f"{path} is missing")
+        elif path not in fine:
+            wrong.append(
+                f"{path} is {blob(contents[path])[:12]}, expected {changes[0].before[:12]} "
+                f"(pristine) or {changes[-1].after[:12]} (patched)"
+            )
+    return "; ".join(wrong)
+
+
+def stated_version(root: Path) -> Optional[str]:
+    """What the installer or the package itself calls the version, if it can be trusted."""
+    for folder in root.glob("mindformers-*.dist-info"):
+        return folder.name[len("mindformers-") : -len(".dist-info")]
+    try:
+        text = (root / "mindformers" / "__init__.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    # 1.1.0 and 1.2.0 both say "1.1": only three numbers are a version
+    stated = re.search(r'^__version__ = "(\d+\.\d+\.\d+[^"]*)"', text, re.M)
+    return stated[1] if stated else None
