@@ -41,7 +41,7 @@ def build_runner(
         )
     device.configure(config.device_target, config.device_id)
     dtype = config.dtype or device.DEFAULT_DTYPE[config.device_target]
-    model = GLMForMultiUser(model_config, Numerics.of(dtype))
+    model = GLMForMultiUser(model_config, Numerics.of(dtype, config.device_target))
     model.set_train(False)
     fill({parameter.name: parameter for parameter in model.get_parameters()}, progress)
     runner = GraphRunner(model, config)

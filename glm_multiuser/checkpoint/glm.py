@@ -20,7 +20,6 @@ from glm_multiuser.checkpoint.name_maps import (
     Placement,
     glm_placements,
     mindformers_placements,
-    their_shape,
     to_our_layout,
     to_their_layout,
 )
@@ -58,7 +57,7 @@ def load_glm(
         folder: in Hugging Face layout, or with MindFormers' `.ckpt` instead of safetensors, in
             one file or in pieces. If it has both, the `.ckpt` is not looked at.
         config: of the model.
-        parameters: the model's parameters: weights in [in, out], without caches.
+        parameters: the model's parameters: weights in [out, in], without caches.
         assign: takes a parameter's name and its values, of exactly that shape and dtype.
         progress: told (number of parameters done, all of them, name of the next one).
 
@@ -111,7 +110,7 @@ def _matched(
             raise CheckpointError(
                 f"{name} {list(tensor.shape)} in {tensor.path} has no place in this model"
             )
-        expected = their_shape(place, shapes[place.name])
+        expected = shapes[place.name]
         if tensor.shape != expected:
             raise CheckpointError(
                 f"{name} in {tensor.path} has shape {list(tensor.shape)}; "
@@ -122,11 +121,9 @@ def _matched(
     if missing:
         name_of = {place.name: name for name, place in places.items()}
         first = min(missing)
-        shape = shapes[first]
-        if first in name_of:
-            shape = their_shape(places[name_of[first]], shape)
         raise CheckpointError(
-            f"{source} lacks {name_of.get(first, first)}, expected with shape {list(shape)}; "
+            f"{source} lacks {name_of.get(first, first)}, "
+            f"expected with shape {list(shapes[first])}; "
             f"missing tensors: {len(missing)}"
         )
     return matched

@@ -1,11 +1,8 @@
 """What ChatGLM-6B calls its tensors in Hugging Face layout and in MindFormers, and how ours differ.
 
-Names differ in the last word only, and MindFormers has ours. Both of them have the same layout. It
-differs from ours in two ways:
-
-* matrices are stored [in, out] here and [out, in] there (the embedding is a table, not a matrix);
-* the outputs of `query_key_value` are all heads' queries, then all keys, then all values here,
-  and query, key, value of the first head, then of the next one, there.
+Names differ in the last word only, and MindFormers has ours. All store matrices as [out, in]. The
+outputs of `query_key_value` are all heads' queries, then all keys, then all values here, and query,
+key, value of the first head, then of the next one, there.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ class Placement(NamedTuple):
 
     name: str
     """Our parameter's name."""
-    transposed: bool = False
     per_head: bool = False
     """Its outputs are grouped by head there and by query, key, value here."""
 
@@ -59,7 +55,7 @@ def glm_placements(num_layers: int) -> dict[str, Placement]:
         ),
         "transformer.final_layernorm.weight": Placement("transformer.final_layernorm.gamma"),
         "transformer.final_layernorm.bias": Placement("transformer.final_layernorm.beta"),
-        "lm_head.weight": Placement("lm_head.weight", transposed=True),
+        "lm_head.weight": Placement("lm_head.weight"),
     }
     for layer in range(num_layers):
         prefix = f"transformer.layers.{layer}."
@@ -74,7 +70,7 @@ def glm_placements(num_layers: int) -> dict[str, Placement]:
         ):
             per_head = linear == "attention.query_key_value"
             weight, bias = f"{prefix}{linear}.weight", f"{prefix}{linear}.bias"
-            places[weight] = Placement(weight, transposed=True, per_head=per_head)
+            places[weight] = Placement(weight, per_head=per_head)
             places[bias] = Placement(bias, per_head=per_head)
     return places
 
@@ -85,14 +81,14 @@ def mindformers_placements(num_layers: int) -> dict[str, Placement]:
 
 
 def glm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Our parameter's name -> its shape, for every weight of the model."""
+    """Our parameter's name -> its shape, for every weight of the model; the same in all layouts."""
     hidden, inner, vocab = config.hidden_size, config.inner_hidden_size, config.vocab_size
     sizes: dict[str, tuple[int, ...]] = {
-        "query_key_value": (hidden, 3 * hidden),
+        "query_key_value": (3 * hidden, hidden),
         "dense": (hidden, hidden),
-        "dense_h_to_4h": (hidden, inner),
-        "dense_4h_to_h": (inner, hidden),
-        "lm_head": (hidden, vocab),
+        "dense_h_to_4h": (inner, hidden),
+        "dense_4h_to_h": (hidden, inner),
+        "lm_head": (vocab, hidden),
         "word_embeddings": (vocab, hidden),
     }
     shapes = {}
@@ -100,13 +96,8 @@ def glm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         module, last_word = name.split(".")[-2:]
         size = sizes.get(module, (hidden, hidden))  # else a norm
         is_matrix = last_word in ("weight", "embedding_table")
-        shapes[name] = size if is_matrix else size[-1:]
+        shapes[name] = size if is_matrix else size[:1]
     return shapes
-
-
-def their_shape(place: Placement, our_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that a parameter of ours has in the checkpoint."""
-    return our_shape[::-1] if place.transposed else our_shape
 
 
 def to_our_layout(array: Array, place: Placement, heads: int, dtype: DTypeLike) -> Array:
@@ -118,19 +109,15 @@ def to_our_layout(array: Array, place: Placement, heads: int, dtype: DTypeLike) 
         heads: attention heads, for what is grouped by them.
         dtype: of the result.
     """
-    view = array
-    if place.per_head:
-        view = view.reshape(heads, 3, -1, *array.shape[1:]).swapaxes(0, 1)
-    if place.transposed:
-        view = np.moveaxis(view, -1, 0)
-    return view.astype(dtype, order="C").reshape(their_shape(place, array.shape))
+    return _regrouped(array, place, (heads, 3)).astype(dtype, order="C").reshape(array.shape)
 
 
 def to_their_layout(array: Array, place: Placement, heads: int) -> Array:
     """The inverse of `to_our_layout`, with the dtype unchanged."""
-    view = array
-    if place.per_head:
-        view = view.reshape(*array.shape[:-1], 3, heads, -1).swapaxes(-3, -2)
-    if place.transposed:
-        view = np.moveaxis(view, 0, -1)
-    return np.ascontiguousarray(view).reshape(their_shape(place, array.shape))
+    return np.ascontiguousarray(_regrouped(array, place, (3, heads))).reshape(array.shape)
+
+
+def _regrouped(array: Array, place: Placement, groups: tuple[int, int]) -> Array:
+    """A view of `array` whose outputs, in `groups` of groups, have the outer and the inner one
+    exchanged."""
+    return array.reshape(*groups, -1, *array.shape[1:]).swapaxes(0, 1) if place.per_head else array

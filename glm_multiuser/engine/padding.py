@@ -32,7 +32,7 @@ def invariant_rows(linears: Sequence[Linear], sizes: Sequence[int]) -> dict[int,
     """
     random = np.random.default_rng(0)
     inputs = [
-        random.standard_normal((1, linear.weight.shape[0])).astype(linear.weight.asnumpy().dtype)
+        random.standard_normal((1, linear.weight.shape[1])).astype(linear.weight.asnumpy().dtype)
         for linear in linears
     ]
 

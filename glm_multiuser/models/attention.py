@@ -45,11 +45,11 @@ class SelfAttention(nn.Cell):
         softmax: ScaledSoftmax,
     ) -> None:
         super().__init__()
-        hidden, dtype = config.hidden_size, numerics.compute_type
+        hidden = config.hidden_size
         self.heads, self.head_dim, self.hidden = config.num_attention_heads, config.head_dim, hidden
         self.query_scale = 1.0 / (math.sqrt(config.head_dim) * layer_number)
-        self.query_key_value = Linear(hidden, 3 * hidden, dtype)
-        self.dense = Linear(hidden, hidden, dtype)
+        self.query_key_value = Linear(hidden, 3 * hidden, numerics)
+        self.dense = Linear(hidden, hidden, numerics)
         self.rotary = rotary
         self.softmax = softmax
         self.split = ops.Split(axis=1, output_num=2)

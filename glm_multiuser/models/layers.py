@@ -10,29 +10,34 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
+from glm_multiuser.device import WEIGHT_FIRST_ROWS
+
 NUMPY_TYPES = {ms.float32: np.float32, ms.float16: np.float16}
 """The types that a model computes in, for arrays on the host."""
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """Which types a model computes in; chosen here and nowhere else.
+    """Which types a model computes in, and in which form; chosen here and nowhere else.
 
     Attributes:
         compute: type of weights, activations and caches.
         rotary: type in which rotary angles, cosines and sines are computed. The published
             half-precision model builds its tables in float16; its float32 form in float32.
         softmax: type of softmax and of layer norms.
+        weight_first_rows: products of up to so many rows put the weight first.
     """
 
     compute: str = "float32"
     rotary: str = "float32"
     softmax: str = "float32"
+    weight_first_rows: int = WEIGHT_FIRST_ROWS["CPU"]
 
     @classmethod
-    def of(cls, dtype: str) -> Numerics:
+    def of(cls, dtype: str, device_target: str = "CPU") -> Numerics:
         """The published numerics for weights of `dtype` ("float32" or "float16")."""
-        return cls(compute=dtype, rotary=dtype)
+        first = WEIGHT_FIRST_ROWS[device_target]
+        return cls(compute=dtype, rotary=dtype, weight_first_rows=first)
 
     @property
     def compute_type(self) -> ms.dtype.Type:
@@ -48,24 +53,31 @@ def zeros(*shape: int, dtype: ms.dtype.Type) -> Tensor:
 
 
 class Linear(nn.Cell):
-    """`x @ weight + bias` for rows `x` [rows, in_features] -> [rows, out_features].
+    """`x @ weight.T + bias` for rows `x` [rows, in_features] -> [rows, out_features].
 
-    The weight is stored `[in_features, out_features]`: in the usual transposed layout the CPU
-    matrix product is several times slower from 16 rows on.
+    The weight is stored `[out_features, in_features]`. A product of few rows is computed as
+    `weight @ x.T` and turned round: CPU kernels repack their second operand for every product,
+    which better be the small one.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, dtype: ms.dtype.Type, has_bias: bool = True
+        self, in_features: int, out_features: int, numerics: Numerics, has_bias: bool = True
     ) -> None:
         super().__init__()
-        self.weight = Parameter(zeros(in_features, out_features, dtype=dtype), name="weight")
+        dtype = numerics.compute_type
+        self.weight = Parameter(zeros(out_features, in_features, dtype=dtype), name="weight")
         self.has_bias = has_bias
         if has_bias:
             self.bias = Parameter(zeros(out_features, dtype=dtype), name="bias")
-        self.matmul = ops.MatMul()
+        self.weight_first_rows = numerics.weight_first_rows
+        self.matmul = ops.MatMul(transpose_b=True)
+        self.transpose = ops.Transpose()
 
     def construct(self, x: Tensor) -> Tensor:
-        y = self.matmul(x, self.weight)
+        if x.shape[0] <= self.weight_first_rows:
+            y = self.transpose(self.matmul(self.weight, x), (1, 0))
+        else:
+            y = self.matmul(x, self.weight)
         if self.has_bias:
             y = y + self.bias
         return y

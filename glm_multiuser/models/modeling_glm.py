@@ -37,9 +37,9 @@ class MLP(nn.Cell):
 
     def __init__(self, config: ModelConfig, numerics: Numerics) -> None:
         super().__init__()
-        hidden, inner, dtype = config.hidden_size, config.inner_hidden_size, numerics.compute_type
-        self.dense_h_to_4h = Linear(hidden, inner, dtype)
-        self.dense_4h_to_h = Linear(inner, hidden, dtype)
+        hidden, inner = config.hidden_size, config.inner_hidden_size
+        self.dense_h_to_4h = Linear(hidden, inner, numerics)
+        self.dense_4h_to_h = Linear(inner, hidden, numerics)
         self.gelu = TanhGelu()
 
     def construct(self, hidden: Tensor) -> Tensor:
@@ -254,9 +254,7 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         self.numerics = numerics or Numerics()
         self.layout = layout
         self.transformer = GLMModel(config, self.numerics, layout)
-        self.lm_head = Linear(
-            config.hidden_size, config.vocab_size, self.numerics.compute_type, has_bias=False
-        )
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, self.numerics, has_bias=False)
         self.softmax_type = self.numerics.softmax_type
         self.heads = config.num_attention_heads
         self.head_numbers = Tensor(np.arange(self.heads), ms.int32).reshape(1, -1, 1)

@@ -33,7 +33,7 @@ def our_shapes(config: ModelConfig = MODEL) -> dict[str, tuple[int, ...]]:
         "transformer.word_embeddings.embedding_table": (vocab, hidden),
         "transformer.final_layernorm.gamma": (hidden,),
         "transformer.final_layernorm.beta": (hidden,),
-        "lm_head.weight": (hidden, vocab),
+        "lm_head.weight": (vocab, hidden),
     }
     for layer in range(config.num_layers):
         prefix = f"transformer.layers.{layer}"
@@ -41,13 +41,13 @@ def our_shapes(config: ModelConfig = MODEL) -> dict[str, tuple[int, ...]]:
             shapes[f"{prefix}.{norm}.gamma"] = (hidden,)
             shapes[f"{prefix}.{norm}.beta"] = (hidden,)
         for linear, size in {
-            "attention.query_key_value": (hidden, 3 * hidden),
+            "attention.query_key_value": (3 * hidden, hidden),
             "attention.dense": (hidden, hidden),
-            "mlp.dense_h_to_4h": (hidden, inner),
-            "mlp.dense_4h_to_h": (inner, hidden),
+            "mlp.dense_h_to_4h": (inner, hidden),
+            "mlp.dense_4h_to_h": (hidden, inner),
         }.items():
             shapes[f"{prefix}.{linear}.weight"] = size
-            shapes[f"{prefix}.{linear}.bias"] = size[1:]
+            shapes[f"{prefix}.{linear}.bias"] = size[:1]
     return shapes
 
 
@@ -58,8 +58,6 @@ def their_arrays(config: ModelConfig = MODEL, dtype: str = "float32") -> dict[st
     for name, shape in our_shapes(config).items():
         their_name = name.replace("embedding_table", "weight")
         their_name = their_name.replace("gamma", "weight").replace("beta", "bias")
-        if "embedding_table" not in name:
-            shape = shape[::-1]
         arrays[their_name] = random.standard_normal(shape).astype(dtype)
     return arrays
 

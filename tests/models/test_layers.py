@@ -88,20 +88,21 @@ def test_layer_norm_of_half_precision_rows_is_computed_in_float32() -> None:
     assert np.abs(found - expected).max() <= 2e-3
 
 
+@pytest.mark.parametrize("weight_first_rows", [0, 5])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_linear(has_bias: bool) -> None:
+def test_linear(has_bias: bool, weight_first_rows: int) -> None:
     x = RANDOM.standard_normal((5, 8)).astype(np.float32)
-    weight = RANDOM.standard_normal((8, 3)).astype(np.float32)
+    weight = RANDOM.standard_normal((3, 8)).astype(np.float32)
     bias = RANDOM.standard_normal(3).astype(np.float32)
 
     def make() -> nn.Cell:
-        cell = Linear(8, 3, Numerics().compute_type, has_bias)
+        cell = Linear(8, 3, Numerics(weight_first_rows=weight_first_rows), has_bias)
         cell.weight.set_data(Tensor(weight))
         if has_bias:
             cell.bias.set_data(Tensor(bias))
         return cell
 
-    expected = x.astype(np.float64) @ weight + bias * has_bias
+    expected = x.astype(np.float64) @ weight.T + bias * has_bias
     assert np.abs(run(make, x) - expected).max() <= 1e-5
 
 
