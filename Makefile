@@ -44,7 +44,7 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }
 	@echo "Installing MindSpore and the rest into .venv (two minutes or more, mostly download) ..."
-	@start=$$(date +%s) && $(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt && \
+	@start=$$(date +%s) && $(BIN)/python -m pip install -q -e '.[dev,mindformers]' -c constraints.txt && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 
