@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -148,14 +148,31 @@ def run_all(all_settings: Sequence[RunSettings]) -> tuple[list[dict[str, Any]], 
 
 
 def run_in_child(settings: RunSettings) -> dict[str, Any]:
-    """One run in a fresh process; its stderr, with the progress bars, is ours.
+    """One run in a fresh process.
+
+    Raises:
+        GLMMultiUserError: the run failed or its process died.
+    """
+    try:
+        return run_worker(["-m", "glm_multiuser.cli.bench_worker"], asdict(settings))
+    except GLMMultiUserError as error:
+        raise GLMMultiUserError(f"{users_text(settings.users)}: {error}") from None
+
+
+def run_worker(worker: Sequence[str], job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a fresh process measures; its stderr, with the progress bars, is ours.
+
+    Args:
+        worker: arguments of Python. It reads `job` from stdin as JSON; the last line that it
+            prints is the run, or {"error": ...}.
+        job: what to measure.
 
     Raises:
         GLMMultiUserError: the run failed or its process died.
     """
     child = subprocess.run(
-        [sys.executable, "-m", "glm_multiuser.cli.bench_worker"],
-        input=json.dumps(asdict(settings)),
+        [sys.executable, *worker],
+        input=json.dumps(job),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -164,7 +181,8 @@ def run_in_child(settings: RunSettings) -> dict[str, Any]:
         result = json.loads(lines[-1]) if lines else {}
     except ValueError:
         result = {}
-    if child.returncode or "users" not in result:
-        reason = result.get("error", f"its process ended with code {child.returncode}")
-        raise GLMMultiUserError(f"{users_text(settings.users)}: {reason}")
+    if child.returncode or "tok_s" not in result:
+        raise GLMMultiUserError(
+            result.get("error", f"its process ended with code {child.returncode}")
+        )
     return dict(result)

@@ -1,0 +1,42 @@
+"""A checkpoint of either kind into a model of MindFormers, without a file in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+
+from glm_multiuser.checkpoint import load_glm
+from glm_multiuser.checkpoint.name_maps import mindformers_placements, to_their_layout
+from glm_multiuser.checkpoint.stored_tensor import Array
+from glm_multiuser.config import ModelConfig
+from glm_multiuser.models.layers import NUMPY_TYPES
+from glm_multiuser.progress import Progress
+
+
+def load_weights(model: Any, folder: Path, config: ModelConfig, progress: Progress) -> None:
+    """Fills the parameters of a `GLMChatModel` that was made from the same `config`.
+
+    Args:
+        model: its caches are left alone.
+        folder: in Hugging Face layout, or with MindFormers' `.ckpt`.
+        config: of the folder.
+        progress: told (tensors done, all of them, name of the next one).
+
+    Raises:
+        CheckpointError: the weights in the folder are not those of this model.
+    """
+    places = mindformers_placements(config.num_layers)
+    parameters = {one.name: one for one in model.get_parameters() if one.name in places}
+
+    def assign(name: str, values: Array) -> None:
+        theirs = to_their_layout(values, places[name], config.num_attention_heads)
+        parameters[name].set_data(Tensor(theirs))
+
+    wanted = {
+        name: (parameter.shape, np.dtype(NUMPY_TYPES[parameter.dtype]))
+        for name, parameter in parameters.items()
+    }
+    load_glm(folder, config, wanted, assign, progress)
