@@ -127,10 +127,25 @@ def run_engine(settings: RunSettings, prompts: Sequence[Sequence[int]]) -> dict[
     with bench_run.open_engine(settings) as llm:
         return {
             **measured(llm, settings, prompts),
+            "gaps": gaps(llm, settings, prompts),
             "start_s": round(llm.stats().start_seconds, 3),
             "peak_rss_mb": round(measure.peak_rss_mb(), 1),
             "mb_per_user": None,
         }
+
+
+def gaps(
+    llm: Any, settings: RunSettings, prompts: Sequence[Sequence[int]]
+) -> dict[str, list[float]]:
+    """How much more likely each token was than the second best, as a difference of logarithms."""
+    params = loading.sampling_params(
+        max_tokens=settings.new_tokens, temperature=0.0, ignore_eos=True, logprobs=2
+    )
+    found = {}
+    for number, result in enumerate(llm.generate(prompts, params)):
+        best_two = [sorted(token.top.values()) for token in result.logprobs]
+        found[measure.user_name(number)] = [best - second for second, best in best_two]
+    return found
 
 
 def measured(llm: Any, settings: RunSettings, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -110,6 +110,11 @@ def random_prompts(
     return [source.choices(ordinary, k=body) + list(ending) for _ in range(count)]
 
 
+def user_name(index: int) -> str:
+    """Who submits the prompt of this number in a round."""
+    return f"bench {index}"
+
+
 def run_round(
     llm: MultiUserLLM,
     prompts: Sequence[Sequence[int]],
@@ -133,7 +138,7 @@ def run_round(
         together.wait()
         submitted[index] = time.perf_counter()
         try:
-            for piece in llm.submit(list(prompts[index]), params, user=f"bench {index}"):
+            for piece in llm.submit(list(prompts[index]), params, user=user_name(index)):
                 now = time.perf_counter()
                 tokens[index].extend(now for _ in piece.token_ids)
         except Exception as error:
