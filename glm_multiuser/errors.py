@@ -3,7 +3,7 @@
     GLMMultiUserError
     ├── ConfigError             a setting or a model configuration that cannot work
     ├── CheckpointError         a weight file that is missing, broken or of the wrong shape
-    ├── PatchError              a MindFormers that cannot be patched, or not any more
+    ├── PatchError              a MindFormers that is missing, unknown, changed or in use
     ├── RequestError            a request that was refused before it entered the engine
     │   ├── PromptTooLongError
     │   ├── InvalidParameterError

@@ -98,8 +98,8 @@ class MultiUserLLM:
         """Loads a checkpoint and compiles every graph; returns when nothing is left to compile.
 
         Args:
-            folder: Hugging Face layout: config.json, safetensors, and tokenizer files; without
-                the last, prompts and answers are token ids.
+            folder: config.json, weights as safetensors or as MindFormers' .ckpt, and tokenizer
+                files; without the last, prompts and answers are token ids.
             progress: called with (done, total, what); default: a progress bar on a terminal.
 
         The other arguments are those of `EngineConfig`.

@@ -19,7 +19,11 @@ DEFAULT_CHECKPOINT = Path("ckpt/glm-tiny")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 Checkpoint = Annotated[
-    Path, typer.Option(help="Folder in Hugging Face layout.", show_default=str(DEFAULT_CHECKPOINT))
+    Path,
+    typer.Option(
+        help="Folder in Hugging Face layout, or with MindFormers' .ckpt.",
+        show_default=str(DEFAULT_CHECKPOINT),
+    ),
 ]
 Users = Annotated[int, typer.Option(min=1, help="Users that decode side by side.")]
 SeqLength = Annotated[
