@@ -58,7 +58,7 @@ def table_of(runs: Sequence[Run]) -> Table:
             number(ttft["worst"], 0),
             number(run["start_s"]),
             number(run["peak_rss_mb"], 0),
-            number(run["mb_per_user"], 0),
+            number(run["mb_per_user"] if run["users"] > 1 else None, 0),
             end_section=any(other["users"] != run["users"] for other in runs[place + 1 :][:1]),
         )
     return table
