@@ -69,6 +69,7 @@ def told(
                 for case in cases_of(reference)
             ],
             users=4,
+            late=1,
             seq_length=640,
         )
     yield told

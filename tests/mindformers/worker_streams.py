@@ -109,7 +109,7 @@ class Streams:
         """A thread for each user, who answers every so manieth prompt, one after the other.
 
         Args:
-            late: a user starts when the one before has got so many tokens.
+            late: see `Pace`.
         """
         answers = [Answer(prompt) for prompt in prompts]
         pace = Pace(users, late)
@@ -129,37 +129,49 @@ class Streams:
 class Pace:
     """Lets threads start one after the other, and then none get two tokens ahead of another.
 
-    So every answer is given while all others are under way, on any machine. Which of the threads
-    comes first with a token is still up to chance.
+    So every answer is given while others are under way, on any machine. Which of the threads comes
+    first with a token is still up to chance.
+
+    Args:
+        users: the threads.
+        late: a user starts when the one before has got so many tokens.
     """
 
     def __init__(self, users: int, late: int) -> None:
         self._changed = threading.Condition()
         self._late = late
-        self._tokens = [0] * users
-        self._running: dict[int, int] = {}
+        self._to_come = list(range(users))
+        self._tokens: dict[int, int] = {}
+        """Of those who have started; whoever is late is given what the others have."""
+        self._own_tokens = [0] * users
+        self._start_next()
 
     def of(self, user: int) -> Turn:
         return Turn(self, user)
 
     def enter(self, user: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: user == 0 or self._tokens[user - 1] >= self._late)
-            self._running[user] = min(self._running.values(), default=0)
+            self._changed.wait_for(lambda: user in self._tokens)
 
     def step(self, user: int) -> None:
         with self._changed:
             self._tokens[user] += 1
-            self._running[user] += 1
+            self._own_tokens[user] += 1
+            if self._own_tokens[user] == self._late:
+                self._start_next()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._running[user] <= min(self._running.values()) + 1)
+            self._changed.wait_for(lambda: self._tokens[user] <= min(self._tokens.values()) + 1)
 
     def leave(self, user: int) -> None:
         with self._changed:
-            del self._running[user]
-            # Whoever failed must not keep the next one waiting.
-            self._tokens[user] = max(self._tokens[user], self._late)
+            if self._own_tokens[user] < self._late:
+                self._start_next()  # whoever fails must not keep the next one waiting
+            del self._tokens[user]
             self._changed.notify_all()
+
+    def _start_next(self) -> None:
+        if self._to_come:
+            self._tokens[self._to_come.pop(0)] = min(self._tokens.values(), default=0)
 
 
 class Turn:

@@ -32,10 +32,12 @@ def generated(model: GLMChatModel, prompts: Sequence[Prompt]) -> list[list[int]]
     return answers
 
 
-def talk(folder: str, prompts: Sequence[Prompt], users: int, **settings: Any) -> dict[str, Any]:
+def talk(
+    folder: str, prompts: Sequence[Prompt], users: int, late: int = 3, **settings: Any
+) -> dict[str, Any]:
     """All users at once."""
     streams = Streams(make_model(folder, users=users, **settings))
-    answers = streams.together(prompts, users)
+    answers = streams.together(prompts, users, late)
     return {
         "answers": [answer.told() for answer in answers],
         "order": [answers.index(answer) for answer in streams.order],
