@@ -7,7 +7,6 @@ fields of `RunSettings`}; the last line that it prints is another: the run, or {
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import threading
@@ -18,9 +17,9 @@ from typing import Any, NamedTuple
 
 from glm_multiuser.cli import bench_run, loading, measure, screen
 from glm_multiuser.cli.bench_run import RunSettings, users_text
+from glm_multiuser.cli.bench_worker import answer_job
 from glm_multiuser.cli.interrupts import keep_ctrl_c
 from glm_multiuser.device import configure
-from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.mindformers import enable
 from glm_multiuser.mindformers.config import glm_config_arguments
 from glm_multiuser.progress import show_progress
@@ -176,30 +175,12 @@ def measured(llm: Any, settings: RunSettings, prompts: Sequence[Sequence[int]]) 
 
 
 def run(variant: str, settings: RunSettings) -> dict[str, Any]:
-    config = settings.model_config()
-    prompts = measure.random_prompts(
-        settings.users,
-        settings.prompt_tokens,
-        config.vocab_size,
-        ending=(config.gmask_token_id, config.bos_token_id),
-    )
+    prompts = bench_run.prompts_of(settings)
     if variant == "engine":
         return run_engine(settings, prompts)
     return run_mindformers(settings, prompts, graph_per_user=variant == "int")
 
 
-def main() -> int:
-    """The exit code: 0, or 2 after an error."""
-    job = json.load(sys.stdin)
-    try:
-        result = run(job["variant"], RunSettings(**job["settings"]))
-    except GLMMultiUserError as error:
-        print(json.dumps({"error": str(error)}))
-        return 2
-    print(json.dumps(result))
-    return 0
-
-
 if __name__ == "__main__":
     keep_ctrl_c()
-    sys.exit(main())
+    sys.exit(answer_job(lambda job: run(job["variant"], RunSettings(**job["settings"]))))

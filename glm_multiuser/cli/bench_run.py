@@ -62,15 +62,20 @@ def open_engine(settings: RunSettings) -> MultiUserLLM:
     return loading.llm_class().from_config(settings.model_config(), seed=0, **options)
 
 
-def run(settings: RunSettings) -> dict[str, Any]:
-    """Opens the engine, measures it, closes it."""
+def prompts_of(settings: RunSettings) -> list[list[int]]:
+    """Random ones, a prompt for each user, that end as those of ChatGLM-6B do."""
     config = settings.model_config()
-    prompts = measure.random_prompts(
+    return measure.random_prompts(
         settings.users,
         settings.prompt_tokens,
         config.vocab_size,
         ending=(config.gmask_token_id, config.bos_token_id),
     )
+
+
+def run(settings: RunSettings) -> dict[str, Any]:
+    """Opens the engine, measures it, closes it."""
+    prompts = prompts_of(settings)
     with open_engine(settings) as llm, screen.progress_bar() as bar:
         total = settings.users * settings.new_tokens * settings.repeat
         task = bar.add_task(f"{users_text(settings.users)}: tokens", total=total)

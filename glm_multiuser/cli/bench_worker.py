@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any, Callable
 
 from glm_multiuser.cli.bench_run import RunSettings, run
 from glm_multiuser.cli.interrupts import keep_ctrl_c
@@ -16,9 +17,18 @@ from glm_multiuser.errors import GLMMultiUserError
 
 
 def main() -> int:
-    """The exit code: 0, or 2 after an error."""
+    """The exit code."""
+    return answer_job(lambda job: run(RunSettings(**job)))
+
+
+def answer_job(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Measures what stdin asks for, and prints it for `bench.run_worker`.
+
+    Returns:
+        The exit code: 0, or 2 after an error.
+    """
     try:
-        result = run(RunSettings(**json.load(sys.stdin)))
+        result = measure(json.load(sys.stdin))
     except GLMMultiUserError as error:
         print(json.dumps({"error": str(error)}))
         return 2
