@@ -32,7 +32,7 @@ from glm_multiuser.progress import Progress
 SMALLEST_BATCH = 4
 
 PROMPT_ROWS = 64
-"""Prompts enter together up to so many rows: beyond them a product costs as much in pieces."""
+"""Prompts enter together up to so many rows: beyond them little more is saved."""
 
 
 class RowResults(Protocol):

@@ -1,4 +1,4 @@
-"""Small ChatGLM-6B checkpoints, made by the tests."""
+"""Small ChatGLM-6B checkpoints, made by the tests, and what becomes of those that do not fit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from glm_multiuser.checkpoint import load_glm
 from glm_multiuser.config import ModelConfig
+from glm_multiuser.errors import CheckpointError
 
 Array = NDArray[Any]
 
@@ -91,3 +94,12 @@ def write_stored_as(path: Path, name: str, dtype: str, shape: list[int], content
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(content)]}
     header = json.dumps({name: entry}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + content)
+
+
+def refused(folder: Path, message: str) -> None:
+    """Nothing may be assigned from a checkpoint that does not fit."""
+    parameters = {name: (shape, np.dtype("f4")) for name, shape in our_shapes().items()}
+    assigned: list[str] = []
+    with pytest.raises(CheckpointError, match=message):
+        load_glm(folder, MODEL, parameters, lambda name, _: assigned.append(name))
+    assert assigned == []

@@ -18,6 +18,7 @@ from tests.checkpoint.folders import (
     MODEL,
     Array,
     our_shapes,
+    refused,
     their_arrays,
     write_folder,
     write_shards,
@@ -153,15 +154,6 @@ def test_progress_counts_the_parameters(tmp_path: Path) -> None:
     assert [done for done, _, _ in seen] == list(range(len(parameters)))
     assert {total for _, total, _ in seen} == {len(parameters)}
     assert [name for _, _, name in seen] == assigned
-
-
-def refused(folder: Path, message: str) -> None:
-    """Nothing may be assigned from a checkpoint that does not fit."""
-    parameters = {name: (shape, np.dtype("f4")) for name, shape in our_shapes().items()}
-    assigned: list[str] = []
-    with pytest.raises(CheckpointError, match=message):
-        load_glm(folder, MODEL, parameters, lambda name, _: assigned.append(name))
-    assert assigned == []
 
 
 def test_missing_tensor(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.checkpoint.folders import (
     MODEL,
     Array,
     our_shapes,
+    refused,
     their_arrays,
     write_folder,
     write_json,
@@ -78,15 +79,6 @@ def load(folder: Path, dtype: str = "float32") -> dict[str, Array]:
     load_glm(folder, MODEL, parameters, loaded.__setitem__)
     assert loaded.keys() == parameters.keys()
     return loaded
-
-
-def refused(folder: Path, message: str) -> None:
-    """Nothing may be assigned from a checkpoint that does not fit."""
-    parameters = {name: (shape, np.dtype("f4")) for name, shape in our_shapes().items()}
-    assigned: list[str] = []
-    with pytest.raises(CheckpointError, match=message):
-        load_glm(folder, MODEL, parameters, lambda name, _: assigned.append(name))
-    assert assigned == []
 
 
 def same(found: dict[str, Array], expected: dict[str, Array]) -> bool:
