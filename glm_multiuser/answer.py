@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.tokenizers import ChatTokenizer, StopStrings
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one token, or the end, adds to an answer.
-
-    Attributes:
-        text: the text that became final; may be empty while a character is incomplete.
-        token_ids: the tokens that became known.
-        finish_reason: None until the last piece, then "stop", "length" or "cancelled".
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -41,11 +27,39 @@ class Logprob:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What one token, or the end, adds to an answer.
+
+    Attributes:
+        text: the text that became final; may be empty while a character is incomplete.
+        token_ids: the tokens that became known.
+        finish_reason: None until the last piece, then "stop", "length" or "cancelled".
+        logprobs: one for each of `token_ids` when the parameters asked for them, else None.
+        inside_character: whether the answer so far ends inside a character, whose rest has yet
+            to come.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: Optional[str] = None
+    logprobs: Optional[tuple[Logprob, ...]] = None
+    inside_character: bool = False
+
+
+@dataclass(frozen=True)
 class Usage:
-    """Counts of tokens."""
+    """Counts of tokens.
+
+    Attributes:
+        prompt_tokens: of the question with its history.
+        completion_tokens: of the answer, a final stop token included.
+        cached_tokens: of the prompt, those whose keys and values were still there and were used
+            again; always 0 for ChatGLM-6B, whose prompts are prefilled whole.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,11 +135,12 @@ class Answer:
             text, stopped = self._stop_strings.feed(self._detokenizer.push([token_id]))
         if stopped:
             end = End("stop", None, self.request.queued_seconds, event.seconds)
-            return self._finish(text, (token_id,), end)
+            return self._finish(text, (event,), end)
         self._texts.append(text)
-        return Piece(text, (token_id,))
+        inside = self._detokenizer is not None and self._detokenizer.inside_character
+        return Piece(text, (token_id,), None, self._logprobs((event,)), inside)
 
-    def _finish(self, text: str, token_ids: tuple[int, ...], end: End) -> Piece:
+    def _finish(self, text: str, tokens: tuple[Token, ...], end: End) -> Piece:
         self._texts.append(text)
         times = tuple(token.seconds for token in self._tokens)
         self.result = GenerationResult(
@@ -136,15 +151,16 @@ class Answer:
             timings=Timings(
                 end.queued_seconds, times[0] if times else None, end.total_seconds, times
             ),
-            logprobs=self._logprobs(),
+            logprobs=self._logprobs(self._tokens),
             error=end.error,
         )
-        return Piece(text, token_ids, end.finish_reason)
+        token_ids = tuple(token.choice.token_id for token in tokens)
+        return Piece(text, token_ids, end.finish_reason, self._logprobs(tokens))
 
-    def _logprobs(self) -> Optional[tuple[Logprob, ...]]:
+    def _logprobs(self, tokens: Sequence[Token]) -> Optional[tuple[Logprob, ...]]:
         if self.request.params.logprobs is None:
             return None
-        choices = [token.choice for token in self._tokens]
+        choices = [token.choice for token in tokens]
         return tuple(
             Logprob(choice.token_id, choice.logprob, choice.top or {})
             for choice in choices

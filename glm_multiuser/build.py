@@ -14,7 +14,6 @@ from glm_multiuser import device
 from glm_multiuser.checkpoint import load_glm
 from glm_multiuser.config import EngineConfig, ModelConfig
 from glm_multiuser.engine.runner import GraphRunner
-from glm_multiuser.errors import ConfigError
 from glm_multiuser.models.layers import NUMPY_TYPES, Numerics
 from glm_multiuser.models.modeling_glm import GLMForMultiUser
 from glm_multiuser.progress import Progress
@@ -34,11 +33,7 @@ def build_runner(
         ConfigError: settings that do not fit the model or the device.
         CheckpointError: from `fill`.
     """
-    if config.seq_length > model_config.max_sequence_length:
-        raise ConfigError(
-            f"seq_length is {config.seq_length}; this model's max_sequence_length is "
-            f"{model_config.max_sequence_length}"
-        )
+    config.check_fits(model_config)
     device.configure(config.device_target, config.device_id)
     dtype = config.dtype or device.DEFAULT_DTYPE[config.device_target]
     model = GLMForMultiUser(model_config, Numerics.of(dtype, config.device_target))

@@ -171,3 +171,11 @@ class EngineConfig:
             raise ConfigError(
                 f"device_target is {self.device_target!r}; it must be 'CPU' or 'Ascend'"
             )
+
+    def check_fits(self, model: ModelConfig) -> None:
+        """Raises ConfigError if users of this engine could hold more than the model can."""
+        if self.seq_length > model.max_sequence_length:
+            raise ConfigError(
+                f"seq_length is {self.seq_length}; this model's max_sequence_length is "
+                f"{model.max_sequence_length}"
+            )

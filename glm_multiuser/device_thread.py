@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from typing import Callable, Optional, TypeVar
@@ -41,6 +42,16 @@ class DeviceThread:
             self._calls.append((future, function))  # type: ignore[arg-type]
             self._changed.notify()
         return future.result()
+
+    def give_way(self, seconds: float) -> None:
+        """Lets the engines run for about `seconds`, or until they have nothing to do.
+
+        For a long call, on the device thread and between two of its steps. An engine that this
+        very call changes must not be attached.
+        """
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._step_each():
+            pass
 
     def attach(self, stepper: Stepper) -> None:
         """From now on `stepper` is called in turn, as long as it says that there is more to do."""
@@ -93,15 +104,20 @@ class DeviceThread:
                 return False
             call = self._calls.popleft() if self._calls else None
             self._awake = False
-            steppers = list(self._steppers)
         if call is not None:
             _complete(*call)
+        if self._step_each():
+            self.wake()
+        return True
+
+    def _step_each(self) -> bool:
+        """One step of every engine; returns whether any of them had something to do."""
+        with self._changed:
+            steppers = list(self._steppers)
         more = False
         for stepper in steppers:
             more |= stepper()
-        if more:
-            self.wake()
-        return True
+        return more
 
 
 def _complete(future: Future[object], function: Callable[[], object]) -> None:

@@ -17,11 +17,11 @@ from glm_multiuser.build import build_runner, load_weights, random_weights
 from glm_multiuser.checkpoint import read_generation_defaults
 from glm_multiuser.config import EngineConfig, ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.engine import Engine
+from glm_multiuser.engine.engine import Engine, SlotReport, StepReport
 from glm_multiuser.engine.request import Event, Nobody, Request
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.errors import GenerationError, InvalidParameterError, PromptTooLongError
-from glm_multiuser.handle import Handle
+from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
@@ -164,6 +164,7 @@ class MultiUserLLM:
     ) -> MultiUserLLM:
         start = time.monotonic()
         with show_progress(progress) as report:
+            report = _giving_way(report)
             runner = DEVICE_THREAD.call(lambda: build_runner(model_config, config, fill, report))
         stops = tokenizer.stop_token_ids if tokenizer else (model_config.eos_token_id,)
         seconds = time.monotonic() - start
@@ -191,7 +192,32 @@ class MultiUserLLM:
             UserBusyError, QueueFullError: too many requests are waiting; nothing was lost.
             EngineClosedError: the engine takes no more requests.
         """
-        return self._submit(self._token_ids(prompt, history), params, user, wait=False)
+        return self._submit(self.prompt_token_ids(prompt, history), params, user, wait=False)
+
+    def asubmit(
+        self,
+        prompt: Prompt,
+        params: Optional[SamplingParams] = None,
+        user: User = None,
+        history: History = (),
+    ) -> AsyncHandle:
+        """`submit` for asyncio: no coroutine, but to be called where an event loop runs.
+
+        Arguments and errors are those of `submit`.
+        """
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        request = self._request(
+            self.prompt_token_ids(prompt, history),
+            params,
+            user,
+            lambda event: _deliver_to(loop, events, event),
+        )
+        handle = AsyncHandle(
+            Answer(request, self.tokenizer), events, lambda: self._engine.cancel(request)
+        )
+        self._engine.submit(request)
+        return handle
 
     def stream_chat(
         self,
@@ -236,25 +262,10 @@ class MultiUserLLM:
         params: Optional[SamplingParams] = None,
     ) -> AsyncIterator[Piece]:
         """`stream_chat` for asyncio: pieces arrive without blocking the event loop."""
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        request = self._request(
-            self._token_ids(query, history),
-            params,
-            user,
-            lambda event: _deliver_to(loop, events, event),
-        )
-        answer = Answer(request, self.tokenizer)
-        self._engine.submit(request)
-        try:
-            while answer.result is None:
-                piece = answer.take(await events.get())
-                if answer.result is not None and answer.result.finish_reason == "error":
-                    raise answer.result.error or GenerationError("the request failed")
+        # Left at once, and not some time later, when the consumer goes away.
+        with self.asubmit(query, params, user, history) as handle:
+            async for piece in handle:
                 yield piece
-        finally:
-            # Also when the consumer went away, or a stop string ended the answer early.
-            self._engine.cancel(request)
 
     def generate(
         self,
@@ -270,7 +281,7 @@ class MultiUserLLM:
         Raises:
             RequestError: a prompt or its parameters are refused; nothing runs then.
         """
-        all_ids = [self._token_ids(prompt, ()) for prompt in prompts]
+        all_ids = [self.prompt_token_ids(prompt) for prompt in prompts]
         each = list(params) if isinstance(params, Sequence) else [params] * len(all_ids)
         if len(each) != len(all_ids):
             raise InvalidParameterError(
@@ -328,6 +339,25 @@ class MultiUserLLM:
             batch_invariant=runner.batch_invariant,
         )
 
+    def slots(self) -> list[SlotReport]:
+        """What is in each slot, by its number."""
+        return self._engine.slots()
+
+    @property
+    def failure(self) -> Optional[Exception]:
+        """What made the engine close by itself; None as long as it has not.
+
+        Every request was ended with an error, and no new one is taken: load the model again.
+        """
+        return self._engine.failure
+
+    def on_step(self, hear: Callable[[StepReport], None]) -> None:
+        """Calls `hear` after every step, on the device thread, instead of who heard so far.
+
+        It must return at once and not raise: every user waits for it.
+        """
+        self._engine.on_step = hear
+
     def close(self, drain: float = 30.0) -> None:
         """Takes nothing new, gives running requests `drain` seconds to end, cancels the rest."""
         self._engine.close(drain)
@@ -376,7 +406,17 @@ class MultiUserLLM:
             deliver,
         )
 
-    def _token_ids(self, prompt: Prompt, history: History) -> Sequence[int]:
+    def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> Sequence[int]:
+        """The token ids that a question with its history is answered from.
+
+        Args:
+            prompt, history: as in `submit`, which calls this itself. Whoever must not wait for
+                the tokenizer can call it elsewhere, and submit what it returned.
+
+        Raises:
+            InvalidParameterError: no text that this checkpoint can read, a token id out of range,
+                or a history that is none.
+        """
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise InvalidParameterError(
@@ -407,6 +447,22 @@ class MultiUserLLM:
                 f"it may have at most {self.config.seq_length - 1}"
             )
         return room
+
+
+def _giving_way(report: Progress) -> Progress:
+    """Progress that lets the engines of other models run for as long as the last part took.
+
+    So their users go on, at half their speed, while this model is loaded and compiled.
+    """
+    since = time.monotonic()
+
+    def report_and_give_way(done: int, total: int, what: str) -> None:
+        nonlocal since
+        report(done, total, what)
+        DEVICE_THREAD.give_way(time.monotonic() - since)
+        since = time.monotonic()
+
+    return report_and_give_way
 
 
 def _slot_name(user: User) -> Hashable:

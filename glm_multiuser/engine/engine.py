@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Callable, Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 from glm_multiuser.engine.request import Nobody, Request
@@ -39,6 +39,43 @@ class Counters:
     step_seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class StepReport:
+    """One step that was run.
+
+    Attributes:
+        kind: "prefill" or "decode".
+        rows: requests that took part.
+        seconds: from the schedule to the last token handed out.
+    """
+
+    kind: str
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    """What is in a slot.
+
+    Attributes:
+        state: "free", "prefill", "decode" or "idle" (kept for its user, nothing runs).
+        user: whose it is; None for a free slot, and for a request that named no user.
+        request: number of the request that runs in it, as in `Handle.number`.
+        prompt_tokens, generated_tokens: of that request.
+    """
+
+    state: str
+    user: Optional[Hashable] = None
+    request: Optional[int] = None
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+FAILED_STEPS_MAX = 3
+"""After so many steps in a row that the device could not run, the engine closes."""
+
+
 class Engine:
     """Owns the queue, the slots and the running requests of one model.
 
@@ -51,6 +88,10 @@ class Engine:
         max_queue: requests that may wait for a slot.
         max_queue_per_user: of these, how many may be one user's.
         device_thread: the process's own, unless a test brings another.
+
+    Attributes:
+        failure: what made the engine close by itself; None as long as it has not.
+        on_step: hears of every step, on the device thread; must return at once and not raise.
     """
 
     def __init__(
@@ -69,6 +110,9 @@ class Engine:
         self._lock = threading.Condition()
         """Guards the scheduler's queue, which other threads add to, and `_closing`."""
         self._closing = False
+        self._failed_steps = 0
+        self.failure: Optional[Exception] = None
+        self.on_step: Callable[[StepReport], None] = lambda report: None
         self._device_thread = device_thread
         device_thread.attach(self.step)
 
@@ -146,6 +190,24 @@ class Engine:
             slots = self._scheduler.slots
             return slots.busy, slots.idle, len(self._scheduler.waiting)
 
+    def slots(self) -> list[SlotReport]:
+        """What is in each slot, by its number."""
+        with self._lock:
+            running = dict(self._scheduler.running)
+            holders = self._scheduler.slots.holders()
+        reports = []
+        for slot, user in enumerate(holders):
+            name = None if isinstance(user, Nobody) else user
+            request = running.get(slot)
+            if request is None:
+                reports.append(SlotReport("free" if user is None else "idle", name))
+                continue
+            generated = len(request.output_token_ids)
+            state = "decode" if generated else "prefill"
+            prompt = len(request.prompt_token_ids)
+            reports.append(SlotReport(state, name, request.number, prompt, generated))
+        return reports
+
     def _accepted(self) -> list[Request]:
         return [*self._scheduler.waiting, *self._scheduler.running.values()]
 
@@ -176,14 +238,20 @@ class Engine:
                 self._scheduler.check()
                 return False
         self._run(step)
+        seconds = time.perf_counter() - start
         self.counters.steps += 1
-        self.counters.step_seconds += time.perf_counter() - start
+        self.counters.step_seconds += seconds
+        kind = "decode" if isinstance(step, Decode) else "prefill"
+        self.on_step(StepReport(kind, len(step.requests), seconds))
         return True
 
     def _run(self, step: Step) -> None:
         """Runs one graph, chooses the next token of every row and hands it out.
 
         A device error ends the requests of this step and nobody else's.
+
+        Raises:
+            GenerationError: `FAILED_STEPS_MAX` steps in a row have failed: the device is gone.
         """
         requests = step.requests
         try:
@@ -196,7 +264,13 @@ class Engine:
             for slot in requests:
                 failure = GenerationError(f"the device failed in this request's step: {error}")
                 self._finish(slot, "error", failure)
+            self._failed_steps += 1
+            if self._failed_steps >= FAILED_STEPS_MAX:
+                raise GenerationError(
+                    f"the device failed in {self._failed_steps} steps in a row: {error}"
+                ) from error
             return
+        self._failed_steps = 0
         for slot, choice in zip(requests, choices):
             self._hand_out(slot, choice)
 
@@ -276,6 +350,7 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         """Ends every request and closes the engine."""
         with self._lock:
+            self.failure = error
             requests = self._accepted()
             slots = Slots(self._scheduler.slots.count)
             self._scheduler = Scheduler(slots, self.runner.prompt_group)

@@ -53,6 +53,11 @@ class Slots:
             self._free.append(slot)
             self._free.sort()
 
+    def holders(self) -> list[Optional[Hashable]]:
+        """Whose each slot is, busy or idle; None for a free one."""
+        held = {slot: user for users in (self._busy, self._idle) for user, slot in users.items()}
+        return [held.get(slot) for slot in range(self.count)]
+
     def slot_of(self, user: Hashable) -> Optional[int]:
         return self._busy.get(user, self._idle.get(user))
 

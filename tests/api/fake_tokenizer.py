@@ -38,6 +38,9 @@ class FakeTokenizer:
         detokenizer = self.detokenizer()
         return detokenizer.push(token_ids) + detokenizer.flush()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return PIECES[token_id]
+
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(PIECES.__getitem__, replacements=[("[A]", "[a]")])
 

@@ -109,7 +109,7 @@ def test_a_call_comes_between_the_steps_of_a_busy_engine(thread: DeviceThread) -
 def test_between_two_calls_every_engine_makes_a_step(thread: DeviceThread) -> None:
     log: list[str] = []
     release = held(thread)
-    thread.attach(Stepper("step", 2, log))
+    thread.attach(Stepper("step", 3, log))
     callers = [
         threading.Thread(target=lambda: thread.call(lambda: log.append("call"))) for _ in range(3)
     ]
@@ -120,7 +120,7 @@ def test_between_two_calls_every_engine_makes_a_step(thread: DeviceThread) -> No
     release()
     for caller in callers:
         caller.join(PATIENCE)
-    assert log == ["call", "step", "call", "step", "call"]
+    assert log == ["step", "call", "step", "call", "step", "call"]
 
 
 def test_a_stepper_that_left_is_not_called_again(thread: DeviceThread) -> None:
@@ -187,3 +187,44 @@ def test_a_process_that_forgot_to_close_ends() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
     assert (ended.stdout, ended.stderr) == ("still here\n", "")
+
+
+def test_a_long_call_gives_way_to_the_engines(thread: DeviceThread) -> None:
+    log: list[str] = []
+
+    def long_call() -> None:
+        log.append("begin")
+        thread.give_way(PATIENCE)
+        log.append("end")
+
+    release = held(thread)
+    thread.attach(Stepper("step", 3, log))
+    caller = threading.Thread(target=lambda: thread.call(long_call))
+    caller.start()
+    while len(thread._calls) < 1:  # until it waits for its turn
+        caller.join(0.001)
+    release()
+    caller.join(PATIENCE)
+    # One step after the call that held the thread; the others until there is nothing to do.
+    assert log == ["step", "begin", "step", "step", "end"]
+
+
+def test_a_call_that_gives_way_goes_on_when_its_time_is_over(thread: DeviceThread) -> None:
+    steps: list[int] = []
+    busy = threading.Event()
+    thread.attach(lambda: steps.append(1) is None and not busy.is_set())
+    assert thread.call(lambda: (thread.give_way(0.01), "went on")[1]) == "went on"
+    assert steps
+    busy.set()
+
+
+def test_a_call_that_has_no_time_to_give_makes_no_step(thread: DeviceThread) -> None:
+    steps: list[int] = []
+
+    def call() -> int:
+        before = len(steps)
+        thread.give_way(0.0)
+        return len(steps) - before
+
+    thread.attach(lambda: steps.append(1) is not None)
+    assert thread.call(call) == 0

@@ -711,3 +711,101 @@ def test_a_model_with_random_weights(folder: Path) -> None:
         assert llm.config == EngineConfig(users=4, seq_length=SEQ_LENGTH)
         assert llm.stop_token_ids == (17,)
         assert llm.default_params == SamplingParams()
+
+
+# For servers
+
+
+def test_an_async_handle_has_pieces_and_a_result(open_llm: Open) -> None:
+    llm = open_llm(tokenizer=FakeTokenizer())
+    expected = llm.submit("who", GREEDY).result()
+
+    async def ask() -> tuple[str, Any, Any]:
+        with llm.asubmit("who", GREEDY) as handle:
+            assert handle.finished is None
+            text = "".join([piece.text async for piece in handle])
+            return text, handle.finished, await handle.result()
+
+    text, finished, result = run_async(ask())
+    assert text == result.text == expected.text
+    assert finished is result
+    assert result.token_ids == expected.token_ids
+
+
+def test_an_async_result_has_the_error_of_its_request(llm_of_ids: MultiUserLLM) -> None:
+    async def ask() -> Any:
+        return await llm_of_ids.asubmit([FAILS_AT_ONCE], GREEDY).result()
+
+    result = run_async(ask())
+    assert result.finish_reason == "error"
+    assert isinstance(result.error, GenerationError)
+
+
+def test_asubmit_refuses_at_once(llm_of_ids: MultiUserLLM) -> None:
+    async def ask() -> None:
+        with pytest.raises(InvalidParameterError, match=WHOLE):
+            llm_of_ids.asubmit([VOCAB], GREEDY)
+
+    run_async(ask())
+
+
+def test_pieces_that_wait_can_be_counted(open_llm: Open) -> None:
+    llm = open_llm()
+
+    async def ask() -> tuple[int, int]:
+        handle = llm.asubmit([1], GREEDY)
+        first = await handle.__anext__()
+        while llm.stats().tokens_generated != GREEDY.max_tokens or llm.stats().active_users:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # until the loop has taken in the last event
+        waiting = handle.waiting_pieces
+        await handle.result()
+        assert first.token_ids
+        return waiting, handle.waiting_pieces
+
+    # Seven more tokens, and the end.
+    assert run_async(ask()) == (8, 0)
+
+
+def test_slots_steps_and_numbers_are_told(open_llm: Open) -> None:
+    llm = open_llm(users=2)
+    told: list[str] = []
+    llm.on_step(lambda report: told.append(report.kind))
+    first, second = (llm.submit([1], GREEDY, user=user) for user in ("a", "b"))
+    first.result()
+    second.result()
+    assert first.number != second.number
+    assert {slot.user for slot in llm.slots()} == {"a", "b"}
+    assert {slot.state for slot in llm.slots()} == {"idle"}
+    assert set(told) == {"prefill", "decode"}
+    assert llm.failure is None
+
+
+def test_pieces_carry_the_log_probabilities_of_their_tokens(llm_of_ids: MultiUserLLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, ignore_eos=True)
+    handle = llm_of_ids.submit([1], params)
+    pieces = list(handle)
+    told = [one for piece in pieces for one in piece.logprobs or ()]
+    assert tuple(told) == handle.result().logprobs
+    assert [one.token_id for one in told] == [one for piece in pieces for one in piece.token_ids]
+
+
+def test_while_a_model_is_loaded_the_others_go_on(
+    open_llm: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that only ends once another engine's request has ended."""
+    other = open_llm(users=1)
+    answered: list[Any] = []
+
+    def build(model_config: Any, config: Any, fill: Any, progress: Any) -> MockRunner:
+        handle = other.submit([1], GREEDY)
+        deadline = threading.Event()
+        while other.stats().tokens_generated < 8:
+            deadline.wait(0.001)  # what a graph takes to compile
+            progress(0, 1, "a graph")
+        answered.append(handle.result(0.0) if other.stats().active_users == 0 else None)
+        return MockRunner(config.users)
+
+    monkeypatch.setattr(glm_multiuser.llm, "build_runner", build)
+    with MultiUserLLM.from_pretrained(folder, users=1, seq_length=SEQ_LENGTH):
+        assert len(answered[0].token_ids) == 8

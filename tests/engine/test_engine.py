@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from glm_multiuser.device_thread import DeviceThread
-from glm_multiuser.engine.engine import Engine
+from glm_multiuser.engine.engine import FAILED_STEPS_MAX, Engine, SlotReport, StepReport
 from glm_multiuser.engine.request import Event, Nobody
 from glm_multiuser.errors import EngineClosedError, QueueFullError, UserBusyError
 from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose
@@ -897,3 +897,85 @@ def test_closing_one_engine_leaves_the_others_alone(device_thread: DeviceThread)
     asked = Asked([1], max_tokens=3, **LONG)
     staying.submit(asked.request)
     assert asked.wait().reason == "length"
+
+
+# What is told about it
+
+
+def test_every_step_is_told() -> None:
+    engine, _ = hand_engine(2)
+    told: list[StepReport] = []
+    engine.on_step = told.append
+    run(engine, Asked([1], max_tokens=3, **LONG), Asked([2], max_tokens=2, **LONG))
+    assert [(report.kind, report.rows) for report in told] == [
+        ("prefill", 1),
+        ("decode", 1),
+        ("prefill", 1),
+        ("decode", 2),
+    ]
+    assert all(report.seconds > 0 for report in told)
+
+
+def test_slots_tell_what_is_in_them() -> None:
+    engine, _ = hand_engine(3)
+    first, nobody = Asked([1, 2], user="a", max_tokens=2, **LONG), Asked([3], user=Nobody())
+    engine.submit(first.request)
+    engine.step()
+    assert engine.slots() == [
+        SlotReport("decode", "a", first.request.number, 2, 1),
+        SlotReport("free"),
+        SlotReport("free"),
+    ]
+    engine.submit(nobody.request)
+    engine.step()  # the last token of the first one
+    engine.step()
+    assert engine.slots() == [
+        SlotReport("idle", "a"),
+        SlotReport("decode", None, nobody.request.number, 1, 1),
+        SlotReport("free"),
+    ]
+
+
+def test_a_request_in_its_prefill_is_told_as_such(device_thread: DeviceThread, gate: Gate) -> None:
+    engine, _ = threaded_engine(device_thread, 1, gate)
+    asked = Asked([1, 2, 3], user="a", **LONG)
+    engine.submit(asked.request)
+    gate.wait()
+    assert engine.slots() == [SlotReport("prefill", "a", asked.request.number, 3, 0)]
+
+
+# A device that is gone
+
+
+class FailTimes:
+    """A device that breaks in the first `times` calls."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __call__(self, call: Call) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise RuntimeError("the device is gone")
+
+
+def test_steps_that_fail_in_a_row_close_the_engine() -> None:
+    engine, _ = hand_engine(1, FailTimes(FAILED_STEPS_MAX))
+    asked = [Asked([number], max_tokens=2, **LONG) for number in range(FAILED_STEPS_MAX + 1)]
+    run(engine, *asked)
+    own = "GenerationError: the device failed in this request's step: the device is gone"
+    assert [one.error for one in asked[:FAILED_STEPS_MAX]] == [own] * FAILED_STEPS_MAX
+    assert "the engine failed and is closed" in str(asked[-1].error)
+    assert "3 steps in a row" in str(engine.failure)
+    with pytest.raises(EngineClosedError):
+        engine.submit(Asked([1]).request)
+
+
+def test_a_step_that_works_makes_the_engine_forget_those_that_failed() -> None:
+    engine, _ = hand_engine(1, FailTimes(FAILED_STEPS_MAX - 1))
+    for _ in range(2):
+        engine.runner.before.times = FAILED_STEPS_MAX - 1  # type: ignore[attr-defined]
+        asked = [Asked([number], max_tokens=2, **LONG) for number in range(FAILED_STEPS_MAX)]
+        run(engine, *asked)
+        assert [one.reason for one in asked] == ["error", "error", "length"]
+    assert engine.failure is None

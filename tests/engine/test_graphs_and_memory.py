@@ -123,19 +123,20 @@ def test_every_graph_is_compiled_before_the_first_request(
     llm: MultiUserLLM, told: list[tuple[int, int, str]]
 ) -> None:
     graphs = [
-        "prefill 16",
-        "prefill 28",
+        "prefill 1 x 16",
+        "prefill 2 x 16",
+        "prefill 1 x 28",
+        "prefill 2 x 28",
         "clear block 0",
         "clear block 1",
         "decode 3 users, 20 positions",
         "decode 3 users, 28 positions",
     ]
-    assert told[-7:] == [
-        *((number, 6, what) for number, what in enumerate(graphs)),
-        (6, 6, "ready"),
+    assert told[-9:] == [
+        *((number, 8, what) for number, what in enumerate(graphs)),
+        (8, 8, "ready"),
     ]
-    # One for a single prompt and one for two, of each length.
-    assert llm.stats().compiles == 6 + 2
+    assert llm.stats().compiles == 8
     assert llm.stats().batch_invariant
 
 
@@ -237,7 +238,8 @@ def test_prompts_that_would_get_other_bits_together_enter_alone(
 
     monkeypatch.setattr(runner, "_run_prompts", round_differently)
     try:
-        DEVICE_THREAD.call(lambda: runner._try_prompts(16))
+        for count in counts[16]:
+            DEVICE_THREAD.call(lambda count=count: runner._try_prompts(16, count))
         assert runner._prompt_counts == {**counts, 16: (1,)}
     finally:
         runner._prompt_counts = counts
