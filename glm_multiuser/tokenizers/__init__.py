@@ -65,6 +65,10 @@ class ChatTokenizer(Protocol):
         """Text of an answer; special tokens stand for no text."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 of one id by itself, perhaps a part of a character; a special token's name."""
+        ...
+
     def detokenizer(self) -> IncrementalDetokenizer:
         """A new detokenizer whose deltas join to exactly what `decode` returns."""
         ...

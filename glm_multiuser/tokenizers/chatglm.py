@@ -178,6 +178,18 @@ class ChatGLMTokenizer:
         detokenizer = self.detokenizer()
         return detokenizer.push(token_ids) + detokenizer.flush()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one id says by itself: its bytes inside an answer, or a special token's name.
+
+        An id beyond the vocabulary file says nothing.
+        """
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        if token_id in self.special_ids:
+            name: str = self._pieces.id_to_piece(token_id)
+            return name.encode("utf-8")
+        return self._bytes_of(token_id, at_start=False)
+
     def detokenizer(self) -> IncrementalDetokenizer:
         """A detokenizer for one answer; its deltas join to what `decode` returns."""
         at_start = self._drops_a_leading_space

@@ -57,6 +57,11 @@ class IncrementalDetokenizer:
             text = replacement.feed(text)
         return text
 
+    @property
+    def inside_character(self) -> bool:
+        """Whether the ids so far end inside a character, whose other bytes have yet to come."""
+        return bool(self._decoder.getstate()[0])
+
     def flush(self) -> str:
         """Returns the rest, once no more ids will come."""
         text = self._decoder.decode(b"", True)

@@ -472,3 +472,12 @@ def copied(trained_file: Path, tmp_path: Path) -> Path:
 
 def write_config(folder: Path, **values: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+def test_bytes_of_single_ids_join_to_the_text(trained_file: Path) -> None:
+    tokenizer = ChatGLMTokenizer(trained_file)
+    text = "你好 world 𝄞\n\t  end"
+    ids = tokenizer.encode(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == text
+    assert tokenizer.token_bytes(tokenizer.eos_token_id) == b"<eop>"
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == tokenizer.token_bytes(-1) == b""
