@@ -11,22 +11,29 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage lint types bench selfcheck clean
+.PHONY: help demo serve test browser coverage lint types bench selfcheck clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
+	@echo "make serve      the server with its web page, on http://127.0.0.1:8000"
 	@echo "make bench      speed for 1, 2, 4 ... users, as a table, a plot and a line of JSON"
 	@echo "make selfcheck  the stored reference answers, on whatever device is there"
 	@echo "make test       all tests; afterwards \`make coverage\` checks how much they covered"
+	@echo "make browser    Chromium for the tests of the web page, which are skipped without it (Debian, root)"
 	@echo "make lint       ruff"
 	@echo "make types      mypy --strict"
 	@echo "make clean      removes what the other targets left, except .venv"
 
-demo bench selfcheck: $(INSTALLED)
+demo serve bench selfcheck: $(INSTALLED)
 	@$(BIN)/glm-multiuser $@
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest --cov --cov-report= --durations=10
+
+browser:
+	@command -v chromium > /dev/null || { echo "Installing Chromium and fonts ..." && \
+	    apt-get update -qq && apt-get install -qq -y --no-install-recommends \
+	    chromium fonts-noto-cjk > /dev/null; }
 
 # Reads what `make test` measured.
 coverage: $(INSTALLED)
@@ -44,7 +51,7 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }
 	@echo "Installing MindSpore and the rest into .venv (two minutes or more, mostly download) ..."
-	@start=$$(date +%s) && $(BIN)/python -m pip install -q -e '.[dev,mindformers]' -c constraints.txt && \
+	@start=$$(date +%s) && $(BIN)/python -m pip install -q -e '.[dev,server,mindformers]' -c constraints.txt && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 import typer.core
 
-from glm_multiuser.cli import bench, chat, convert, demo, generate, patch, selfcheck
+from glm_multiuser.cli import bench, chat, convert, demo, generate, patch, selfcheck, serve
 from glm_multiuser.cli.interrupts import keep_ctrl_c
 from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.screen import print_error
@@ -72,6 +72,7 @@ def _root(
 app.command("demo")(demo.command)
 app.command("chat")(chat.command)
 app.command("generate")(generate.command)
+app.command("serve")(serve.command)
 app.command("bench")(bench.command)
 app.command("selfcheck")(selfcheck.command)
 app.command("patch")(patch.command)
