@@ -1,0 +1,1 @@
+"""The server: HTTP in front of `MultiUserLLM`. It knows nothing about MindSpore."""

@@ -1,0 +1,62 @@
+"""Who may enter: how many requests each user and each key has at the same time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Optional
+
+from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.keys import Caller
+from glm_multiuser.server.settings import Limits
+
+BUSY_RETRY_SECONDS = 1.0
+
+
+class Admission:
+    """Counts requests by user and by key. Lives on the event loop, so it needs no lock."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_key: Counter[str] = Counter()
+        self._by_user: Counter[str] = Counter()
+
+    def enter(self, caller: Caller, user: Optional[str], count: int = 1) -> None:
+        """Counts `count` requests in; each of them has to `leave`.
+
+        Raises:
+            Refusal: 429, with nothing counted.
+        """
+        limits = self._limits
+        self._check("key", caller.key, self._by_key, count, limits.requests_per_key)
+        if user is not None:
+            self._check("user", user, self._by_user, count, limits.requests_per_user)
+            self._by_user[user] += count
+        self._by_key[caller.key] += count
+
+    def leave(self, caller: Caller, user: Optional[str]) -> None:
+        """One request has ended."""
+        _take_one(self._by_key, caller.key)
+        if user is not None:
+            _take_one(self._by_user, user)
+
+    @property
+    def inside(self) -> int:
+        """Requests that have entered and not left."""
+        return sum(self._by_key.values())
+
+    @staticmethod
+    def _check(kind: str, name: str, counts: Counter[str], count: int, limit: int) -> None:
+        if counts[name] + count > limit:
+            raise Refusal(
+                429,
+                f"{kind}_busy",
+                f"{kind} {name!r} has {counts[name]} requests running or waiting and asks for "
+                f"{count} more; requests_per_{kind} is {limit}",
+                retry_after=BUSY_RETRY_SECONDS,
+            )
+
+
+def _take_one(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]

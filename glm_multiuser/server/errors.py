@@ -1,0 +1,119 @@
+"""From an error to an answer: its HTTP status, and the body that each protocol's clients expect."""
+
+from __future__ import annotations
+
+import http
+import math
+from typing import Any, Optional
+
+from starlette.responses import JSONResponse, Response
+
+from glm_multiuser.errors import (
+    EngineClosedError,
+    GenerationError,
+    GLMMultiUserError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+    UserBusyError,
+)
+
+
+class Refusal(GLMMultiUserError):
+    """An error that says how HTTP tells it.
+
+    Args:
+        status: HTTP status.
+        code: a short name for programs.
+        message: for people; names the field, the value and the limit.
+        field: the field of the request that is wrong.
+        retry_after: seconds after which another try makes sense.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        field: Optional[str] = None,
+        retry_after: Optional[float] = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.field = field
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == http.HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status == http.HTTPStatus.REQUEST_TIMEOUT:
+            headers["Connection"] = "close"
+        return headers
+
+
+BAD_REQUEST = "invalid_value"
+NOT_READY_RETRY_SECONDS = 2.0
+
+# (class, status, code): the first one that fits counts, so subclasses come first.
+_STATUS: tuple[tuple[type[GLMMultiUserError], int, str], ...] = (
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    (UserBusyError, 429, "user_busy"),
+    (RequestError, 400, BAD_REQUEST),
+    (QueueFullError, 429, "queue_full"),
+    (EngineClosedError, 503, "not_ready"),
+    (GenerationError, 500, "generation_failed"),
+)
+
+
+def refusal_of(error: Exception, retry_after: Optional[float] = None) -> Refusal:
+    """How an error is told.
+
+    Args:
+        error: of this library, or any other: a defect, whose text is nobody's business.
+        retry_after: seconds, for errors that pass.
+    """
+    if isinstance(error, Refusal):
+        return error
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            passes = status in (429, 503)
+            wait = (retry_after or NOT_READY_RETRY_SECONDS) if passes else None
+            return Refusal(status, code, str(error), retry_after=wait)
+    return Refusal(500, "internal_error", "the server failed; its log says why")
+
+
+def openai_body(refusal: Refusal) -> dict[str, Any]:
+    """The error object of OpenAI's API."""
+    if refusal.status == 429:
+        kind = "rate_limit_error"
+    elif refusal.status >= 500:
+        kind = "server_error"
+    else:
+        kind = "invalid_request_error"
+    return {
+        "error": {
+            "message": str(refusal),
+            "type": kind,
+            "param": refusal.field,
+            "code": refusal.code,
+        }
+    }
+
+
+def plain_body(refusal: Refusal) -> dict[str, Any]:
+    """The error object of KServe v2, where `error` is a text, with the code beside it."""
+    return {"error": str(refusal), "code": refusal.code}
+
+
+def error_body(path: str, refusal: Refusal) -> dict[str, Any]:
+    """In the shape of the protocol that `path` belongs to."""
+    return openai_body(refusal) if path.startswith("/v1/") else plain_body(refusal)
+
+
+def error_response(path: str, refusal: Refusal) -> Response:
+    return JSONResponse(error_body(path, refusal), refusal.status, refusal.headers)

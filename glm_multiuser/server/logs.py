@@ -1,0 +1,60 @@
+"""Structured logs: one JSON object per line, with the id of the request that it belongs to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from typing import Any, Optional
+
+request_id: ContextVar[Optional[str]] = ContextVar("request_id", default=None)
+"""Of the request that the current task answers."""
+
+FIELDS = "fields"
+"""A record's attribute with what the line says beside its message: `extra={FIELDS: {...}}`."""
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes one line of JSON of a record. ASCII, so that no character can end the line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(
+                timespec="milliseconds"
+            ),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        current = request_id.get()
+        if current is not None:
+            line["request_id"] = current
+        line.update(getattr(record, FIELDS, {}))
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """The same for people in front of a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={value}" for name, value in getattr(record, FIELDS, {}).items())
+        moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        line = f"{moment} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def configure_logging(as_json: bool, level: int = logging.INFO) -> None:
+    """Sends every record of the process to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    # Per request, beside our own line: too much, and its lines have no fields.
+    logging.getLogger("uvicorn.access").disabled = True

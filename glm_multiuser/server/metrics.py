@@ -1,0 +1,124 @@
+"""What a server measures, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Callable, Optional
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from glm_multiuser.answer import GenerationResult
+
+if TYPE_CHECKING:
+    from glm_multiuser.engine.engine import StepReport
+    from glm_multiuser.llm import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+
+GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("users", "Slots.", lambda stats: stats.users),
+    ("active_users", "Slots in which a request runs.", lambda stats: stats.active_users),
+    ("idle_users", "Slots that are kept for a user.", lambda stats: stats.idle_users),
+    ("queue_depth", "Requests that wait for a slot.", lambda stats: stats.waiting),
+    (
+        "compiles_after_ready",
+        "Graphs compiled after the model was ready; has to be 0.",
+        lambda stats: stats.compiles_after_ready,
+    ),
+    (
+        "cache_bytes",
+        "Memory of all KV caches.",
+        lambda stats: stats.cache_bytes_per_user * stats.users,
+    ),
+)
+COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("prompt_tokens", "Tokens that came in.", lambda stats: stats.prompt_tokens),
+    ("generated_tokens", "Tokens that went out.", lambda stats: stats.tokens_generated),
+    ("steps", "Prefills and decode steps.", lambda stats: stats.steps),
+)
+
+
+class Metrics:
+    """Counters and histograms of one server, in a registry of its own.
+
+    Args:
+        stats: name of each model that is ready, with what its engine says.
+    """
+
+    def __init__(self, stats: Callable[[], dict[str, EngineStats]]) -> None:
+        self._stats = stats
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.requests = Counter(
+            "glm_requests",
+            "Requests by how they ended.",
+            ("model", "outcome"),
+            registry=self.registry,
+        )
+        self.http_responses = Counter(
+            "glm_http_responses", "Responses by status.", ("status",), registry=self.registry
+        )
+        self.step_entries = Gauge(
+            "glm_step_entries",
+            "Generations that the step API keeps for a client.",
+            registry=self.registry,
+        )
+        self.ttft = self._histogram("ttft_seconds", "Time to the first token.", TTFT_BUCKETS)
+        self.queue_seconds = self._histogram("queue_seconds", "Wait for a slot.", TTFT_BUCKETS)
+        self.itl = self._histogram("itl_seconds", "Time between two tokens.", STEP_BUCKETS)
+        self.step_seconds = Histogram(
+            "glm_step_seconds",
+            "Time of a step.",
+            ("model", "kind"),
+            buckets=STEP_BUCKETS,
+            registry=self.registry,
+        )
+        self.batch_rows = self._histogram("batch_rows", "Users in a decode step.", ROW_BUCKETS)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"glm_{name}", text, ("model",), buckets=buckets, registry=self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the engines count themselves, asked for when somebody looks."""
+        all_stats = self._stats()
+        for name, text, value in GAUGES:
+            gauge = GaugeMetricFamily(f"glm_{name}", text, labels=("model",))
+            for model, stats in all_stats.items():
+                gauge.add_metric((model,), value(stats))
+            yield gauge
+        for name, text, value in COUNTERS:
+            counter = CounterMetricFamily(f"glm_{name}", text, labels=("model",))
+            for model, stats in all_stats.items():
+                counter.add_metric((model,), value(stats))
+            yield counter
+
+    def describe(self) -> list[Metric]:
+        """Empty: what `collect` yields depends on the models."""
+        return []
+
+    def hear_step(self, model: str, report: StepReport) -> None:
+        """Called on the device thread, after every step."""
+        self.step_seconds.labels(model, report.kind).observe(report.seconds)
+        if report.kind == "decode":
+            self.batch_rows.labels(model).observe(report.rows)
+
+    def hear_end(self, model: str, outcome: str, result: Optional[GenerationResult]) -> None:
+        """A request has ended; one whose client went away has no result."""
+        self.requests.labels(model, outcome).inc()
+        if result is None or result.timings.ttft_s is None:
+            return
+        self.queue_seconds.labels(model).observe(result.timings.queued_s)
+        self.ttft.labels(model).observe(result.timings.ttft_s)
+        itl = self.itl.labels(model)
+        times = result.timings.token_times
+        for before, after in zip(times, times[1:]):
+            itl.observe(after - before)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)

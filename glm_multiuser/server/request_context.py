@@ -1,0 +1,54 @@
+"""What every protocol asks of an HTTP request: the service, who is asking, and how long."""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+from starlette.requests import Request
+
+from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+from glm_multiuser.server.keys import Caller
+from glm_multiuser.server.service import Service
+
+SESSION_HEADER = "x-session-id"
+DEADLINE_HEADER = "x-request-timeout"
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def caller_of(request: Request) -> Caller:
+    """Who the guard found to be asking."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def session_of(request: Request, from_body: Optional[str] = None) -> Optional[str]:
+    """The session inside the caller's key: the header, else what the protocol's body names."""
+    return request.headers.get(SESSION_HEADER) or from_body
+
+
+def deadline_of(request: Request) -> Optional[float]:
+    """Seconds of the header `X-Request-Timeout`; None without one.
+
+    Raises:
+        Refusal: 400, no positive number.
+    """
+    text = request.headers.get(DEADLINE_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise Refusal(
+            400,
+            BAD_REQUEST,
+            f"{DEADLINE_HEADER} is {text!r}; it must be a number of seconds above 0",
+            field=DEADLINE_HEADER,
+        )
+    return seconds

@@ -1,0 +1,106 @@
+"""The simple API, `POST /`, for clients of a plain FastAPI wrapper around a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, Optional, Union
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from glm_multiuser.answer import GenerationResult
+from glm_multiuser.server.bodies import (
+    History,
+    MaxLength,
+    MaxTokens,
+    Message,
+    Seed,
+    Temperature,
+    TopP,
+    as_history,
+    with_round,
+)
+from glm_multiuser.server.disconnect import unless_disconnected
+from glm_multiuser.server.errors import Refusal, plain_body
+from glm_multiuser.server.events import EventStream, event
+from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
+from glm_multiuser.server.responses import ERRORS
+from glm_multiuser.server.service import Ask
+
+router = APIRouter(tags=["simple"])
+
+
+class SimpleRequest(BaseModel):
+    """A question, perhaps with earlier rounds."""
+
+    prompt: str
+    history: History = Field(default_factory=list)
+    stream: bool = False
+    max_length: MaxLength = None
+    max_tokens: MaxTokens = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    seed: Seed = None
+    model: Optional[str] = None
+
+
+class SimpleResponse(BaseModel):
+    """The whole answer, and the history with this round added."""
+
+    response: str
+    history: list[Union[tuple[str, str], Message]]
+    status: int = 200
+    time: str = Field(description="When the answer was complete, as YYYY-MM-DD HH:MM:SS.")
+    finish_reason: str
+
+
+@router.post("/", response_model=SimpleResponse, responses=ERRORS)
+async def answer(request: Request, body: SimpleRequest) -> Any:
+    """Answers one question.
+
+    With `stream` it is an event stream: every event is JSON with a `delta` of the text, the last
+    one has everything that the whole answer has.
+    """
+    service = service_of(request)
+    model = service.models.get(body.model)
+    params = service.sampling(
+        model,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        seed=body.seed,
+    )
+    ask = Ask(body.prompt, as_history(body.history), params, body.max_length)
+    (generation,) = await service.start(
+        caller_of(request), model, [ask], session_of(request), deadline_of(request)
+    )
+    if body.stream:
+        return EventStream(_events(generation, body), [generation], _error_event)
+    try:
+        return _whole(await unless_disconnected(request, generation.finish()), body)
+    finally:
+        generation.close()
+
+
+async def _events(generation: Generation, body: SimpleRequest) -> AsyncIterator[bytes]:
+    async for piece in generation:
+        if piece.finish_reason is None and piece.text:
+            yield event({"delta": piece.text})
+        elif piece.finish_reason is not None and generation.result is not None:
+            whole = _whole(generation.result, body).model_dump()
+            yield event({"delta": piece.text, **whole})
+
+
+def _whole(result: GenerationResult, body: SimpleRequest) -> SimpleResponse:
+    return SimpleResponse(
+        response=result.text,
+        history=with_round(body.history, body.prompt, result.text),
+        time=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
+        finish_reason=result.finish_reason,
+    )
+
+
+def _error_event(refusal: Refusal) -> bytes:
+    return event({**plain_body(refusal), "status": refusal.status})

@@ -1,0 +1,223 @@
+"""The step API, `POST /llm/generate`: every call returns what is new since the last one.
+
+A client names its generation by a `cache_id` of its own and asks until the flag is "end".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from typing import Any, Literal, Optional
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.server.bodies import History, MaxLength, Temperature, TopP, as_history
+from glm_multiuser.server.disconnect import unless_disconnected
+from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.keys import Caller
+from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
+from glm_multiuser.server.responses import ERRORS
+from glm_multiuser.server.service import Ask
+from glm_multiuser.server.settings import Limits
+
+router = APIRouter(tags=["step"])
+
+WAIT_SECONDS = 10.0
+"""A call returns after so long even if there is nothing new: the request may still be queued."""
+REMEMBERED = 4096
+"""Generations that have ended, whose names are still refused."""
+
+
+Flag = Literal["sending", "hang", "end"]
+
+
+class StepRequest(BaseModel):
+    """The first call of a `cache_id` starts a generation; later ones may repeat the fields."""
+
+    cache_id: str = Field(min_length=1, max_length=128)
+    query: str = ""
+    history: History = Field(default_factory=list)
+    model_name: Optional[str] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    max_length: MaxLength = None
+    do_sample: Optional[bool] = Field(None, description="false: temperature 0.")
+
+
+class StepResponse(BaseModel):
+    """What is new.
+
+    flag: "sending": more will come; "hang": more will come, and the text so far ends inside a
+    character; "end": this was the last of it.
+    """
+
+    flag: Flag
+    delta_text: str
+
+
+class Entry:
+    """One generation that a client comes back for.
+
+    What it has heard stays here until a call returns it: a call whose client goes away while it
+    waits loses nothing.
+
+    Attributes:
+        turn: held by the call that is being answered.
+    """
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.generation: Optional[Generation] = None
+        self.timer: Optional[asyncio.TimerHandle] = None
+        self._texts: list[str] = []
+        self._flag: Flag = "sending"
+        self._error: Optional[GLMMultiUserError] = None
+
+    async def hear(self, generation: Generation) -> None:
+        """Waits for something new, and takes in all that is there; returns without it in the end.
+
+        Raises:
+            GLMMultiUserError: the generation failed.
+        """
+        if self._error is not None:
+            raise self._error
+        with contextlib.suppress(asyncio.TimeoutError):
+            if self._flag != "end":
+                await asyncio.wait_for(self._hear_piece(generation), WAIT_SECONDS)
+            while self._flag != "end" and generation.waiting_pieces:
+                await self._hear_piece(generation)
+
+    async def _hear_piece(self, generation: Generation) -> None:
+        try:
+            piece = await generation.__anext__()
+        except GLMMultiUserError as error:
+            self._error = error
+            raise
+        self._texts.append(piece.text)
+        if piece.finish_reason is not None:
+            self._flag = "end"
+        else:
+            self._flag = "hang" if piece.inside_character else "sending"
+
+    def take(self) -> StepResponse:
+        """What was heard since the last time."""
+        texts, self._texts = self._texts, []
+        return StepResponse(flag=self._flag, delta_text="".join(texts))
+
+
+Name = tuple[str, str]
+"""(key, cache_id): an id reaches only generations of its own key."""
+
+
+class Entries:
+    """The generations that clients come back for, at most `limits.step_entries`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._entries: dict[Name, Entry] = {}
+        self._ended: OrderedDict[Name, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, name: Name) -> Entry:
+        """The entry of this name, a new one if there is none.
+
+        Raises:
+            Refusal: 409, it has ended or is being asked for; 410, it was given up; 429, too many.
+        """
+        if name in self._ended:
+            status, code = (410, "expired") if self._ended[name] == "expired" else (409, "finished")
+            raise Refusal(status, code, f"cache_id {name[1]!r} has {code}; take a new one")
+        entry = self._entries.get(name)
+        if entry is None:
+            if len(self._entries) >= self._limits.step_entries:
+                raise Refusal(
+                    429,
+                    "too_many_generations",
+                    f"{len(self._entries)} generations are open; step_entries is "
+                    f"{self._limits.step_entries}",
+                    retry_after=self._limits.step_seconds,
+                )
+            entry = self._entries[name] = Entry()
+        elif entry.turn.locked():
+            raise Refusal(409, "busy", f"cache_id {name[1]!r} is being asked for already")
+        return entry
+
+    def drop(self, name: Name) -> None:
+        """Forgets an entry that never started."""
+        self._entries.pop(name, None)
+
+    def end(self, name: Name, how: str = "finished") -> None:
+        """Ends the generation; its name is refused from now on."""
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.generation is not None:
+            entry.generation.close()
+        self._ended[name] = how
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def wait_for_client(self, name: Name, entry: Entry) -> None:
+        """Gives the generation up unless its client comes back in time."""
+        loop = asyncio.get_running_loop()
+        entry.timer = loop.call_later(self._limits.step_seconds, self.end, name, "expired")
+
+
+@router.post(
+    "/llm/generate",
+    response_model=StepResponse,
+    responses={
+        **ERRORS,
+        409: {**ERRORS[400], "description": "This cache_id has ended, or is being asked for."},
+        410: {**ERRORS[400], "description": "Nobody asked for this cache_id; it was given up."},
+    },
+)
+async def generate(request: Request, body: StepRequest) -> Any:
+    """Starts a generation, or returns what it has produced since the last call."""
+    entries: Entries = request.app.state.step_entries
+    caller = caller_of(request)
+    name = (caller.key, body.cache_id)
+    entry = entries.find(name)
+    async with entry.turn:
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.generation is None:
+            try:
+                entry.generation = await _start(request, caller, body)
+            except BaseException:
+                entries.drop(name)
+                raise
+        try:
+            await unless_disconnected(request, entry.hear(entry.generation))
+        except GLMMultiUserError:
+            entries.end(name)
+            raise
+        except BaseException:
+            entries.wait_for_client(name, entry)
+            raise
+        step = entry.take()
+        if step.flag == "end":
+            entries.end(name)
+        else:
+            entries.wait_for_client(name, entry)
+        return step
+
+
+async def _start(request: Request, caller: Caller, body: StepRequest) -> Generation:
+    service = service_of(request)
+    model = service.models.get(body.model_name)
+    temperature = 0.0 if body.do_sample is False else body.temperature
+    params = service.sampling(model, temperature=temperature, top_p=body.top_p)
+    ask = Ask(body.query, as_history(body.history), params, body.max_length)
+    (generation,) = await service.start(
+        caller, model, [ask], session_of(request), deadline_of(request)
+    )
+    return generation
