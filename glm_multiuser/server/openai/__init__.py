@@ -1,0 +1,28 @@
+"""OpenAI's API: `/v1/models`, `/v1/chat/completions` and `/v1/completions`.
+
+Where it differs from the original:
+
+- A field that is not given has the checkpoint's default, and `max_tokens` is what `seq_length`
+  leaves room for. A larger `max_tokens` is not refused; the answer ends with "length".
+- `model` may be left out: the first model of the server answers.
+- Text in `/v1/completions` is a question, written as this family's chat writes one; token ids are
+  used as they are.
+- Choice i of a prompt has the seed `seed + i`, so that choice 0 is the answer with n=1, and several
+  prompts in one request are answered as each alone.
+- `user` names a session, whose answers share a slot; the header X-Session-Id goes first. Several
+  answers to one request run in any slots.
+- More than OpenAI has: `top_k`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`,
+  and `return_token_ids`, which adds `token_ids` to every choice.
+- Fields that would change the answer and are not implemented are refused unless their value
+  changes nothing; fields that no request has are refused, too.
+- Log-probabilities are those of every generated token but a final stop token; the tokens of a stop
+  string are among them, although its text is not shown.
+"""
+
+from fastapi import APIRouter
+
+from glm_multiuser.server.openai import chat, completions, models
+
+router = APIRouter(tags=["openai"])
+for part in (models, chat, completions):
+    router.include_router(part.router)

@@ -1,0 +1,154 @@
+"""Types of fields that pydantic alone would not read, or not explain, as this API does."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Union
+
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, PlainValidator, WithJsonSchema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from glm_multiuser.sampling import STOP_LENGTH_MAX, STOP_MAX
+from glm_multiuser.server.settings import Limits
+
+CHOICES_MAX = Limits.choices
+"""What the OpenAPI description says; a server's own limit is checked when a request has come."""
+
+
+class Only:
+    """A field of OpenAI's that is not implemented: accepted where its value changes nothing.
+
+    Args:
+        neutral: such values, as JSON has them; null is always one.
+    """
+
+    def __init__(self, *neutral: Any) -> None:
+        self.neutral = (*neutral, None)
+
+    def check(self, value: Any) -> Any:
+        """Refuses every other value."""
+        for one in self.neutral:
+            # For Python, False is 0 and True is 1; for a client they are something else.
+            if value == one and isinstance(value, bool) == isinstance(one, bool):
+                return value
+        raise PydanticCustomError(
+            "not_implemented",
+            "is not implemented here; it can only be {values}",
+            {"values": " or ".join(map(json.dumps, self.neutral))},
+        )
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return {"enum": list(self.neutral), "description": "Not implemented here."}
+
+
+NoEffect = Annotated[Any, Field(description="Accepted, without effect.")]
+"""A field of OpenAI's that changes no answer."""
+
+
+def _as_list(value: Any) -> Any:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+StopText = Annotated[str, Field(min_length=1, max_length=STOP_LENGTH_MAX)]
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH_MAX}
+
+Stop = Annotated[
+    list[StopText],
+    Field(max_length=STOP_MAX),
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STOP_TEXT,
+                {"type": "array", "items": _STOP_TEXT, "maxItems": STOP_MAX},
+                {"type": "null"},
+            ],
+            "description": "Texts before which the answer ends.",
+        }
+    ),
+]
+
+
+def _joined(value: Any) -> Any:
+    """The text of a message's content."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content", "must be a text or a list of text parts")
+    texts = [part.get("text") if _is_text_part(part) else None for part in value]
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise PydanticCustomError(
+                "content",
+                "part {place} must have the type 'text' and a text; this server reads nothing else",
+                {"place": place},
+            )
+    return "".join(map(str, texts))
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text"
+
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+
+Content = Annotated[
+    str,
+    BeforeValidator(_joined),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}
+    ),
+]
+"""A text, or parts of one, which are joined."""
+
+Prompt = Union[str, list[int]]
+
+
+def _as_prompts(value: Any) -> list[Prompt]:
+    if isinstance(value, str) or _are_token_ids(value):
+        return [value]
+    several = value if isinstance(value, list) else []
+    if several and (
+        all(isinstance(one, str) for one in several) or all(map(_are_token_ids, several))
+    ):
+        return several
+    raise PydanticCustomError(
+        "prompt",
+        "must be a text, a list of texts, a list of token ids, or a list of such lists; "
+        "none may be an empty list",
+    )
+
+
+def _are_token_ids(value: Any) -> bool:
+    # A bool is an int for Python, so it is the exact type that counts.
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+Prompts = Annotated[
+    list[Prompt],
+    PlainValidator(_as_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                _TOKEN_IDS,
+                *(
+                    {"type": "array", "items": one, "minItems": 1, "maxItems": CHOICES_MAX}
+                    for one in ({"type": "string"}, _TOKEN_IDS)
+                ),
+            ],
+            "description": "A question or token ids, or several of them.",
+        }
+    ),
+]

@@ -1,0 +1,34 @@
+"""`GET /v1/models`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.models import Model
+from glm_multiuser.server.openai.response_models import ModelCard, ModelList
+from glm_multiuser.server.request_context import service_of
+from glm_multiuser.server.responses import OPENAI_ERRORS
+
+router = APIRouter()
+
+OWNER = "glm_multiuser"
+
+
+@router.get("/v1/models", responses=OPENAI_ERRORS)
+async def models(request: Request) -> ModelList:
+    """The models that answer requests now."""
+    return ModelList(data=[_card(model) for model in service_of(request).models.ready()])
+
+
+@router.get("/v1/models/{name}", responses=OPENAI_ERRORS)
+async def model(request: Request, name: str) -> ModelCard:
+    """One of them."""
+    found = service_of(request).models.get(name)
+    if found.state != "ready":
+        raise Refusal(404, "model_not_found", f"model {name!r} is {found.state}", field="model")
+    return _card(found)
+
+
+def _card(model: Model) -> ModelCard:
+    return ModelCard(id=model.name, created=model.created, owned_by=OWNER)

@@ -1,0 +1,120 @@
+"""The shapes of answers, for the OpenAPI description."""
+
+from __future__ import annotations
+
+from typing import Literal, Optional
+
+from pydantic import BaseModel
+
+FinishReason = Literal["stop", "length"]
+
+
+class ModelCard(BaseModel):
+    """A model that answers requests; `created` is when it was loaded, in Unix time."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """The models that answer requests."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class PromptTokensDetails(BaseModel):
+    """Tokens of the prompt whose keys and values were still there."""
+
+    cached_tokens: int
+
+
+class CompletionUsage(BaseModel):
+    """Counts of tokens: every prompt once, and all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(BaseModel):
+    """A token and its log-probability; `bytes` are its UTF-8, perhaps a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: Optional[list[int]]
+
+
+class TokenLogprob(TopLogprob):
+    """A generated token and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """One entry per token."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(BaseModel):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer; `token_ids` only if the request asked for them."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: Optional[ChatLogprobs]
+    finish_reason: FinishReason
+    token_ids: Optional[list[int]] = None
+
+
+class ChatCompletion(BaseModel):
+    """Answers to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class CompletionLogprobs(BaseModel):
+    """One entry per token in every list; `text_offset` is in characters of the answer."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: Optional[list[dict[str, float]]]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One answer; `token_ids` only if the request asked for them."""
+
+    index: int
+    text: str
+    logprobs: Optional[CompletionLogprobs]
+    finish_reason: FinishReason
+    token_ids: Optional[list[int]] = None
+
+
+class Completion(BaseModel):
+    """Answers to all prompts: first those to the first one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
