@@ -1,0 +1,94 @@
+"""From a question to what is asked of the model, and from its answer to the next history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from pydantic import TypeAdapter, ValidationError
+
+from glm_multiuser.server.bodies import ROUNDS_MAX, History, Message, as_history, with_round
+from glm_multiuser.server.kserve.fields import Fields, invalid
+from glm_multiuser.server.kserve.tensors import wrong
+from glm_multiuser.server.models import Model
+from glm_multiuser.server.service import Ask, Service
+from glm_multiuser.tokenizers import rounds_of
+
+Items = list[Union[tuple[str, str], Message]]
+
+HISTORY: TypeAdapter[Items] = TypeAdapter(History)
+SHOWN_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with everything that was said before it.
+
+    Attributes:
+        prompt: its text.
+        history: all earlier rounds, also those that do not count.
+        ask: what the model is asked.
+    """
+
+    prompt: str
+    history: Items
+    ask: Ask
+
+    def history_with(self, answer: str) -> str:
+        """The history with this round at its end, as a request gives it: JSON text."""
+        return HISTORY.dump_json(with_round(self.history, self.prompt, answer)).decode()
+
+
+def fields_of(given: Mapping[str, Any]) -> Fields:
+    """The fields of a question from values of any origin.
+
+    Raises:
+        RequestValidationError: a value that cannot be; answered as for every other body.
+    """
+    try:
+        return Fields.model_validate(given)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def question_of(service: Service, model: Model, fields: Fields) -> Question:
+    """What is asked of the model.
+
+    Raises:
+        Refusal, InvalidParameterError: 400, a field that cannot be; 503, the model is not ready.
+    """
+    prompt = fields.text_input if fields.prompt is None else fields.prompt
+    if prompt is None or (fields.prompt is not None and fields.text_input is not None):
+        raise wrong("prompt", "or text_input must be given, one of them")
+    history = _read_history(fields.history)
+    counted = _last_rounds(as_history(history), fields.history_len)
+    return Question(
+        prompt, history, Ask(prompt, counted, service.sampling(model, **fields.sampling()))
+    )
+
+
+def _read_history(text: str) -> Items:
+    if not text.strip():
+        return []
+    try:
+        return HISTORY.validate_json(text)
+    except ValidationError as error:
+        first: Any = error.errors(include_url=False)[0]
+        problem = first["msg"]
+        if first["loc"]:
+            problem = f"item {first['loc'][0]} is no [question, answer] pair and no message"
+        raise wrong(
+            "history",
+            f"is {text[:SHOWN_LENGTH]!r}: {problem}; it must be JSON, "
+            f'[["question", "answer"], ...], with at most {ROUNDS_MAX} items',
+        ) from None
+
+
+def _last_rounds(items: list[Any], count: Optional[int]) -> list[Any]:
+    """A system message always counts."""
+    if count is None:
+        return items
+    system, rounds = rounds_of(items)
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, *rounds[max(0, len(rounds) - count) :]]

@@ -1,0 +1,119 @@
+"""What one question consists of, however it was sent: as tensors, or as fields of JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional, Union
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from starlette.requests import Request
+
+from glm_multiuser.sampling import REPETITION_PENALTY_MAX, TEMPERATURE_MAX
+from glm_multiuser.server.bodies import Seed, TopP
+from glm_multiuser.server.request_context import deadline_of, session_of
+
+UNSIGNED_MAX = 2**64 - 1
+MICROSECONDS = 1e-6
+
+
+def invalid(error: ValidationError) -> RequestValidationError:
+    """What FastAPI raises itself for a body that does not fit: so it is answered as such."""
+    problems = error.errors(include_url=False)
+    return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in problems])
+
+
+def none_if_empty(value: Any) -> Any:
+    """An empty text stands for the default."""
+    return None if isinstance(value, str) and not value.strip() else value
+
+
+def writable(text: str) -> str:
+    """Raises ValueError for half of a surrogate pair: JSON can say it, UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half of a surrogate pair at character {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(writable)]
+Unsigned = Annotated[int, Field(ge=0, le=UNSIGNED_MAX)]
+TextOrTemperature = Annotated[
+    Optional[float],
+    Field(
+        ge=0,
+        le=TEMPERATURE_MAX,
+        description="A number or its text; 0 takes the likeliest token each time; empty: default.",
+    ),
+    BeforeValidator(none_if_empty),
+]
+TextOrTokens = Annotated[
+    Optional[int],
+    Field(
+        ge=1,
+        le=UNSIGNED_MAX,
+        description="Tokens of the answer, a number or its text; empty: default.",
+    ),
+    BeforeValidator(none_if_empty),
+]
+
+
+class Parameters(BaseModel):
+    """What a request may ask for beside its inputs.
+
+    Others are ignored, as Triton ignores what a model does not know. `priority` is one of them:
+    all requests have the same. So are `sequence_start` and `sequence_end`: every request carries
+    its own history.
+    """
+
+    temperature: TextOrTemperature = None
+    max_tokens: TextOrTokens = None
+    top_p: TopP = None
+    top_k: Annotated[Optional[Unsigned], Field(description="0: off.")] = None
+    repetition_penalty: Annotated[Optional[float], Field(gt=0, le=REPETITION_PENALTY_MAX)] = None
+    seed: Seed = None
+    stop: Annotated[
+        Union[Text, list[Text], None], Field(description="Texts that end the answer.")
+    ] = None
+    timeout: Annotated[
+        Optional[Unsigned], Field(description="Microseconds; 0: the server's own limit.")
+    ] = None
+    sequence_id: Annotated[
+        Union[Unsigned, str, None],
+        Field(description="Whose slot the request takes, as the header X-Session-Id; 0: any."),
+    ] = None
+
+    def session(self, request: Request) -> Optional[str]:
+        """The session inside the caller's key."""
+        return session_of(request, str(self.sequence_id) if self.sequence_id else None)
+
+    def seconds(self, request: Request) -> Optional[float]:
+        """The earlier one of the deadlines of header and body; None without one."""
+        given = [deadline_of(request), (self.timeout or 0) * MICROSECONDS or None]
+        return min((seconds for seconds in given if seconds is not None), default=None)
+
+
+class Fields(Parameters):
+    """The inputs of one question, and its parameters."""
+
+    prompt: Optional[Text] = None
+    text_input: Annotated[Optional[Text], Field(description="Another name of `prompt`.")] = None
+    history: Annotated[
+        Text, Field(description='JSON: [["question", "answer"], ...]; empty: none.')
+    ] = ""
+    max_token: TextOrTokens = None
+    history_len: Annotated[
+        Optional[int], Field(ge=0, description="Rounds that count; without it, all.")
+    ] = None
+
+    def sampling(self) -> dict[str, Any]:
+        """What `Service.sampling` takes; `max_token` counts before `max_tokens`."""
+        return {
+            "temperature": self.temperature,
+            "max_tokens": self.max_token or self.max_tokens,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+            "stop": self.stop,
+        }

@@ -1,0 +1,90 @@
+"""Whether the server lives, takes requests, and has a model ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.kserve.served_model import ServedModel
+from glm_multiuser.server.request_context import service_of
+from glm_multiuser.server.service import Service
+
+router = APIRouter()
+model_router = APIRouter()
+
+
+class Live(BaseModel):
+    """Whether it makes sense to wait for this server."""
+
+    live: bool
+
+
+class Loading(BaseModel):
+    """How far a model is."""
+
+    model: str
+    done: int
+    total: int
+    what: str
+
+
+class Ready(BaseModel):
+    """Whether the server takes requests.
+
+    state: "starting", "ready", "restarting", "draining" or "failed".
+    """
+
+    ready: bool
+    state: str
+    loading: list[Loading]
+
+
+class ModelReady(BaseModel):
+    """A model that takes requests."""
+
+    name: str
+    ready: bool
+
+
+@router.get("/v2/health/live", responses={503: {"model": Live, "description": "Start it again."}})
+async def live(request: Request, response: Response) -> Live:
+    """503 when a model failed for good: only a new process can help."""
+    service = service_of(request)
+    response.status_code = 200 if service.live else 503
+    return Live(live=service.live)
+
+
+@router.get("/v2/health/ready", responses={503: {"model": Ready, "description": "Not now."}})
+async def ready(request: Request, response: Response) -> Ready:
+    """503 while the server starts, drains, or starts a model again that failed."""
+    service = service_of(request)
+    response.status_code = 200 if service.ready else 503
+    loading = [
+        Loading(model=model.name, done=done, total=total, what=what)
+        for model in service.models
+        if model.progress is not None
+        for done, total, what in [model.progress]
+    ]
+    return Ready(ready=service.ready, state=_state(service), loading=loading)
+
+
+@model_router.get("/ready")
+async def model_ready(request: Request, model: ServedModel) -> ModelReady:
+    """400, as Triton answers, when the model takes no requests now."""
+    service = service_of(request)
+    if model.state != "ready" or service.state != "ready":
+        raise Refusal(
+            400,
+            "model_not_ready",
+            f"model {model.name!r} is {model.state}, the server is {_state(service)}",
+        )
+    return ModelReady(name=model.name, ready=True)
+
+
+def _state(service: Service) -> Any:
+    if not service.live:
+        return "failed"
+    return "restarting" if service.state == "ready" and not service.ready else service.state

@@ -1,0 +1,125 @@
+"""`POST /v2/models/{name}/infer`: a batch of questions as tensors, answered when all are done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from glm_multiuser.answer import GenerationResult
+from glm_multiuser.server.disconnect import unless_disconnected
+from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.kserve.asks import fields_of, question_of
+from glm_multiuser.server.kserve.infer_bodies import InferRequest, InferResponse
+from glm_multiuser.server.kserve.infer_codec import (
+    JSON_LENGTH,
+    decompress,
+    parse,
+    read_inputs,
+    response_of,
+    rows_of,
+    split,
+    wanted_outputs,
+)
+from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
+from glm_multiuser.server.request_context import caller_of, service_of
+
+model_router = APIRouter()
+
+BINARY: dict[str, Any] = {
+    "description": f"JSON, and behind it the tensors' bytes; {JSON_LENGTH} says where it ends.",
+    "type": "string",
+    "format": "binary",
+}
+
+
+def inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without `$defs`, which would point to nowhere inside an OpenAPI description."""
+    definitions = schema.pop("$defs", {})
+
+    def inline(part: Any) -> Any:
+        if isinstance(part, list):
+            return [inline(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return inline(definitions[part["$ref"].rpartition("/")[2]])
+        return {key: inline(value) for key, value in part.items()}
+
+    result: dict[str, Any] = inline(schema)
+    return result
+
+
+@model_router.post(
+    "/infer",
+    response_class=Response,
+    responses={
+        200: {
+            "model": InferResponse,
+            "content": {"application/octet-stream": {"schema": BINARY}},
+        }
+    },
+    openapi_extra={
+        "parameters": [
+            {"name": JSON_LENGTH, "in": "header", "schema": {"type": "integer", "minimum": 0}},
+            {
+                "name": "Content-Encoding",
+                "in": "header",
+                "schema": {"type": "string", "enum": ["identity", "gzip", "deflate"]},
+            },
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": inlined(InferRequest.model_json_schema())},
+                "application/octet-stream": {"schema": BINARY},
+            },
+        },
+    },
+)
+async def infer(request: Request, model: ServedModel) -> Response:
+    """Answers N questions.
+
+    Inputs are `prompt`, and where wanted `history` (JSON of earlier rounds), `temperature`,
+    `max_token` and `history_len` (rounds that count). Outputs are `response`, and `history` with
+    the new round. The body is read as bytes, whatever its Content-Type says.
+    """
+    service = service_of(request)
+    limits = service.settings.limits
+    body = decompress(
+        await request.body(), request.headers.get("content-encoding"), limits.body_bytes
+    )
+    json, binary = split(body, request.headers.get(JSON_LENGTH))
+    asked = parse(InferRequest, json)
+    wanted = wanted_outputs(asked)
+    tensors, shape = read_inputs(asked.inputs, binary, limits.choices)
+    parameters = asked.parameters.model_dump(exclude_unset=True)
+    questions = [
+        question_of(service, model, fields_of({**parameters, **row})) for row in rows_of(tensors)
+    ]
+    generations = await service.start(
+        caller_of(request),
+        model,
+        [question.ask for question in questions],
+        asked.parameters.session(request),
+        asked.parameters.seconds(request),
+    )
+    try:
+        results = await unless_disconnected(request, _finish_all(generations))
+    finally:
+        for generation in generations:
+            generation.close()
+    texts = {
+        "response": [result.text for result in results],
+        "history": [
+            question.history_with(result.text) for question, result in zip(questions, results)
+        ],
+    }
+    head = InferResponse(model_name=model.name, model_version=VERSION, id=asked.id, outputs=[])
+    return response_of(head, texts, shape, wanted)
+
+
+async def _finish_all(generations: Sequence[Generation]) -> list[GenerationResult]:
+    return await asyncio.gather(*(generation.finish() for generation in generations))

@@ -1,0 +1,89 @@
+"""The JSON parts of an inference request and of its answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional, Union
+
+from pydantic import BaseModel, Field
+
+from glm_multiuser.server.kserve.fields import Parameters
+
+SHARED_MEMORY = "the client's shared memory is not read by this server"
+
+
+class InputParameters(BaseModel):
+    """How an input's data comes."""
+
+    binary_data_size: Annotated[
+        Optional[int], Field(ge=0, description="Bytes behind the JSON, instead of `data`.")
+    ] = None
+    shared_memory_region: Annotated[Optional[str], Field(description="Refused.")] = None
+
+
+class Input(BaseModel):
+    """One input tensor."""
+
+    name: str
+    datatype: str
+    shape: Annotated[list[int], Field(description="[N, 1] or [N].")]
+    data: Annotated[
+        Optional[list[Any]], Field(description="Elements in row-major order, nested or not.")
+    ] = None
+    parameters: InputParameters = InputParameters()
+
+
+class RequestedOutputParameters(BaseModel):
+    """How an output's data is wanted."""
+
+    binary_data: Annotated[
+        Optional[bool], Field(description="As bytes behind the JSON, instead of `data`.")
+    ] = None
+    shared_memory_region: Annotated[Optional[str], Field(description="Refused.")] = None
+    classification: Annotated[Optional[int], Field(description="Refused.")] = None
+
+
+class RequestedOutput(BaseModel):
+    """One output tensor that is wanted."""
+
+    name: str
+    parameters: RequestedOutputParameters = RequestedOutputParameters()
+
+
+class InferParameters(Parameters):
+    """`Parameters`, and how outputs are wanted that do not say it themselves."""
+
+    binary_data_output: bool = False
+
+
+class InferRequest(BaseModel):
+    """Tensors in; the outputs that are wanted, all of them if none is named."""
+
+    id: Optional[str] = None
+    inputs: list[Input]
+    outputs: list[RequestedOutput] = []
+    parameters: InferParameters = InferParameters()
+
+
+class OutputParameters(BaseModel):
+    """How an output's data is sent."""
+
+    binary_data_size: int
+
+
+class Output(BaseModel):
+    """One output tensor, with `data`, or with bytes behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Optional[list[Union[str, int]]] = None
+    parameters: Optional[OutputParameters] = None
+
+
+class InferResponse(BaseModel):
+    """Tensors out."""
+
+    model_name: str
+    model_version: str
+    id: Optional[str] = None
+    outputs: list[Output]

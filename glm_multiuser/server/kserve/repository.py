@@ -1,0 +1,160 @@
+"""The models that this server knows: their states, loading and unloading."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.kserve.metadata import PARAMETERS, config_of
+from glm_multiuser.server.kserve.served_model import VERSION
+from glm_multiuser.server.kserve.tensors import wrong
+from glm_multiuser.server.models import Model
+from glm_multiuser.server.request_context import service_of
+from glm_multiuser.server.settings import ServerSettings
+
+router = APIRouter(prefix="/v2/repository")
+
+STATES = {
+    "ready": "READY",
+    "loading": "LOADING",
+    "restarting": "LOADING",
+    "unloading": "UNLOADING",
+    "unloaded": "UNAVAILABLE",
+    "failed": "UNAVAILABLE",
+}
+JSON_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+NUMBER: TypeAdapter[int] = TypeAdapter(int)
+
+
+class IndexRequest(BaseModel):
+    """Which models to list."""
+
+    ready: Annotated[bool, Field(strict=True, description="Only those that take requests.")] = False
+
+
+class IndexEntry(BaseModel):
+    """One model: READY, LOADING, UNLOADING or UNAVAILABLE, and why."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class LoadParameters(BaseModel):
+    """How to load; files cannot be given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: Annotated[
+        Optional[str],
+        Field(
+            description='JSON as of `/config`, or {"parameters": {"users": ...}} alone. Of it, '
+            "`users`, `seq_length` and `max_queue` may differ from what they are."
+        ),
+    ] = None
+
+
+class LoadRequest(BaseModel):
+    """How to load; an empty body changes nothing."""
+
+    parameters: LoadParameters = LoadParameters()
+
+
+class UnloadParameters(BaseModel):
+    """No model depends on another one here."""
+
+    unload_dependents: bool = False
+
+
+class UnloadRequest(BaseModel):
+    """Nothing in it matters to this server."""
+
+    parameters: UnloadParameters = UnloadParameters()
+
+
+@router.post("/index")
+async def index(request: Request, body: Optional[IndexRequest] = None) -> list[IndexEntry]:
+    """Every model that can be loaded, and what it is doing."""
+    ready_only = body is not None and body.ready
+    return [
+        IndexEntry(name=model.name, version=VERSION, state=STATES[model.state], reason=model.reason)
+        for model in service_of(request).models
+        if model.state == "ready" or not ready_only
+    ]
+
+
+@router.post("/models/{name}/load")
+async def load(request: Request, name: str, body: Optional[LoadRequest] = None) -> dict[str, Any]:
+    """Loads a model, or loads it again when its configuration changes; returns when it is ready.
+
+    Its running requests end first. A number out of range is refused before anything changes.
+    """
+    service = service_of(request)
+    model = _known(request, name, "load")
+    config = body.parameters.config if body is not None else None
+    try:
+        changes = changes_of(config, model, service.settings) if config is not None else {}
+        await service.models.load(name, **changes)
+    except (ConfigError, CheckpointError) as error:
+        raise Refusal(400, "load_failed", f"failed to load {name!r}: {error}") from error
+    return {}
+
+
+@router.post("/models/{name}/unload")
+async def unload(
+    request: Request, name: str, body: Optional[UnloadRequest] = None
+) -> dict[str, Any]:
+    """Takes no more requests for a model, lets those that run end, and frees its memory."""
+    await service_of(request).models.unload(_known(request, name, "unload").name)
+    return {}
+
+
+def changes_of(config: str, model: Model, settings: ServerSettings) -> dict[str, int]:
+    """What a configuration changes of a model's settings.
+
+    Raises:
+        Refusal: 400, it is no JSON object, or changes what cannot be changed.
+    """
+    try:
+        given = JSON_OBJECT.validate_json(config)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise wrong("config", f"must be a JSON object: {problem}") from None
+    current = config_of(model, settings)
+    parameters = given.pop("parameters", {})
+    for key, value in given.items():
+        if key not in current or value != current[key]:
+            raise wrong(
+                f"config.{key}", f"cannot be changed; of parameters, {', '.join(PARAMETERS)} can"
+            )
+    if not isinstance(parameters, dict):
+        raise wrong("config.parameters", "must be a JSON object")
+    return {name: _number(name, value) for name, value in parameters.items()}
+
+
+def _number(name: str, value: Any) -> int:
+    if name not in PARAMETERS:
+        raise wrong(f"config.parameters.{name}", f"is unknown; there are {', '.join(PARAMETERS)}")
+    if isinstance(value, dict):
+        value = value.get("string_value")
+    try:
+        return NUMBER.validate_python(value)
+    except ValidationError:
+        raise wrong(
+            f"config.parameters.{name}",
+            f'is {value!r}; it must be a whole number, or {{"string_value": "a whole number"}}',
+        ) from None
+
+
+def _known(request: Request, name: str, verb: str) -> Model:
+    """Triton answers 400, not 404, to loading a model that is not in its repository."""
+    try:
+        return service_of(request).models.get(name)
+    except Refusal as refusal:
+        message = f"failed to {verb} {name!r}: {refusal}"
+        raise Refusal(400, refusal.code, message, field="model") from None

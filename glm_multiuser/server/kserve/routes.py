@@ -1,0 +1,30 @@
+"""Which part answers which path. What is about one model has a path with its version, too."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+
+from glm_multiuser.server.kserve import (
+    controls,
+    generate,
+    health,
+    infer,
+    metadata,
+    repository,
+    statistics,
+)
+from glm_multiuser.server.kserve.served_model import check_version
+from glm_multiuser.server.responses import ERRORS
+
+router = APIRouter(tags=["kserve v2"], responses=ERRORS)
+
+for part in (health, metadata, statistics, repository, controls):
+    router.include_router(part.router)
+
+for part in (health, metadata, statistics, infer, generate):
+    router.include_router(part.model_router, prefix="/v2/models/{name}")
+    router.include_router(
+        part.model_router,
+        prefix="/v2/models/{name}/versions/{version}",
+        dependencies=[Depends(check_version)],
+    )

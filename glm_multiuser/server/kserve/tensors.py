@@ -1,0 +1,94 @@
+"""Tensor data: as JSON, and as raw bytes behind it (Triton's binary tensor data extension).
+
+BYTES elements are 4 bytes of length, little-endian, and as many bytes of UTF-8; INT16 elements
+are 2 bytes, little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Union
+
+from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+
+Element = Union[str, int]
+
+LENGTH = struct.Struct("<I")
+INT16 = struct.Struct("<h")
+INT16_RANGE = range(-(2**15), 2**15)
+
+
+def wrong(name: str, problem: str) -> Refusal:
+    """400 about a tensor."""
+    return Refusal(400, BAD_REQUEST, f"{name} {problem}", field=name)
+
+
+def from_json(name: str, datatype: str, data: Sequence[Any]) -> list[Element]:
+    """The elements of a tensor's `data`, which may be nested as its shape is.
+
+    Raises:
+        Refusal: 400, an element of another type.
+    """
+    elements = list(_flat(data))
+    for place, element in enumerate(elements):
+        if datatype == "BYTES" and not isinstance(element, str):
+            raise wrong(name, f"has {_shown(element)} at place {place}; it must hold strings")
+        if datatype == "INT16" and (type(element) is not int or element not in INT16_RANGE):
+            raise wrong(
+                name,
+                f"has {_shown(element)} at place {place}; it must hold whole numbers from "
+                f"{INT16_RANGE[0]} to {INT16_RANGE[-1]}",
+            )
+    return elements
+
+
+def from_binary(name: str, datatype: str, data: bytes) -> list[Element]:
+    """The elements of a tensor's raw bytes.
+
+    Raises:
+        Refusal: 400, lengths that do not fit the bytes, or bytes that are no UTF-8.
+    """
+    if datatype == "INT16":
+        if len(data) % INT16.size:
+            raise wrong(name, f"has {len(data)} bytes; INT16 elements have {INT16.size} each")
+        return [number for (number,) in INT16.iter_unpack(data)]
+    return list(_texts(name, data))
+
+
+def to_binary(texts: Sequence[str]) -> bytes:
+    """A BYTES tensor's raw bytes."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(LENGTH.pack(len(one)) + one for one in encoded)
+
+
+def _texts(name: str, data: bytes) -> Iterator[str]:
+    start = 0
+    while start < len(data):
+        if start + LENGTH.size > len(data):
+            raise wrong(name, f"ends inside the length of an element, at byte {start}")
+        (length,) = LENGTH.unpack_from(data, start)
+        start += LENGTH.size
+        if length > len(data) - start:
+            raise wrong(
+                name,
+                f"has an element of {length} bytes at byte {start}; {len(data) - start} are left",
+            )
+        try:
+            yield data[start : start + length].decode()
+        except UnicodeDecodeError as error:
+            raise wrong(name, f"has an element that is no UTF-8: {error}") from None
+        start += length
+
+
+def _flat(data: Sequence[Any]) -> Iterator[Any]:
+    for item in data:
+        if isinstance(item, list):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+def _shown(value: object, longest: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else text[:longest] + "..."
