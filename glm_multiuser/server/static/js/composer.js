@@ -1,0 +1,68 @@
+/** Where a question is typed, with the button that sends it or stops its answer. */
+
+import { element, icon } from "./dom.js";
+import { describe, say } from "./i18n.js";
+
+export class Composer {
+  #conversation;
+  #field;
+  #button = element("button", { type: "submit", class: "send" });
+  #shown = "";
+
+  /** `onSend` gets the question that was typed. */
+  constructor(conversation, onSend) {
+    this.#conversation = conversation;
+    const id = `message-${conversation.id}`;
+    this.#field = element("textarea", { id, rows: 1, enterkeyhint: "send", autocomplete: "off" });
+    describe(this.#field, "placeholder", "messageHere");
+    this.node = element(
+      "form",
+      { class: "composer" },
+      say(element("label", { for: id, class: "visually-hidden" }), "message"),
+      this.#field,
+      this.#button,
+    );
+    this.node.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#sendOrStop(onSend);
+    });
+    this.#field.addEventListener("keydown", (event) => this.#onKey(event, onSend));
+    this.update();
+  }
+
+  /** Shows whether the button sends or stops now. */
+  update() {
+    const action = this.#conversation.busy ? "stop" : "send";
+    if (action === this.#shown) return;
+    this.#shown = action;
+    this.#button.dataset.action = action;
+    this.#button.replaceChildren(icon(action));
+    describe(this.#button, "hint", action);
+  }
+
+  focus() {
+    this.#field.focus();
+  }
+
+  #onKey(event, onSend) {
+    if (event.key !== "Enter" || event.shiftKey) return;
+    // This Enter chooses a word in an input method. Safari says so only by the key code.
+    if (event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    // What was typed during an answer stays until the answer has ended.
+    if (!this.#conversation.busy) this.#send(onSend);
+  }
+
+  #sendOrStop(onSend) {
+    if (this.#conversation.busy) this.#conversation.stop();
+    else this.#send(onSend);
+    this.focus();
+  }
+
+  #send(onSend) {
+    const question = this.#field.value.trim();
+    if (question === "") return;
+    this.#field.value = "";
+    onSend(question);
+  }
+}

@@ -1,0 +1,19 @@
+/** Asks before something is lost. */
+
+import { say } from "./i18n.js";
+
+/**
+ * Resolves to whether the user agrees.
+ * @param question the name of the text that asks.
+ * @param action the name of the text on the button that agrees.
+ */
+export function confirmed(question, action, values) {
+  const dialog = document.querySelector("#confirm");
+  say(dialog.querySelector("h2"), question, values);
+  say(dialog.querySelector("[value=yes]"), action);
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}

@@ -1,0 +1,157 @@
+/** One conversation: what was asked and answered, and the answer that is on its way. To the server
+ * each conversation is a user of its own. */
+
+import { Failure } from "./failures.js";
+import { lanes } from "./lanes.js";
+import { answerTo } from "./server.js";
+import { settings } from "./settings.js";
+
+const UNANSWERED = {
+  answer: "",
+  state: "waiting",
+  failure: null,
+  finish: null,
+  usage: null,
+  seconds: null,
+};
+
+/**
+ * A round is a question with its answer. Its state is "held" (the browser has no connection left),
+ * "waiting", "streaming", "done", "stopped" (by the user), "interrupted" (the page went away) or
+ * "failed".
+ *
+ * Events: "rounds" (a round came or all went), "round" (detail: the round that changed), "name",
+ * "busy" (an answer began or ended), "ended" (detail: the round).
+ */
+export class Conversation extends EventTarget {
+  #controller = null;
+
+  constructor({ id, number, name, rounds }) {
+    super();
+    this.id = id;
+    this.number = number;
+    this.name = name;
+    this.rounds = rounds;
+  }
+
+  get busy() {
+    return this.#controller !== null;
+  }
+
+  /** Asks a question, unless the last one is still being answered. */
+  ask(question) {
+    if (this.busy) return;
+    this.rounds.push({ question, ...UNANSWERED });
+    this.#emit("rounds");
+    return this.#answer(this.rounds.at(-1));
+  }
+
+  /** Asks the last question once more, in place of the answer that it has. */
+  askAgain() {
+    if (this.busy || this.rounds.length === 0) return;
+    return this.#answer(this.rounds.at(-1));
+  }
+
+  stop() {
+    this.#controller?.abort();
+  }
+
+  clear() {
+    this.stop();
+    this.#controller = null;
+    this.rounds = [];
+    this.#emit("rounds");
+    this.#emit("busy");
+  }
+
+  rename(name) {
+    this.name = name;
+    this.#emit("name");
+  }
+
+  /** Takes over what another tab made of this conversation. */
+  replace({ name, rounds }) {
+    if (this.busy) return;
+    this.rounds = rounds;
+    this.rename(name);
+    this.#emit("rounds");
+  }
+
+  async #answer(round) {
+    const controller = new AbortController();
+    this.#controller = controller;
+    Object.assign(round, UNANSWERED);
+    this.#emit("busy");
+    this.#changed(round);
+    try {
+      await this.#receive(round, controller.signal);
+      round.state = "done";
+    } catch (error) {
+      this.#endEarly(round, error, controller.signal);
+    }
+    // A conversation that was cleared in between may already be answering something else.
+    if (this.#controller === controller) this.#controller = null;
+    this.#changed(round);
+    this.#emit("busy");
+    this.#emit("ended", round);
+  }
+
+  async #receive(round, signal) {
+    await lanes.enter(signal, () => this.#moved(round, "held"));
+    try {
+      this.#moved(round, "waiting");
+      const begin = performance.now();
+      for await (const part of answerTo(this.#messagesFor(round), this.id, signal)) {
+        if ("text" in part) {
+          round.answer += part.text;
+          round.state = "streaming";
+        }
+        if ("finish" in part) round.finish = part.finish;
+        if ("usage" in part) round.usage = part.usage;
+        this.#changed(round);
+      }
+      round.seconds = (performance.now() - begin) / 1000;
+    } finally {
+      lanes.leave();
+    }
+  }
+
+  #endEarly(round, error, signal) {
+    if (signal.aborted) {
+      round.state = "stopped";
+      return;
+    }
+    round.state = "failed";
+    const { kind, detail, retryAfter } =
+      error instanceof Failure ? error : new Failure("failed", error.message);
+    round.failure = { kind, detail, retryAt: retryAfter && Date.now() + retryAfter * 1000 };
+  }
+
+  /**
+   * The whole conversation up to `round`. Rounds without a whole answer are left out together with
+   * their question: the model should not continue from half a sentence, and a server refuses two
+   * questions in a row.
+   */
+  #messagesFor(round) {
+    const messages = [];
+    if (settings.systemPrompt) messages.push({ role: "system", content: settings.systemPrompt });
+    for (const { question, answer, state } of this.rounds) {
+      if (state !== "done" || answer === "") continue;
+      messages.push({ role: "user", content: question }, { role: "assistant", content: answer });
+    }
+    return [...messages, { role: "user", content: round.question }];
+  }
+
+  #moved(round, state) {
+    round.state = state;
+    this.#changed(round);
+  }
+
+  #changed(round) {
+    this.#emit("round", round);
+  }
+
+  #emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+}

@@ -1,0 +1,71 @@
+/** What can go wrong between the page and the server, each by a name that the texts know. */
+
+/** Each has a text of its own, `failure_…`. */
+export const KINDS = [
+  "full",
+  "busy",
+  "unavailable",
+  "key",
+  "tooLong",
+  "refused",
+  "broken",
+  "lost",
+  "unreachable",
+  "failed",
+];
+
+export class Failure extends Error {
+  /**
+   * @param kind one of KINDS.
+   * @param detail what the server said itself, if it said anything.
+   * @param retryAfter seconds after which the server wants to be asked again, or null.
+   */
+  constructor(kind, detail = "", retryAfter = null) {
+    super(detail || kind);
+    this.kind = kind;
+    this.detail = detail;
+    this.retryAfter = retryAfter;
+  }
+}
+
+const KIND_OF_CODE = {
+  context_length_exceeded: "tooLong",
+  user_busy: "busy",
+  key_busy: "busy",
+};
+const KIND_OF_STATUS = { 401: "key", 429: "full", 503: "unavailable" };
+
+/** The failure that a response with an error status stands for. */
+export async function failureOf(response) {
+  const text = await response.text().catch(() => "");
+  const error = errorIn(text);
+  const retryAfter = secondsUntil(response.headers.get("Retry-After"));
+  return new Failure(kindOf(response.status, error), error?.message ?? "", retryAfter);
+}
+
+/** The failure inside a stream whose event is `{"error": {...}}`. */
+export function failureInStream(error) {
+  return new Failure("broken", typeof error?.message === "string" ? error.message : "");
+}
+
+function errorIn(text) {
+  try {
+    const { error } = JSON.parse(text);
+    return typeof error?.message === "string" ? error : null;
+  } catch {
+    // A proxy in between answers in HTML; its status says enough.
+    return null;
+  }
+}
+
+function kindOf(status, error) {
+  return (
+    KIND_OF_CODE[error?.code] ?? KIND_OF_STATUS[status] ?? (status < 500 ? "refused" : "failed")
+  );
+}
+
+function secondsUntil(header) {
+  if (header === null) return null;
+  const seconds = /^\d+$/.test(header) ? Number(header) : (Date.parse(header) - Date.now()) / 1000;
+  return Number.isFinite(seconds) ? Math.max(0, Math.ceil(seconds)) : null;
+}

@@ -1,0 +1,138 @@
+/** Conversations in the browser's storage, each under a key of its own: two tabs that talk at the
+ * same time then overwrite each other's conversations only where both talk in the same one. */
+
+import { Conversation } from "./conversation.js";
+import { KINDS } from "./failures.js";
+import { kept } from "./store.js";
+
+const SAVE_EVERY = 500;
+const UNDER_WAY = ["held", "waiting", "streaming"];
+const STATES = ["done", "stopped", "interrupted", "failed", ...UNDER_WAY];
+const waiting = new Map();
+let leaving = false;
+
+/** A conversation that nobody has said anything in. */
+export function newConversation(number) {
+  // Not crypto.randomUUID(): browsers have it only on https and on localhost.
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  const id = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return new Conversation({ id, number, name: "", rounds: [] });
+}
+
+/** The conversations of the last visit, in their order. */
+export function keptConversations() {
+  return keptIds().map(keptConversation).filter(Boolean);
+}
+
+export function keptIds() {
+  const ids = kept.read("conversations");
+  if (ids === undefined) return [];
+  if (Array.isArray(ids)) return ids.filter((id) => typeof id === "string");
+  kept.reject("conversations");
+  return [];
+}
+
+export function keptConversation(id) {
+  const value = kept.read(keyOf(id));
+  if (value === undefined) return null;
+  const read = readConversation(value);
+  if (read === null) {
+    kept.reject(keyOf(id));
+    return null;
+  }
+  return new Conversation({ id, ...read });
+}
+
+/** What another tab kept, or null where it makes no sense. */
+export function readConversation(value) {
+  const { number, name, rounds } = value ?? {};
+  const good =
+    Number.isInteger(number) &&
+    typeof name === "string" &&
+    Array.isArray(rounds) &&
+    rounds.every(isRound);
+  return good ? { number, name, rounds: rounds.map(settled) } : null;
+}
+
+export function keyOf(id) {
+  return `conversation.${id}`;
+}
+
+export function keepOrder(conversations) {
+  kept.write(
+    "conversations",
+    conversations.map(({ id }) => id),
+  );
+}
+
+/** Keeps a conversation soon: an answer changes it at every token. */
+export function keepSoon(conversation) {
+  if (waiting.has(conversation)) return;
+  waiting.set(
+    conversation,
+    setTimeout(() => keep(conversation), SAVE_EVERY),
+  );
+}
+
+export function keep(conversation) {
+  cancel(conversation);
+  if (leaving) return;
+  const { id, number, name, rounds } = conversation;
+  kept.write(keyOf(id), { number, name, rounds });
+}
+
+export function forget(conversation) {
+  cancel(conversation);
+  kept.remove(keyOf(conversation.id));
+}
+
+/**
+ * Keeps what is waiting to be kept when the page goes away. From then on nothing is kept: the
+ * browser now cuts the connections, and no answer has failed by that.
+ */
+window.addEventListener("pagehide", () => {
+  for (const conversation of [...waiting.keys()]) keep(conversation);
+  leaving = true;
+});
+
+window.addEventListener("pageshow", () => {
+  leaving = false;
+});
+
+function cancel(conversation) {
+  clearTimeout(waiting.get(conversation));
+  waiting.delete(conversation);
+}
+
+function isRound(round) {
+  return (
+    typeof round?.question === "string" &&
+    typeof round.answer === "string" &&
+    STATES.includes(round.state)
+  );
+}
+
+/**
+ * A kept round, without anything that this page does not know. Nobody reads on in an answer that
+ * was under way when the page went away.
+ */
+function settled({ question, answer, state, failure, finish, usage, seconds }) {
+  return {
+    question,
+    answer,
+    state: UNDER_WAY.includes(state) ? "interrupted" : state,
+    failure: state === "failed" ? readFailure(failure) : null,
+    finish: typeof finish === "string" ? finish : null,
+    usage: Number.isFinite(usage?.completion_tokens) ? usage : null,
+    seconds: Number.isFinite(seconds) ? seconds : null,
+  };
+}
+
+function readFailure(failure) {
+  const { kind, detail, retryAt } = failure ?? {};
+  return {
+    kind: KINDS.includes(kind) ? kind : "failed",
+    detail: typeof detail === "string" ? detail : "",
+    retryAt: Number.isFinite(retryAt) ? retryAt : null,
+  };
+}

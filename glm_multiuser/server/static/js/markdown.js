@@ -1,0 +1,81 @@
+/** Answers as formatted text. What a model writes is not trusted: it can be made to repeat anything
+ * that somebody put in front of it. */
+
+import "../vendor/dompurify/purify.min.js";
+import { Marked } from "../vendor/marked/marked.esm.js";
+import { element } from "./dom.js";
+
+const purifier = globalThis.DOMPurify(window);
+const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd)\s*\/?>$/i;
+const TAGS =
+  "a b blockquote br code del em h1 h2 h3 h4 h5 h6 hr kbd li ol p pre span strong sub sup" +
+  " table tbody td th thead tr ul";
+const RULES = {
+  ALLOWED_TAGS: TAGS.split(" "),
+  ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ADD_URI_SAFE_ATTR: ["align", "start"],
+  RETURN_DOM_FRAGMENT: true,
+};
+
+const parser = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    // Shown as it was written, so that no word of an answer gets lost.
+    html: ({ text, block }) => (HARMLESS_TAG.test(text.trim()) ? text : literal(text, block)),
+    // Loading it would tell another machine that this answer is being read.
+    image: ({ text, href }) => `<span class="picture">${escaped(text || href)}</span>`,
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+  },
+});
+
+purifier.addHook("afterSanitizeAttributes", (node) => {
+  if (node.nodeName !== "A") return;
+  node.setAttribute("target", "_blank");
+  node.setAttribute("rel", "noopener noreferrer");
+});
+
+/**
+ * Shows `markdown` in `node`. Only the blocks that changed are replaced, so text that somebody has
+ * selected in a growing answer stays selected.
+ */
+export function showMarkdown(node, markdown) {
+  const fresh = fragmentOf(markdown);
+  const old = [...node.childNodes];
+  const next = [...fresh.childNodes];
+  let same = 0;
+  while (same < old.length && same < next.length && old[same].isEqualNode(next[same])) same += 1;
+  for (const child of old.slice(same)) child.remove();
+  node.append(...next.slice(same));
+}
+
+function fragmentOf(markdown) {
+  let html;
+  try {
+    html = parser.parse(markdown);
+  } catch {
+    // Absurdly deep nesting exhausts the parser's stack.
+    html = `<p>${escaped(markdown)}</p>`;
+  }
+  const fragment = purifier.sanitize(html, RULES);
+  for (const node of fragment.querySelectorAll("pre, table")) {
+    // Wide ones scroll by themselves, also for those who have only a keyboard.
+    const frame = element("div", { class: "scroll", tabindex: 0 });
+    node.replaceWith(frame);
+    frame.append(node);
+  }
+  return fragment;
+}
+
+function literal(html, block) {
+  const text = escaped(html);
+  return block ? `<p>${text.trim().replaceAll("\n", "<br>")}</p>` : text;
+}
+
+function escaped(text) {
+  const signs = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+  return text.replace(/[&<>"]/g, (sign) => signs[sign]);
+}

@@ -1,0 +1,13 @@
+/** Short notices of the page itself, each shown once until it is dismissed. */
+
+import { element, iconButton } from "./dom.js";
+import { say } from "./i18n.js";
+
+/** Shows the text of that name; a notice that is already there is not shown twice. */
+export function notify(name) {
+  const place = document.querySelector("#notices");
+  if (place.querySelector(`[data-text="${name}"]`)) return;
+  const notice = element("div", { class: "notice" }, say(element("p"), name));
+  notice.append(iconButton("close", "dismiss", () => notice.remove()));
+  place.append(notice);
+}

@@ -1,0 +1,173 @@
+/** One conversation on the page: its header, its rounds, and the place to type. */
+
+import { Composer } from "./composer.js";
+import { confirmed } from "./confirm.js";
+import { element, textButton } from "./dom.js";
+import { titleOf } from "./failure_view.js";
+import { describe, say } from "./i18n.js";
+import { nameOf } from "./names.js";
+import { PaneHeader } from "./pane_header.js";
+import { RoundView } from "./round_view.js";
+
+const EXAMPLES = ["example1", "example2", "example3"];
+const NEARLY_AT_END = 40;
+
+export class Pane {
+  #conversation;
+  #views = new Map();
+  #header;
+  #composer;
+  #followsEnd = true;
+  #news = element("p", { class: "visually-hidden", role: "status" });
+  #log = element("div", { class: "log", role: "log", "aria-live": "off", tabindex: 0 });
+
+  /** `onClose` takes the conversation away. */
+  constructor(conversation, onClose) {
+    this.#conversation = conversation;
+    this.#header = new PaneHeader(
+      conversation,
+      () => this.#clear(),
+      () => this.#close(onClose),
+    );
+    this.#composer = new Composer(conversation, (question) => this.#ask(question));
+    describe(this.#log, "label", "messages");
+    this.node = element(
+      "section",
+      { class: "pane", id: `pane-${conversation.id}`, "data-hue": conversation.number % 8 },
+      this.#header.node,
+      this.#log,
+      this.#news,
+      this.#composer.node,
+    );
+    this.node.setAttribute("aria-labelledby", `name-${conversation.id}`);
+    this.#listen();
+    this.#showRounds();
+  }
+
+  focus() {
+    this.#composer.focus();
+  }
+
+  #listen() {
+    const on = (type, listener) =>
+      this.#conversation.addEventListener(type, ({ detail }) => listener(detail));
+    on("rounds", () => this.#showRounds());
+    on("round", (round) => this.#showRound(round));
+    on("name", () => this.#header.update());
+    on("busy", () => this.#showBusy());
+    on("ended", (round) => this.#announceEnd(round));
+    this.node.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || event.isComposing || !this.#conversation.busy) return;
+      this.#conversation.stop();
+      this.focus();
+    });
+    this.#log.addEventListener("scroll", () => {
+      const { scrollTop, scrollHeight, clientHeight } = this.#log;
+      this.#followsEnd = scrollHeight - scrollTop - clientHeight < NEARLY_AT_END;
+    });
+  }
+
+  #ask(question) {
+    this.#followsEnd = true;
+    this.#conversation.ask(question);
+  }
+
+  #askAgain() {
+    this.#conversation.askAgain();
+    // The button that was pressed is gone, and the focus should not go with it.
+    this.#log.focus();
+  }
+
+  #askExample({ target }) {
+    this.#ask(target.textContent);
+    this.#log.focus();
+  }
+
+  async #clear() {
+    const { rounds } = this.#conversation;
+    if (rounds.length === 0 || (await this.#agreed("clearQuestion", "clear"))) {
+      this.#conversation.clear();
+      this.focus();
+    }
+  }
+
+  async #close(onClose) {
+    const { rounds } = this.#conversation;
+    if (rounds.length === 0 || (await this.#agreed("closeQuestion", "close"))) onClose();
+  }
+
+  #agreed(question, action) {
+    return confirmed(question, action, { name: this.#name });
+  }
+
+  get #name() {
+    return nameOf(this.#conversation);
+  }
+
+  #showRounds() {
+    const { rounds } = this.#conversation;
+    for (const [round, view] of this.#views) {
+      if (rounds.includes(round)) continue;
+      view.node.remove();
+      this.#views.delete(round);
+    }
+    this.#log.querySelector(".empty")?.remove();
+    if (rounds.length === 0) this.#log.append(this.#invitation());
+    for (const round of rounds) {
+      if (this.#views.has(round)) continue;
+      const again = () => this.#askAgain();
+      const view = new RoundView(round, again, () => this.#followEnd());
+      this.#views.set(round, view);
+      this.#log.append(view.node);
+    }
+    this.#updateViews();
+  }
+
+  #showRound(round) {
+    this.#views.get(round)?.update({ canRedo: this.#canRedo(round) });
+  }
+
+  #showBusy() {
+    const { busy } = this.#conversation;
+    this.#composer.update();
+    this.node.toggleAttribute("data-busy", busy);
+    this.#log.setAttribute("aria-busy", busy);
+    if (busy) say(this.#news, "announceBegin", { name: this.#name });
+    this.#updateViews();
+  }
+
+  #updateViews() {
+    for (const [round, view] of this.#views) view.update({ canRedo: this.#canRedo(round) });
+  }
+
+  #canRedo(round) {
+    const { busy, rounds } = this.#conversation;
+    return !busy && round === rounds.at(-1);
+  }
+
+  /** The whole answer at once: read aloud token by token it would be noise. */
+  #announceEnd({ state, answer, failure }) {
+    const name = this.#name;
+    if (state === "done") say(this.#news, "announceAnswer", { name, answer });
+    if (state === "stopped") say(this.#news, "announceStopped", { name });
+    if (state !== "failed") return;
+    say(this.#news, "announceFailure", { name, title: titleOf(failure), detail: failure.detail });
+  }
+
+  #followEnd() {
+    if (this.#followsEnd) this.#log.scrollTop = this.#log.scrollHeight;
+  }
+
+  #invitation() {
+    const examples = EXAMPLES.map((name) =>
+      textButton(name, (event) => this.#askExample(event), "example"),
+    );
+    return element(
+      "div",
+      { class: "empty" },
+      say(element("p", { class: "empty-title" }), "emptyTitle"),
+      say(element("p"), "emptyText"),
+      element("div", { class: "examples" }, ...examples),
+    );
+  }
+}

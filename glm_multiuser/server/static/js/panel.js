@@ -1,0 +1,70 @@
+/** The live panel: what the server is doing. */
+
+import { Chart } from "./chart.js";
+import { describe, number, say } from "./i18n.js";
+import { live } from "./live.js";
+import { Slots } from "./slots.js";
+
+export class Panel {
+  #node = document.querySelector("#live");
+  #state = document.querySelector("#server-state");
+  #chart = new Chart();
+  #slots;
+
+  /** `find` gives the conversation of a session, if it is one of this page. */
+  constructor(find) {
+    this.#slots = new Slots(find);
+    this.#part("chart-place").append(this.#chart.node);
+    this.#part("slots-place").append(this.#slots.node);
+    live.addEventListener("news", ({ detail }) => this.#show(detail));
+  }
+
+  #show({ status, failure }) {
+    this.#node.toggleAttribute("data-stale", failure !== undefined);
+    if (failure) {
+      this.#showState(failure === "key" ? "key" : "unreachable");
+      return;
+    }
+    this.#showState(status.state);
+    this.#showLoading(status.loading);
+    this.#showSpeed(status.tokens_per_second);
+    this.#slots.update(status);
+    const { totals, queue } = status;
+    say(this.#part("queue"), "queueOf", {
+      waiting: number(queue.waiting),
+      limit: number(queue.limit),
+    });
+    this.#part("requests").textContent = number(totals.requests);
+    this.#part("tokens-generated").textContent = number(totals.tokens_generated);
+    this.#part("compiles").textContent = number(totals.compiles_after_ready);
+  }
+
+  #showState(state) {
+    // Said only when it changes: it is read aloud.
+    if (this.#state.dataset.state === state) return;
+    this.#state.dataset.state = state;
+    say(this.#state.lastElementChild, `state_${state}`);
+  }
+
+  #showLoading(loading) {
+    this.#part("loading").hidden = loading === null;
+    if (loading === null) return;
+    const bar = this.#part("progress");
+    bar.max = Math.max(1, loading.total);
+    bar.value = loading.done;
+    say(this.#part("loading-text"), "loading", loading);
+    this.#part("loading-count").textContent = `${number(loading.done)} / ${number(loading.total)}`;
+  }
+
+  #showSpeed({ now, last_minute: lastMinute }) {
+    const top = this.#chart.draw(lastMinute);
+    const most = Math.max(0, ...lastMinute);
+    this.#part("now").textContent = number(now);
+    this.#part("top").textContent = number(top);
+    describe(this.#chart.node, "label", "chart", { now: number(now), most: number(most) });
+  }
+
+  #part(name) {
+    return this.#node.querySelector(`[data-part=${name}]`);
+  }
+}

@@ -1,0 +1,71 @@
+/** The user's settings. An empty one means that the server decides. */
+
+import { kept, session } from "./store.js";
+
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+const CHOICES = { language: ["en", "zh"], theme: ["light", "dark"] };
+
+class Settings extends EventTarget {
+  #values;
+  key;
+  rememberKey;
+
+  constructor() {
+    super();
+    this.#values = readable(kept.read("settings"));
+    this.rememberKey = typeof kept.read("key") === "string";
+    this.key = text(this.rememberKey ? kept.read("key") : session.read("key"));
+  }
+
+  get language() {
+    return this.#values.language ?? (navigator.language.startsWith("zh") ? "zh" : "en");
+  }
+
+  get systemPrompt() {
+    return this.#values.system ?? "";
+  }
+
+  /** The values as they are kept: only the ones that were set. */
+  get values() {
+    return this.#values;
+  }
+
+  /** The fields that these settings add to a request. */
+  forRequest() {
+    const fields = NUMBERS.filter((name) => name in this.#values);
+    const numbers = Object.fromEntries(fields.map((name) => [name, this.#values[name]]));
+    return this.#values.model ? { model: this.#values.model, ...numbers } : numbers;
+  }
+
+  change(values, key, rememberKey) {
+    this.#values = readable(values);
+    kept.write("settings", this.#values);
+    this.key = key;
+    this.rememberKey = rememberKey;
+    kept.remove("key");
+    session.remove("key");
+    if (key) (rememberKey ? kept : session).write("key", key);
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+/** Only what has the right form: kept values can be older than this page, or damaged. */
+function readable(values) {
+  const good = {};
+  for (const name of NUMBERS) {
+    if (Number.isFinite(values?.[name])) good[name] = values[name];
+  }
+  for (const name of ["model", "system"]) {
+    if (text(values?.[name])) good[name] = values[name];
+  }
+  for (const [name, allowed] of Object.entries(CHOICES)) {
+    if (allowed.includes(values?.[name])) good[name] = values[name];
+  }
+  return good;
+}
+
+function text(value) {
+  return typeof value === "string" ? value : "";
+}
+
+export const settings = new Settings();

@@ -1,0 +1,149 @@
+/** All conversations of this page: side by side where there is room, else one at a time. */
+
+import * as history from "./history.js";
+import { Pane } from "./pane.js";
+import { kept, session } from "./store.js";
+import { LIVE, Tabs } from "./tabs.js";
+
+const AT_FIRST = 2;
+const NARROWEST_PANE = 320;
+const LONGEST_ROW = 3;
+const NARROW = window.matchMedia("(max-width: 759px)");
+
+export class Workspace {
+  #conversations = [];
+  #panes = new Map();
+  #place = document.querySelector("#panes");
+  #livePanel = document.querySelector("#live");
+  #tabs = new Tabs((id) => this.#select(id));
+  #selected;
+
+  constructor() {
+    for (const conversation of history.keptConversations()) this.#show(conversation);
+    if (this.#conversations.length === 0) this.#startWith(AT_FIRST);
+    this.#select(this.find(session.read("selected")) ? session.read("selected") : this.#first);
+    this.#setRoles();
+    new ResizeObserver(() => this.#arrange()).observe(this.#place);
+    NARROW.addEventListener("change", () => this.#setRoles());
+    kept.watch((name, value) => this.#followOtherTab(name, value));
+  }
+
+  find(id) {
+    return this.#conversations.find((conversation) => conversation.id === id);
+  }
+
+  /** Adds an empty conversation and goes there. */
+  add() {
+    this.#startWith(1);
+    this.#goTo(this.#conversations.at(-1).id);
+  }
+
+  #startWith(count) {
+    for (let made = 0; made < count; made += 1) {
+      const conversation = history.newConversation(this.#freeNumber());
+      this.#show(conversation);
+      history.keep(conversation);
+    }
+    history.keepOrder(this.#conversations);
+  }
+
+  #freeNumber() {
+    const taken = this.#conversations.map(({ number }) => number);
+    let number = 1;
+    while (taken.includes(number)) number += 1;
+    return number;
+  }
+
+  #show(conversation) {
+    const pane = new Pane(conversation, () => this.#close(conversation));
+    this.#conversations.push(conversation);
+    this.#panes.set(conversation.id, pane);
+    this.#place.append(pane.node);
+    this.#tabs.add(conversation);
+    conversation.addEventListener("round", () => history.keepSoon(conversation));
+    for (const type of ["rounds", "name", "ended"]) {
+      conversation.addEventListener(type, () => this.#keepIfShown(conversation));
+    }
+    pane.node.addEventListener("focusin", () => this.#select(conversation.id));
+    this.#setRoles();
+    this.#arrange();
+  }
+
+  #keepIfShown(conversation) {
+    // The answer of a conversation that was closed may end after it is gone.
+    if (this.#conversations.includes(conversation)) history.keep(conversation);
+  }
+
+  #close(conversation) {
+    const place = this.#conversations.indexOf(conversation);
+    this.#takeAway(conversation);
+    history.forget(conversation);
+    if (this.#conversations.length === 0) this.#startWith(1);
+    history.keepOrder(this.#conversations);
+    this.#goTo((this.#conversations[place] ?? this.#conversations.at(-1)).id);
+  }
+
+  #takeAway(conversation) {
+    this.#conversations = this.#conversations.filter((one) => one !== conversation);
+    conversation.stop();
+    this.#panes.get(conversation.id).node.remove();
+    this.#panes.delete(conversation.id);
+    this.#tabs.remove(conversation);
+    this.#arrange();
+  }
+
+  #goTo(id) {
+    this.#select(id);
+    this.#panes.get(id).focus();
+  }
+
+  /** Chooses what a narrow screen shows: a conversation, or the live panel. */
+  #select(id) {
+    this.#selected = id;
+    for (const [one, { node }] of this.#panes) node.toggleAttribute("data-selected", one === id);
+    this.#livePanel.toggleAttribute("data-selected", id === LIVE);
+    this.#tabs.select(id);
+    session.write("selected", id);
+  }
+
+  /** As many columns as fit, and no row much emptier than the others. */
+  #arrange() {
+    const count = this.#conversations.length;
+    const fitting = Math.max(1, Math.floor(this.#place.clientWidth / NARROWEST_PANE));
+    const rows = Math.max(Math.ceil(count / fitting), count > LONGEST_ROW ? 2 : 1);
+    this.#place.style.setProperty("--columns", Math.ceil(count / rows));
+  }
+
+  /** Only where there are tabs are the panes and the live panel what the tabs show. */
+  #setRoles() {
+    for (const { node } of this.#panes.values()) {
+      node.setAttribute("role", NARROW.matches ? "tabpanel" : "region");
+    }
+    this.#livePanel.setAttribute("role", NARROW.matches ? "tabpanel" : "complementary");
+  }
+
+  /** Two tabs of a browser have the same history; what one changes, the other one shows. */
+  #followOtherTab(name, value) {
+    if (name === "conversations") this.#followOrder();
+    for (const conversation of this.#conversations) {
+      const read = name === history.keyOf(conversation.id) && history.readConversation(value);
+      if (read) conversation.replace(read);
+    }
+  }
+
+  #followOrder() {
+    const ids = history.keptIds();
+    for (const conversation of this.#conversations) {
+      if (!ids.includes(conversation.id)) this.#takeAway(conversation);
+    }
+    for (const id of ids) {
+      const conversation = this.find(id) ? null : history.keptConversation(id);
+      if (conversation) this.#show(conversation);
+    }
+    if (!this.find(this.#selected) && this.#selected !== LIVE) this.#select(this.#first);
+  }
+
+  get #first() {
+    return this.#conversations[0].id;
+  }
+}
