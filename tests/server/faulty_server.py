@@ -1,0 +1,71 @@
+"""The command `serve` with a fault built in: `python -m tests.server.faulty_server FAULT serve`.
+
+Faults:
+    nan: a prompt with `MARKER` finds NaN among its keys and values after its first token.
+    slow: a model in numpy, which is there at once and then takes its time for every token.
+    stuck: a model that takes for ever to load.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+MARKER = "☠"
+
+
+def nan() -> None:
+    """Of the real model, on the device."""
+    import numpy as np
+    from mindspore import Tensor
+
+    from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
+    from glm_multiuser.engine.request import Request
+    from glm_multiuser.engine.runner import GraphRunner
+    from glm_multiuser.tokenizers import ChatGLMTokenizer
+
+    tokenizer = ChatGLMTokenizer.from_folder(find_checkpoint(DEFAULT_CHECKPOINT))
+    marker = set(tokenizer.encode(MARKER)[-3:])
+    prefill = GraphRunner.prefill
+
+    def poisoned(runner: GraphRunner, requests: Mapping[int, Request]) -> Any:
+        results = prefill(runner, requests)
+        for slot, request in requests.items():
+            if marker <= set(request.prompt_token_ids):
+                zeros = runner._zeros[0].asnumpy()
+                runner._replace(slot, 0, Tensor(np.full_like(zeros, np.nan)))
+        return results
+
+    GraphRunner.prefill = poisoned  # type: ignore[method-assign]
+
+
+def slow() -> None:
+    from glm_multiuser.server import run
+    from tests.server.in_process import mock_llm
+
+    def before(call: Any) -> None:
+        threading.Event().wait(0.05)
+
+    run.serve = partial(run.serve, open_llm=partial(mock_llm, before=before))
+
+
+def stuck() -> None:
+    from glm_multiuser.server import run
+
+    def open_llm(settings: Any, progress: Any, **options: Any) -> Any:
+        while True:
+            progress(1, 2, "nothing")
+            threading.Event().wait(0.01)
+
+    run.serve = partial(run.serve, open_llm=open_llm)
+
+
+if __name__ == "__main__":
+    {"nan": nan, "slow": slow, "stuck": stuck}[sys.argv.pop(1)]()
+
+    from glm_multiuser.cli import main
+
+    main()

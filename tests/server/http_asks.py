@@ -1,0 +1,193 @@
+"""Requests over every protocol, each by a client that knows nothing of the others."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+import httpx
+import openai
+
+from tests.server.process import MODEL
+
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        protocol: a name in `PROTOCOLS`.
+        session: whose slot; None: any.
+        leave_after: pieces after which the client goes away; None: it stays.
+    """
+
+    protocol: str
+    prompt: str
+    history: tuple[tuple[str, str], ...]
+    session: Optional[str]
+    sampling: dict[str, Any] = field(hash=False)
+    leave_after: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a client heard: the text, and why it ended (None: it went away, or is not told)."""
+
+    text: str
+    finish_reason: Optional[str]
+
+
+class Clients:
+    """The clients of one thread, to be closed at its end."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False)
+        self.openai = openai.OpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE
+        )
+
+    def close(self) -> None:
+        self.http.close()
+        self.openai.close()
+
+    def ask(self, ask: Ask) -> Heard:
+        """The whole answer, or as much of it as the client stayed for."""
+        return PROTOCOLS[ask.protocol](self, ask)
+
+
+def _headers(ask: Ask) -> dict[str, str]:
+    return {"X-Session-Id": ask.session} if ask.session else {}
+
+
+def _messages(ask: Ask) -> list[Any]:
+    messages = []
+    for question, answer in ask.history:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer})
+    return [*messages, {"role": "user", "content": ask.prompt}]
+
+
+def _chat(clients: Clients, ask: Ask) -> Heard:
+    stream = clients.openai.chat.completions.create(
+        model=MODEL,
+        messages=_messages(ask),
+        stream=True,
+        user=ask.session or openai.omit,
+        extra_body=ask.sampling,
+    )
+    texts, reason = [], None
+    with stream:
+        for chunk in stream:
+            if len(texts) == ask.leave_after:
+                break
+            (choice,) = chunk.choices
+            texts.append(choice.delta.content or "")
+            reason = choice.finish_reason or reason
+    return Heard("".join(texts), reason)
+
+
+def _chat_whole(clients: Clients, ask: Ask) -> Heard:
+    whole = clients.openai.chat.completions.create(
+        model=MODEL, messages=_messages(ask), extra_body=ask.sampling
+    )
+    (choice,) = whole.choices
+    return Heard(choice.message.content or "", choice.finish_reason)
+
+
+def _events(clients: Clients, path: str, ask: Ask, body: dict[str, Any]) -> Iterator[Any]:
+    """Events of a stream, until the client goes away."""
+    with clients.http.stream("POST", path, json=body, headers=_headers(ask)) as response:
+        response.raise_for_status()
+        count = 0
+        for line in response.iter_lines():
+            if count == ask.leave_after:
+                return
+            if line.startswith("data: "):
+                count += 1
+                yield json.loads(line[len("data: ") :])
+
+
+def _v2_body(ask: Ask) -> dict[str, Any]:
+    sampling = dict(ask.sampling)
+    return {
+        "prompt": ask.prompt,
+        "history": json.dumps(ask.history),
+        "temperature": str(sampling.pop("temperature")),
+        "max_token": str(sampling.pop("max_tokens")),
+        "parameters": sampling,
+    }
+
+
+def _generate_stream(clients: Clients, ask: Ask) -> Heard:
+    path = f"/v2/models/{MODEL}/generate_stream"
+    texts, reason = [], None
+    for event in _events(clients, path, ask, _v2_body(ask)):
+        texts.append(event["response"])
+        reason = event.get("finish_reason")
+    return Heard("".join(texts), reason)
+
+
+def _infer(clients: Clients, ask: Ask) -> Heard:
+    body = _v2_body(ask)
+    parameters = body.pop("parameters")
+    inputs = [
+        {"name": name, "datatype": "BYTES", "shape": [1, 1], "data": [value]}
+        for name, value in body.items()
+    ]
+    response = clients.http.post(
+        f"/v2/models/{MODEL}/infer",
+        json={"inputs": inputs, "parameters": parameters},
+        headers=_headers(ask),
+    )
+    response.raise_for_status()
+    outputs = {output["name"]: output["data"] for output in response.json()["outputs"]}
+    history = json.loads(outputs["history"][0])
+    if history != [*map(list, ask.history), [ask.prompt, outputs["response"][0]]]:
+        raise AssertionError(f"the history is {history}")
+    return Heard(outputs["response"][0], None)
+
+
+def _simple(clients: Clients, ask: Ask) -> Heard:
+    body = {"prompt": ask.prompt, "history": ask.history, "stream": True, **ask.sampling}
+    texts, reason = [], None
+    for event in _events(clients, "/", ask, body):
+        texts.append(event["delta"])
+        reason = event.get("finish_reason")
+    return Heard("".join(texts), reason)
+
+
+def _step(clients: Clients, ask: Ask) -> Heard:
+    body = {
+        "cache_id": uuid.uuid4().hex,
+        "query": ask.prompt,
+        "history": ask.history,
+        "do_sample": False,
+        "max_length": 240,
+    }
+    texts: list[str] = []
+    while len(texts) != ask.leave_after:
+        response = clients.http.post("/llm/generate", json=body, headers=_headers(ask))
+        response.raise_for_status()
+        step = response.json()
+        texts.append(step["delta_text"])
+        if step["flag"] == "end":
+            return Heard("".join(texts), "end")
+    return Heard("".join(texts), None)
+
+
+PROTOCOLS: dict[str, Callable[[Clients, Ask], Heard]] = {
+    "chat": _chat,
+    "chat, whole": _chat_whole,
+    "generate_stream": _generate_stream,
+    "infer": _infer,
+    "simple": _simple,
+    "step": _step,
+}
+CAN_BE_LEFT = ("chat", "generate_stream", "simple", "step")
+"""Whose clients can go away in the middle of an answer."""

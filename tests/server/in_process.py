@@ -1,0 +1,131 @@
+"""The server in a thread of the test's own process, around a model in numpy: starts in no time.
+
+Clients reach it through real sockets; the test reaches its engine, and can hold it at every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
+from glm_multiuser.server.run import Life, listen, url_of
+from glm_multiuser.server.service import Service
+from glm_multiuser.server.settings import Limits, ModelSettings, ServerSettings
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.engine.mock_runner import EOS, SEQ_LENGTH, Call, MockRunner
+
+PATIENCE = 60.0
+"""Seconds after which a test that would hang fails instead."""
+
+MODEL = "mock"
+FOLDER = Path(__file__).resolve().parents[2] / "ckpt/glm-tiny"
+"""Only its config.json is read."""
+
+
+def mock_llm(
+    settings: ModelSettings,
+    before: Callable[[Call], None] = lambda call: None,
+    params: Optional[SamplingParams] = None,
+    **options: Any,
+) -> MultiUserLLM:
+    """A model in numpy in the place of `MultiUserLLM.from_pretrained`."""
+    config = EngineConfig(users=settings.users, seq_length=SEQ_LENGTH, max_queue=settings.max_queue)
+    runner: Any = MockRunner(settings.users, before)
+    params = params or SamplingParams(temperature=0.0, max_tokens=64)
+    return MultiUserLLM(runner, config, FakeTokenizer(), params, (EOS,), 0.0)
+
+
+def mock_settings(
+    users: int = 2, max_queue: int = 4, names: tuple[str, ...] = (MODEL,), **settings: Any
+) -> ServerSettings:
+    """Settings of a server with models in numpy; `limits` is a dict."""
+    limits = Limits(**settings.pop("limits", {}))
+    models = tuple(ModelSettings(name, FOLDER, users, SEQ_LENGTH, max_queue) for name in names)
+    return ServerSettings(models, limits, **{"warm_up": ("ab",), "drain_seconds": 5.0, **settings})
+
+
+class InProcessServer:
+    """A running server.
+
+    Attributes:
+        url: where it is.
+        service: what its protocols share; to be touched with `call` only.
+    """
+
+    def __init__(self, life: Life, loop: asyncio.AbstractEventLoop) -> None:
+        self.life = life
+        self.url = url_of(life.listening)
+        self.service: Service = life.service
+        self.loop = loop
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Runs a function on the server's event loop; its result."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE)
+
+    def llm(self, name: str = MODEL) -> MultiUserLLM:
+        return self.service.models.get(name).llm
+
+    def end(self) -> None:
+        """Asks it to drain and end."""
+        self.loop.call_soon_threadsafe(self.life.end)
+
+
+@contextmanager
+def in_process_server(
+    settings: Optional[ServerSettings] = None,
+    open_llm: Callable[..., MultiUserLLM] = mock_llm,
+    ready: bool = True,
+) -> Iterator[InProcessServer]:
+    """A server in a thread; ended at the end of the block, where its errors are raised."""
+    settings = settings or mock_settings()
+    begun: Future[InProcessServer] = Future()
+
+    async def live() -> None:
+        life = Life(settings, listen("127.0.0.1", 0), open_llm)
+        begun.set_result(InProcessServer(life, asyncio.get_running_loop()))
+        await life.run()
+
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(asyncio.run(live()))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    thread = threading.Thread(target=run, name="server", daemon=True)
+    thread.start()
+    server = begun.result(PATIENCE)
+    try:
+        if ready:
+            wait_until(lambda: server.service.state == "ready" or ended.done())
+        yield server
+    finally:
+        if not ended.done():
+            server.end()
+        thread.join(PATIENCE)
+    ended.result(PATIENCE)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Returns as soon as the condition holds.
+
+    Raises:
+        AssertionError: it never did.
+    """
+    waiting = threading.Event()
+    for _ in range(int(PATIENCE / 0.005)):
+        if condition():
+            return
+        waiting.wait(0.005)
+    raise AssertionError("what the test waits for did not happen")

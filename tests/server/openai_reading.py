@@ -1,0 +1,188 @@
+"""Reading responses of `/v1/*`: by the official client, and strictly by its types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Optional, TypeVar
+
+import httpx
+from openai import AsyncOpenAI, BaseModel, OpenAI
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+PATIENCE = 120.0
+OPTIONS: Any = {
+    "timeout": PATIENCE,
+    "verify": False,
+}  # reading certificates takes longer than asking
+OTHER = "other"
+"""The second model of the server that these tests ask."""
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def sync_client(url: str, **options: Any) -> OpenAI:
+    return OpenAI(**_options(url, options))
+
+
+def async_client(url: str, **options: Any) -> AsyncOpenAI:
+    return AsyncOpenAI(**_options(url, options))
+
+
+def _options(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    defaults = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE}
+    return {"base_url": f"{url}/v1", **defaults, **options}
+
+
+def question(text: str) -> list[dict[str, Any]]:
+    """Messages with nothing before it."""
+    return [{"role": "user", "content": text}]
+
+
+def parse(kind: type[Parsed], data: Any, vendor: Iterable[str] = ()) -> Parsed:
+    """Reads JSON by a type of the client: no other types of values, no fields but `vendor`."""
+    parsed = kind.model_validate_json(json.dumps(data), strict=True)
+    unknown = set(_unknown_fields(parsed)) - set(vendor)
+    assert not unknown, f"{kind.__name__} has no {unknown}"
+    return parsed
+
+
+def _unknown_fields(value: Any) -> Iterable[str]:
+    if isinstance(value, BaseModel):
+        yield from value.model_extra or ()
+        for name in type(value).model_fields:
+            yield from _unknown_fields(getattr(value, name))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _unknown_fields(one)
+
+
+@dataclass
+class Choice:
+    """One answer, whole or joined from its chunks."""
+
+    text: str = ""
+    finish_reason: Optional[str] = None
+    logprobs: Any = None
+    token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Answer:
+    """A response, whole or joined from its chunks."""
+
+    choices: dict[int, Choice]
+    usage: Optional[dict[str, Any]]
+
+
+def ask(url: str, path: str, **body: Any) -> Answer:
+    """A whole response."""
+    response = httpx.post(url + path, json=body, **OPTIONS)
+    assert response.status_code == 200, response.text
+    data = response.json()
+    chat = path == CHAT
+    parse(ChatCompletion if chat else Completion, data, {"token_ids"})
+    assert data["object"] == ("chat.completion" if chat else "text_completion")
+    choices = {
+        one["index"]: Choice(
+            one["message"]["content"] if chat else one["text"],
+            one["finish_reason"],
+            one["logprobs"],
+            one.get("token_ids", []),
+        )
+        for one in data["choices"]
+    }
+    return Answer(choices, data["usage"])
+
+
+def ask_streaming(url: str, path: str, **body: Any) -> Answer:
+    """A streamed response, joined; fails where its chunks are not as OpenAI's."""
+    chunks = stream_chunks(url, path, **body)
+    first = chunks[0]
+    usage = None
+    if (body.get("stream_options") or {}).get("include_usage"):
+        *chunks, last = chunks
+        assert last["choices"] == []
+        assert all(chunk["usage"] is None for chunk in chunks)
+        usage = last["usage"]
+    else:
+        assert all("usage" not in chunk for chunk in chunks)
+    choices: dict[int, Choice] = {}
+    for chunk in chunks:
+        assert [chunk[key] for key in ("id", "object", "created", "model")] == [
+            first[key] for key in ("id", "object", "created", "model")
+        ]
+        (entry,) = chunk["choices"]
+        is_first = entry["index"] not in choices
+        choice = choices.setdefault(entry["index"], Choice())
+        assert choice.finish_reason is None, "something came after the end"
+        _add(choice, entry, path, chunk, is_first)
+    return Answer(choices, usage)
+
+
+def _add(choice: Choice, entry: dict[str, Any], path: str, chunk: Any, is_first: bool) -> None:
+    if path == CHAT:
+        parse(ChatCompletionChunk, chunk, {"token_ids"})
+        assert chunk["object"] == "chat.completion.chunk"
+        assert entry["delta"].get("role") == ("assistant" if is_first else None)
+        text = entry["delta"].get("content", "")
+        assert (entry["delta"] == {}) == (entry["finish_reason"] is not None)
+    else:
+        # The client's type has no null here, OpenAI's API does.
+        assert "finish_reason" in entry
+        whole = {**chunk, "choices": [{**entry, "finish_reason": "stop"}]}
+        parse(Completion, whole, {"token_ids"})
+        assert chunk["object"] == "text_completion"
+        text = entry["text"]
+        is_first = False
+    something = text or entry["logprobs"] or entry.get("token_ids") or entry["finish_reason"]
+    assert something or is_first, "a chunk that says nothing"
+    choice.text += text
+    choice.finish_reason = entry["finish_reason"]
+    choice.token_ids += entry.get("token_ids", [])
+    choice.logprobs = _joined(choice.logprobs, entry["logprobs"])
+
+
+def _joined(known: Any, new: Any) -> Any:
+    if known is None or new is None:
+        return known or new
+    both = {}
+    for name, values in known.items():
+        both[name] = values if values is None else [*values, *new[name]]
+    return both
+
+
+def stream_chunks(url: str, path: str, **body: Any) -> list[dict[str, Any]]:
+    """All chunks of a stream that ends well."""
+    *chunks, last = stream_events(url, path, **body)
+    assert last == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+def stream_events(url: str, path: str, **body: Any) -> list[str]:
+    """The data of all events."""
+    body = {**body, "stream": True}
+    with httpx.stream("POST", url + path, json=body, **OPTIONS) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = list(response.iter_lines())
+    return [line[len("data: ") :] for line in lines if line.startswith("data: ")]
+
+
+def ask_both_ways(url: str, path: str, **body: Any) -> Answer:
+    """The answer of a request that must be the same streamed and not."""
+    options = {"stream_options": {"include_usage": True}}
+    whole, streamed = ask(url, path, **body), ask_streaming(url, path, **body, **options)
+    for choice in whole.choices.values():
+        if choice.logprobs is not None and not _any_entry(choice.logprobs):
+            choice.logprobs = None  # a stream says nothing about no tokens
+    assert streamed == whole
+    return whole
+
+
+def _any_entry(logprobs: dict[str, Any]) -> bool:
+    return any(logprobs.values())

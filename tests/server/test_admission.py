@@ -1,0 +1,283 @@
+"""Who may enter, what the others are told, and that nothing which was accepted is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import httpx
+import pytest
+
+from glm_multiuser import MultiUserLLM
+from glm_multiuser.server.admission import Admission
+from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.keys import Caller
+from glm_multiuser.server.service import Ask, Service
+from glm_multiuser.server.settings import Limits, ModelSettings
+from tests.engine.stepping import SingleSteps
+from tests.server.asking import (
+    BLUE,
+    FAILS,
+    KEYS,
+    RED,
+    Wire,
+    answer_alone,
+    ask,
+    events_of,
+    get,
+    in_background,
+    is_idle,
+    llm_that_fails,
+    long_prompts,
+    nothing_stays,
+    post,
+    step,
+    step_to_end,
+    streamed_text,
+)
+from tests.server.in_process import (
+    MODEL,
+    PATIENCE,
+    InProcessServer,
+    in_process_server,
+    mock_llm,
+    mock_settings,
+    wait_until,
+)
+
+
+def assert_refused(response: httpx.Response, status: int, code: str) -> None:
+    """As every protocol but OpenAI's tells it, and when to come again."""
+    assert response.status_code == status
+    assert response.json()["code"] == code
+    assert isinstance(response.json()["error"], str)
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def fill(server: InProcessServer, *prompts: str) -> list[Future[httpx.Response]]:
+    """Asks them one behind the other; returns when all have entered."""
+    asked = []
+    for prompt in prompts:
+        entered = server.service.running
+        asked.append(in_background(ask, server, prompt))
+        wait_until(lambda entered=entered: server.service.running == entered + 1)
+    return asked
+
+
+def test_who_finds_the_queue_full_is_told_at_once_and_nobody_else_notices() -> None:
+    prompts = long_prompts(5)
+    settings = mock_settings(users=2, max_queue=2)
+    with in_process_server(settings) as server, nothing_stays(server):
+        with SingleSteps() as steps:
+            streaming = Wire(server.url).request("/", {"prompt": prompts[0], "stream": True})
+            wait_until(lambda: server.service.running == 1)
+            (running,) = fill(server, prompts[1])
+            steps.step()
+            steps.step()
+            streaming.read_until(b'"delta"')
+            waiting = fill(server, prompts[2], prompts[3])
+            # The engine stands still, so whoever waited for it would never get this answer.
+            refused = [
+                ask(server, prompts[4]),
+                ask(server, prompts[4], stream=True),
+                step(server, "an id", prompts[4]),
+            ]
+        for response in refused:
+            assert_refused(response, 429, "queue_full")
+            assert "max_queue is 2" in response.json()["error"]
+        for prompt, one in zip(prompts[1:4], [running, *waiting]):
+            assert one.result(PATIENCE).json()["response"] == answer_alone(prompt)
+        streaming.read_until(b'"finish_reason"')
+        assert answer_alone(prompts[0]) == streamed_text(streaming.received.decode())
+        streaming.close()
+
+
+def test_who_was_refused_by_a_full_queue_enters_when_there_is_room() -> None:
+    with in_process_server(mock_settings(users=1, max_queue=1)) as server:
+        with SingleSteps():
+            asked = fill(server, *long_prompts(2))
+            assert_refused(step(server, "my id", "ab"), 429, "queue_full")
+            assert_refused(ask(server, "ab"), 429, "queue_full")
+        for one in asked:
+            assert one.result(PATIENCE).status_code == 200
+        assert ask(server, "ab").json()["response"] == answer_alone("ab")
+        # A refusal uses up no name of the step API.
+        assert step_to_end(server, "my id", "ab") == answer_alone("ab")
+
+
+def test_a_server_that_is_starting_says_so_and_when_to_come_again() -> None:
+    opening, go_on = threading.Event(), threading.Event()
+
+    def slow_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
+        opening.set()
+        assert go_on.wait(PATIENCE)
+        return mock_llm(settings, **options)
+
+    with in_process_server(open_llm=slow_llm, ready=False) as server:
+        try:
+            assert opening.wait(PATIENCE)
+            for response in (ask(server, "ab"), ask(server, "ab", stream=True), step(server, "i")):
+                assert_refused(response, 503, "model_not_ready")
+        finally:
+            go_on.set()
+        wait_until(lambda: server.service.ready)
+        assert ask(server, "ab").status_code == 200
+
+
+def test_a_server_that_is_ending_takes_nobody_and_loses_nobody() -> None:
+    prompts = long_prompts(2)
+    with in_process_server(mock_settings(users=1)) as server:
+        with SingleSteps() as steps:
+            asked = fill(server, *prompts)
+            steps.step()
+            server.end()
+            wait_until(lambda: server.service.state == "draining")
+            for response in (ask(server, "ab"), ask(server, "ab", stream=True), step(server, "i")):
+                assert_refused(response, 503, "draining")
+            assert get(server, "/status").json()["state"] == "draining"
+        for prompt, one in zip(prompts, asked):
+            assert one.result(PATIENCE).json()["response"] == answer_alone(prompt)
+
+
+def test_a_session_has_a_limit_of_its_own() -> None:
+    settings = mock_settings(max_queue=8, limits={"requests_per_user": 2})
+    with in_process_server(settings) as server, nothing_stays(server):
+        with SingleSteps():
+            mine = [in_background(post, server, "/", {"prompt": "ab"}, x_session_id="me")]
+            mine.append(in_background(post, server, "/", {"prompt": "cd"}, x_session_id="me"))
+            wait_until(lambda: server.service.running == 2)
+            response = post(server, "/", {"prompt": "ab"}, x_session_id="me")
+            assert_refused(response, 429, "user_busy")
+            assert "'anonymous/me' has 2 requests" in response.json()["error"]
+            assert "requests_per_user is 2" in response.json()["error"]
+            others = [
+                in_background(post, server, "/", {"prompt": "ab"}, x_session_id="you"),
+                in_background(ask, server, "ab"),
+            ]
+            wait_until(lambda: server.service.running == 4)
+        assert {one.result(PATIENCE).status_code for one in mine + others} == {200}
+        assert post(server, "/", {"prompt": "ab"}, x_session_id="me").status_code == 200
+
+
+def test_a_key_has_a_limit_with_all_its_sessions() -> None:
+    settings = mock_settings(max_queue=8, keys=KEYS, limits={"requests_per_key": 2})
+    with in_process_server(settings) as server, nothing_stays(server):
+        with SingleSteps():
+            mine = [
+                in_background(post, server, "/", {"prompt": "ab"}, x_session_id=session, **RED)
+                for session in ("a", "b")
+            ]
+            wait_until(lambda: server.service.running == 2)
+            response = post(server, "/", {"prompt": "ab"}, x_session_id="c", **RED)
+            assert_refused(response, 429, "key_busy")
+            assert "requests_per_key is 2" in response.json()["error"]
+            other = in_background(post, server, "/", {"prompt": "ab"}, x_session_id="a", **BLUE)
+            wait_until(lambda: server.service.running == 3)
+        mine.append(other)
+        assert {one.result(PATIENCE).status_code for one in mine} == {200}
+
+
+@pytest.mark.parametrize("session", ["x" * 129, "tab\there"])
+def test_a_session_whose_name_cannot_be(session: str) -> None:
+    with in_process_server() as server:
+        response = post(server, "/", {"prompt": "ab"}, x_session_id=session)
+        assert response.status_code == 400
+        assert f"has {len(session)} characters" in response.json()["error"]
+        assert is_idle(server)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "outcome", "status"),
+    [
+        ({"prompt": "question 0", "max_tokens": 3}, "length", 200),
+        ({"prompt": "p" + FAILS}, "error", 500),
+        ({"prompt": "p" * 96}, "refused", 400),
+        ({"prompt": "pppp", "max_length": 4}, "refused", 400),
+    ],
+)
+def test_every_end_is_counted_out(
+    body: dict[str, Any], outcome: str, status: int, stream: bool
+) -> None:
+    settings = mock_settings(limits={"requests_per_user": 1})
+    with in_process_server(settings, llm_that_fails) as server, nothing_stays(server):
+        for _ in range(3):
+            response = post(server, "/", {**body, "stream": stream}, x_session_id="me")
+            if outcome == "error" and stream:
+                assert response.status_code == 200
+                assert events_of(response.text)[-1]["status"] == status
+            else:
+                assert response.status_code == status
+            wait_until(lambda: is_idle(server))
+        labels = {"model": MODEL, "outcome": outcome}
+        assert server.service.metrics.registry.get_sample_value("glm_requests_total", labels) == 3
+
+
+def start(server: InProcessServer, *asks: Ask) -> Any:
+    """Starts several answers of one request, on the server's loop."""
+    service: Service = server.service
+    starting = service.start(Caller(), service.models.get(None), asks)
+    return asyncio.run_coroutine_threadsafe(starting, server.loop).result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("asks", "code"),
+    [
+        ([Ask("ab"), Ask("ab"), Ask("ab"), Ask("ab")], "queue_full"),
+        ([Ask("ab"), Ask("ab"), Ask("p" * 200)], "context_length_exceeded"),
+        ([Ask("ab"), Ask("abc", max_length=3)], "context_length_exceeded"),
+        ([Ask("ab"), Ask([])], "invalid_value"),
+    ],
+)
+def test_of_several_answers_all_start_or_none(asks: list[Ask], code: str) -> None:
+    settings = mock_settings(users=1, max_queue=2)
+    with in_process_server(settings) as server, nothing_stays(server), SingleSteps() as steps:
+        with pytest.raises(Refusal) as refused:
+            start(server, *asks)
+        assert refused.value.code == code
+        assert is_idle(server)
+        steps.step()  # the engine forgets those that had begun
+        assert server.llm().stats().waiting == 0
+        assert server.llm().stats().active_users == 0
+        three = start(server, Ask("ab"), Ask("ab"), Ask("ab"))
+        assert server.service.admission.inside == 3
+        for generation in three:
+            server.call(generation.close)
+
+
+def test_a_defect_in_the_middle_of_a_start_leaves_nothing_counted() -> None:
+    with in_process_server() as server, nothing_stays(server):
+        llm: Any = server.llm()
+        submitted = []
+
+        def broken(*args: Any) -> Any:
+            if submitted:
+                raise ZeroDivisionError("a defect")
+            submitted.append(MultiUserLLM.asubmit(llm, *args))
+            return submitted[0]
+
+        llm.asubmit = broken
+        with pytest.raises(Refusal, match="the server failed; its log says why"):
+            start(server, Ask("ab"), Ask("ab"))
+        del llm.asubmit
+        assert is_idle(server)
+
+
+def test_admission_counts_all_or_none() -> None:
+    admission = Admission(Limits(requests_per_user=3, requests_per_key=4))
+    me, you = Caller("me"), Caller("you")
+    admission.enter(me, "me/a", 2)
+    with pytest.raises(Refusal, match="requests_per_user is 3"):
+        admission.enter(me, "me/a", 2)
+    with pytest.raises(Refusal, match=r"'me' has 2 .* asks for 3 more; requests_per_key is 4"):
+        admission.enter(me, None, 3)
+    assert admission.inside == 2
+    admission.enter(you, "you/a", 3)
+    admission.enter(me, None, 2)
+    for caller, user, count in ((me, "me/a", 2), (me, None, 2), (you, "you/a", 3)):
+        for _ in range(count):
+            admission.leave(caller, user)
+    assert admission.inside == 0
+    assert (admission._by_key, admission._by_user) == ({}, {})  # names of the past take no memory

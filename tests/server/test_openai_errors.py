@@ -1,0 +1,223 @@
+"""What `/v1/*` refuses, and answers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from glm_multiuser import MultiUserLLM
+from glm_multiuser.server.errors import Refusal, openai_body
+from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, SEQ_LENGTH, VOCAB, Call
+from tests.server.in_process import (
+    MODEL,
+    PATIENCE,
+    InProcessServer,
+    in_process_server,
+    mock_llm,
+    mock_settings,
+    wait_until,
+)
+from tests.server.openai_reading import (
+    CHAT,
+    COMPLETIONS,
+    question,
+    stream_events,
+    sync_client,
+)
+
+HELLO = question("hello")
+SYSTEM = {"role": "system", "content": "be brief"}
+ALL_TOKENS = list(range(VOCAB))
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [*HELLO, *HELLO]}, "messages"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "hi"}]}, "messages"),
+    ({"messages": [SYSTEM]}, "messages"),
+    ({"messages": [*HELLO, SYSTEM, *HELLO]}, "messages"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "hi"}, SYSTEM, *HELLO]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "hi"}, *HELLO]}, "messages"),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"max_tokens": 5, "extra_body": {"min_tokens": 6}}, "min_tokens"),
+    ({"extra_body": {"stop_token_ids": ALL_TOKENS, "min_tokens": 1}}, "min_tokens"),
+    ({"n": 9}, "n"),
+    ({"seed": -1}, "seed"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"user": "x" * 129}, "user"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"logit_bias": {"5": 100}}, "logit_bias"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"extra_body": {"temprature": 1}}, "temprature"),
+    ({"extra_headers": {"X-Request-Timeout": "soon"}}, "x-request-timeout"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_field_of_chat(
+    client: openai.OpenAI, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(
+            **{"model": MODEL, "messages": HELLO, "stream": stream, **fields}
+        )
+    assert error.value.param == param
+    assert error.value.type == "invalid_request_error"
+    assert error.value.code in ("invalid_value", "invalid_session")
+    assert (param.split(".")[0] if param != "user" else "session") in error.value.message
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [VOCAB]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": ["a"] * 9}, "prompt"),
+    ({"prompt": ["a"] * 3, "n": 3}, "n"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"echo": True}, "echo"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"extra_body": {"messages": HELLO}}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS, ids=str)
+def test_a_wrong_field_of_completions(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(**{"model": MODEL, "prompt": "hello", **fields})
+    assert (error.value.param, error.value.code) == (param, "invalid_value")
+
+
+def test_a_prompt_that_is_too_long(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"seq_length {SEQ_LENGTH}") as error:
+        client.chat.completions.create(model=MODEL, messages=question("x" * SEQ_LENGTH))
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model=MODEL, prompt=[1] * SEQ_LENGTH)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_a_body_that_is_no_json(mock: InProcessServer) -> None:
+    for body in (b'{"messages":', b"[]", b"", b"5", b"\xff"):
+        response = httpx.post(mock.url + CHAT, content=body)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", None)
+
+
+@pytest.mark.parametrize("prompt", [[FAILS_AT_ONCE], [FAILS_LATER, 1]])
+def test_an_answer_that_fails(mock: InProcessServer, client: openai.OpenAI, prompt: Any) -> None:
+    with pytest.raises(openai.InternalServerError) as error:
+        client.completions.create(model=MODEL, prompt=prompt)
+    assert (error.value.status_code, error.value.code) == (500, "generation_failed")
+    *chunks, last = stream_events(mock.url, COMPLETIONS, prompt=prompt)
+    assert json.loads(last)["error"]["code"] == "generation_failed"
+    assert bool(chunks) == (prompt[0] == FAILS_LATER)
+    with pytest.raises(openai.APIError) as streamed:
+        list(client.completions.create(model=MODEL, prompt=prompt, stream=True))
+    assert streamed.value.code == "generation_failed"
+
+
+def test_one_answer_of_several_that_fails_ends_all(mock: InProcessServer) -> None:
+    prompts = [[1, 2], [FAILS_LATER, 1], [3]]
+    *_, last = stream_events(mock.url, COMPLETIONS, prompt=prompts, ignore_eos=True)
+    assert json.loads(last)["error"]["code"] == "generation_failed"
+    response = httpx.post(mock.url + COMPLETIONS, json={"prompt": prompts, "ignore_eos": True})
+    assert response.status_code == 500
+    wait_until(lambda: mock.service.running == 0)
+
+
+class Held:
+    """A model that decodes only while the test lets it."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def open(self, *arguments: Any, **options: Any) -> MultiUserLLM:
+        return mock_llm(*arguments, before=self._before, **options)
+
+    def _before(self, call: Call) -> None:
+        if call.kind == "decode":
+            assert self.go_on.wait(PATIENCE)
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[InProcessServer, Held]]:
+    model = Held()
+    settings = mock_settings(users=4, max_queue=64, warm_up=())
+    with in_process_server(settings, model.open) as server:
+        try:
+            yield server, model
+        finally:
+            model.go_on.set()
+
+
+def test_an_error_in_the_middle_of_a_stream_is_its_last_event(
+    held: tuple[InProcessServer, Held],
+) -> None:
+    server, model = held
+    refusal = Refusal(503, "shutting_down", "the server ends")
+    events = []
+    body = {"messages": HELLO, "stream": True}
+    with httpx.stream("POST", server.url + CHAT, json=body, timeout=PATIENCE) as response:
+        for line in response.iter_lines():
+            if line:
+                events.append(json.loads(line[len("data: ") :]))
+            if len(events) == 2:  # the role and a text
+                server.call(lambda: server.service.abort_all(refusal))
+                model.go_on.set()
+    *chunks, last = events
+    assert last == openai_body(refusal)
+    assert len(chunks) >= 2
+    assert all(chunk["choices"] for chunk in chunks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_client_that_goes_away_frees_every_slot(
+    held: tuple[InProcessServer, Held], stream: bool, count: int
+) -> None:
+    server, model = held
+    body = {"messages": HELLO, "n": count, "stream": stream, "ignore_eos": True}
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            asking = asyncio.ensure_future(client.post(server.url + CHAT, json=body))
+            await asyncio.to_thread(wait_until, lambda: server.service.running == count)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(leave())
+    wait_until(lambda: server.service.running == 0)
+    model.go_on.set()
+    wait_until(lambda: server.llm().stats().active_users == 0)
+    assert server.call(lambda: server.service.admission.inside) == 0
+
+
+def test_a_full_queue_refuses_all_choices_or_none() -> None:
+    settings = mock_settings(users=1, max_queue=2)
+    with in_process_server(settings) as server, sync_client(server.url) as client:
+        with pytest.raises(openai.RateLimitError) as error:
+            client.chat.completions.create(model=MODEL, messages=HELLO, n=8)
+        assert error.value.code == "queue_full"
+        assert int(error.value.response.headers["retry-after"]) >= 1
+        assert server.call(lambda: server.service.running) == 0

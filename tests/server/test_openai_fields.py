@@ -1,0 +1,314 @@
+"""What a body of `/v1/*` may hold, without a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from pydantic import ValidationError
+
+from glm_multiuser.server.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+NEUTRAL: dict[str, list[Any]] = {
+    "frequency_penalty": [0, 0.0],
+    "presence_penalty": [0, -0.0],
+    "logit_bias": [{}],
+}
+NEUTRAL_IN_CHAT: dict[str, list[Any]] = {
+    **NEUTRAL,
+    "audio": [],
+    "function_call": ["none", "auto"],
+    "functions": [[]],
+    "modalities": [["text"]],
+    "moderation": [],
+    "reasoning_effort": ["none"],
+    "response_format": [{"type": "text"}],
+    "tool_choice": ["none", "auto"],
+    "tools": [[]],
+    "verbosity": ["medium"],
+    "web_search_options": [],
+}
+NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {
+    **NEUTRAL,
+    "best_of": [1],
+    "echo": [False],
+    "suffix": [],
+}
+NEVER_NEUTRAL: tuple[Any, ...] = (0.5, "x", ["x"], {"x": 1})
+# For Python these equal a neutral value, for a client they do not.
+TYPED_OTHERWISE = {
+    "frequency_penalty": False,
+    "presence_penalty": False,
+    "best_of": True,
+    "echo": 0,
+}
+WITHOUT_EFFECT = {
+    "metadata": {"a": "b"},
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "x"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"ttl": "30m"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "s",
+    "service_tier": "flex",
+    "store": True,
+}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.model_validate(json.loads(json.dumps({"messages": MESSAGES, **fields})))
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate(json.loads(json.dumps({"prompt": "hello", **fields})))
+
+
+def problem_of(kind: type[GenerationRequest], fields: dict[str, Any]) -> tuple[str, str]:
+    """Where the first problem is, and what it is."""
+    try:
+        kind.model_validate(json.loads(json.dumps(fields)))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        return ".".join(map(str, problem["loc"])), problem["msg"]
+    raise AssertionError(f"{fields} was accepted")
+
+
+def chat_problem(**fields: Any) -> tuple[str, str]:
+    return problem_of(ChatRequest, {"messages": MESSAGES, **fields})
+
+
+def completion_problem(**fields: Any) -> tuple[str, str]:
+    return problem_of(CompletionRequest, {"prompt": "hello", **fields})
+
+
+def test_every_field_of_the_official_client_is_known() -> None:
+    ours_alone = {"stream", "user", "n"}
+    official = set(chat_params.CompletionCreateParamsBase.__annotations__)
+    assert official - set(ChatRequest.model_fields) == set()
+    assert ours_alone <= set(ChatRequest.model_fields)
+    official = set(completion_create_params.CompletionCreateParamsBase.__annotations__)
+    assert official - set(CompletionRequest.model_fields) == set()
+
+
+@pytest.mark.parametrize(("field", "values"), NEUTRAL_IN_CHAT.items())
+def test_what_chat_does_not_implement_is_taken_where_it_changes_nothing(
+    field: str, values: list[Any]
+) -> None:
+    for value in [*values, None]:
+        chat(**{field: value})
+    for value in [*NEVER_NEUTRAL, TYPED_OTHERWISE.get(field, "x")]:
+        place, message = chat_problem(**{field: value})
+        assert place == field
+        assert "not implemented" in message
+
+
+@pytest.mark.parametrize(("field", "values"), NEUTRAL_IN_COMPLETIONS.items())
+def test_what_completions_do_not_implement_is_taken_where_it_changes_nothing(
+    field: str, values: list[Any]
+) -> None:
+    for value in [*values, None]:
+        completion(**{field: value})
+    for value in [*NEVER_NEUTRAL, TYPED_OTHERWISE.get(field, "x")]:
+        place, message = completion_problem(**{field: value})
+        assert place == field
+        assert "not implemented" in message
+
+
+@pytest.mark.parametrize(("field", "value"), WITHOUT_EFFECT.items())
+def test_what_changes_no_answer_is_taken(field: str, value: Any) -> None:
+    chat(**{field: value})
+
+
+def test_the_message_about_a_field_says_what_it_can_be() -> None:
+    _, message = chat_problem(tool_choice="required")
+    assert '"none" or "auto" or null' in message
+
+
+@pytest.mark.parametrize(
+    "field", ["temprature", "min_p", "guided_json", "chat_template_kwargs", "best_of"]
+)
+def test_a_field_that_chat_does_not_have_is_refused(field: str) -> None:
+    assert chat_problem(**{field: None})[0] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("temperature", [0, 0.0, 1, 2.0, 100], [-0.1, 100.1, "1", True, [1], float("nan")]),
+        ("top_p", [0.001, 1], [0, 1.001, "1", True, float("nan")]),
+        ("max_tokens", [1, 10**12], [0, -1, 1.5, "1", True]),
+        ("max_completion_tokens", [1], [0, "1"]),
+        ("seed", [0, 2**63 - 1], [-1, 2**63, 0.5, "1"]),
+        ("n", [1, 128], [0, -1, 1.5, "1"]),
+        ("top_k", [0, 50], [-1, 1.5]),
+        ("repetition_penalty", [0.1, 1, 100], [0, 101, "1"]),
+        ("min_tokens", [0, 5], [-1, 1.5]),
+        ("ignore_eos", [True, False], [1, "true"]),
+        ("return_token_ids", [True], [1]),
+        ("stream", [True, False], [1, "yes"]),
+        ("logprobs", [True, False], [1, 5]),
+        ("top_logprobs", [0, 20], [-1, 21, True]),
+        ("user", ["", "anna"], [5, ["anna"]]),
+        ("model", ["glm"], [5]),
+        ("stop_token_ids", [[], [5, 0]], [5, [-1], ["a"], [1.5]]),
+        ("stream_options", [{}, {"include_usage": True}], [5, {"x": 1}, {"include_usage": 1}]),
+    ],
+)
+def test_ranges_and_types(field: str, good: list[Any], bad: list[Any]) -> None:
+    for value in [*good, None]:
+        assert getattr(chat(**{field: value}), field) is not None or value is None
+    for value in bad:
+        assert chat_problem(**{field: value})[0].partition(".")[0] == field, value
+
+
+def test_options_that_some_clients_add_to_streams_are_taken() -> None:
+    options = {
+        "include_usage": True,
+        "include_obfuscation": False,
+        "continuous_usage_stats": True,
+    }
+    assert chat(stream_options=options).include_usage
+    assert not chat(stream_options={"include_usage": None}).include_usage
+    assert not chat().include_usage
+
+
+@pytest.mark.parametrize(
+    ("stop", "read"),
+    [(None, []), ("。", ["。"]), (["a", "bc"], ["a", "bc"]), ([], []), (["x" * 256] * 16, None)],
+)
+def test_stop_is_a_text_or_a_list(stop: Any, read: Any) -> None:
+    assert chat(stop=stop).stop == (stop if read is None else read)
+
+
+@pytest.mark.parametrize(
+    ("stop", "place"),
+    [
+        ("", "stop.0"),
+        ("x" * 257, "stop.0"),
+        (["a", ""], "stop.1"),
+        (["a", 5], "stop.1"),
+        (["a"] * 17, "stop"),
+        (5, "stop"),
+        ({"a": 1}, "stop"),
+    ],
+)
+def test_a_stop_that_cannot_be_is_named(stop: Any, place: str) -> None:
+    assert chat_problem(stop=stop)[0] == place
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("你好", "你好"),
+        ("", ""),
+        ([{"type": "text", "text": "你"}, {"type": "text", "text": "好"}], "你好"),
+        ([{"type": "text", "text": "a", "prompt_cache_breakpoint": {}}], "a"),
+    ],
+)
+def test_content_is_a_text_or_parts_of_one(content: Any, text: str) -> None:
+    assert chat(messages=[{"role": "user", "content": content}]).messages[0].content == text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        5,
+        [],
+        ["a"],
+        {"type": "text", "text": "a"},
+        [{"type": "text"}],
+        [{"type": "text", "text": 5}],
+        [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}],
+        [{"type": "refusal", "refusal": "no"}],
+        [{"type": "thinking", "text": "a"}],
+        [{"text": "a"}],
+    ],
+)
+def test_content_that_is_no_text_is_refused(content: Any) -> None:
+    messages = [{"role": "user", "content": content}]
+    assert chat_problem(messages=messages)[0] == "messages.0.content"
+
+
+def test_the_part_that_is_no_text_is_named() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_audio"}]
+    assert "part 1" in chat_problem(messages=[{"role": "user", "content": parts}])[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages.0.role"),
+        ({"role": "user"}, "messages.0.content"),
+        ({"content": "x"}, "messages.0.role"),
+        ({"role": "user", "content": "x", "name": "anna"}, "messages.0.name"),
+        ({"role": "user", "content": "x", "nmae": None}, "messages.0.nmae"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages.0.tool_calls"),
+        ("x", "messages.0"),
+    ],
+)
+def test_a_message_that_cannot_be_is_named(message: Any, place: str) -> None:
+    assert chat_problem(messages=[message])[0] == place
+
+
+def test_an_answer_can_be_sent_back_as_it_came() -> None:
+    answer = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    chat(messages=[*MESSAGES, answer, *MESSAGES])
+
+
+def test_messages_are_not_without_end() -> None:
+    chat(messages=MESSAGES * 1024)
+    assert chat_problem(messages=MESSAGES * 1025)[0] == "messages"
+    assert chat_problem(messages=[])[0] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("hello", ["hello"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([5, 6], [[5, 6]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+    ],
+)
+def test_every_form_of_a_prompt(prompt: Any, read: Any) -> None:
+    assert completion(prompt=prompt).prompt == read
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 5, [], [[]], [[5], []], [5, "a"], ["a", [5]], [True], [[True]], [1.5], {}]
+)
+def test_a_prompt_of_no_known_form_is_refused(prompt: Any) -> None:
+    assert completion_problem(prompt=prompt)[0] == "prompt"
+
+
+def test_completions_want_a_number_of_logprobs() -> None:
+    assert [completion(logprobs=count).logprobs for count in (None, 0, 20)] == [None, 0, 20]
+    for value in (True, -1, 21):
+        assert completion_problem(logprobs=value)[0] == "logprobs"
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_the_description_says_what_is_checked(kind: type[GenerationRequest]) -> None:
+    fields = kind.model_json_schema()["properties"]
+    assert fields["presence_penalty"]["enum"] == [0, None]
+    assert fields["stop"]["anyOf"][1]["maxItems"] == 16
+    assert fields["n"]["maximum"] == 8
+    assert kind.model_json_schema()["additionalProperties"] is False

@@ -1,0 +1,50 @@
+"""The OpenAPI description is true: a program that knows nothing else finds no contradiction."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.in_process import InProcessServer, in_process_server, mock_settings
+
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+EXAMPLES = 3
+CHANGES_MODELS = "^/v2/repository/models/"
+"""Fuzzed last and alone: after an unload every other call rightly answers 503."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_requests_made_from_the_description_find_no_contradiction(tmp_path: Path) -> None:
+    limits = {"requests_per_user": 256, "step_entries": 4096}
+    with in_process_server(mock_settings(users=4, max_queue=256, limits=limits)) as server:
+        schemathesis(server, tmp_path, "--exclude-path-regex", CHANGES_MODELS)
+        schemathesis(server, tmp_path, "--include-path-regex", CHANGES_MODELS)
+
+
+def schemathesis(server: InProcessServer, folder: Path, *arguments: str) -> None:
+    """Runs its command, which ends with 0 when it has found nothing."""
+    options = ("--workers", "1", "--generation-deterministic", "--no-color")
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("schemathesis")),
+            *("--config-file", str(CONFIG)),
+            *("run", f"{server.url}/openapi.json", "--max-examples", str(EXAMPLES)),
+            *("--phases", "examples,coverage,fuzzing", *options, *arguments),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_every_path_of_every_protocol_is_described() -> None:
+    with in_process_server() as server:
+        paths = httpx.get(f"{server.url}/openapi.json", trust_env=False).json()["paths"]
+    assert {"/", "/llm/generate", "/status", "/metrics", "/v1/chat/completions"} <= set(paths)
+    assert {"/v2/health/ready", "/v2/models/{name}/infer"} <= set(paths)
