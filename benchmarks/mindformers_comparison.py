@@ -21,16 +21,14 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Optional
 
-import numpy as np
 from mindformers_report import VARIANTS, Run, plot_comparison, table_of, times_best_mindformers
+from random_checkpoint import write_random_weights
 
-from glm_multiuser.checkpoint import write_huggingface
-from glm_multiuser.checkpoint.name_maps import glm_shapes
 from glm_multiuser.cli import screen
 from glm_multiuser.cli.bench import parse_users, random_shape, run_worker
 from glm_multiuser.cli.bench_report import print_conditions
@@ -38,7 +36,6 @@ from glm_multiuser.cli.bench_run import RunSettings, users_text
 from glm_multiuser.cli.conditions import machine, workload
 from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.measure import fields
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
 
 WORKER = Path(__file__).with_name("mindformers_worker.py")
@@ -141,26 +138,6 @@ def parse_variants(text: str) -> list[str]:
     if not set(variants) <= set(VARIANTS):
         raise ConfigError(f"variants is {text!r}; it must be some of {','.join(VARIANTS)}")
     return variants
-
-
-def write_random_weights(folder: Path, shape: Mapping[str, int], seed: int = 0) -> None:
-    """A checkpoint with normal numbers in its matrices, and norms and biases as a new model has.
-
-    They spread so that each sum over inputs keeps the size of one input. With the small numbers
-    that a new model has, and weaker attention, the last token alone decides on the next one: all
-    users get the same answer, whatever they ask, and mixing them up changes nothing.
-    """
-    config = {"model_type": "chatglm", "position_encoding_2d": True, **shape}
-    random = np.random.default_rng(seed)
-    arrays = {}
-    for name, size in glm_shapes(ModelConfig.from_dict(config)).items():
-        inputs = shape["inner_hidden_size" if "4h_to_h" in name else "hidden_size"]
-        spread = (3 if "query_key_value" in name else 1) / inputs**0.5
-        if len(size) > 1:
-            arrays[name] = random.standard_normal(size, dtype=np.float32) * np.float32(spread)
-        else:
-            arrays[name] = np.full(size, name.endswith("gamma"), np.float32)
-    write_huggingface(folder, config, arrays)
 
 
 def run_all(

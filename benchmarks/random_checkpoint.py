@@ -1,0 +1,55 @@
+"""A checkpoint of any shape with random weights, for benchmarks that start from a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from glm_multiuser.checkpoint import write_huggingface
+from glm_multiuser.checkpoint.name_maps import glm_shapes
+from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
+from glm_multiuser.config import ModelConfig
+
+TOKENIZER_FILES = ("ice_text.model", "tokenizer_config.json")
+TOKENIZER_FIELDS = (
+    "vocab_size",
+    "bos_token_id",
+    "eos_token_id",
+    "mask_token_id",
+    "gmask_token_id",
+    "pad_token_id",
+)
+
+
+def write_random_weights(folder: Path, shape: Mapping[str, int], seed: int = 0) -> None:
+    """A checkpoint with normal numbers in its matrices, and norms and biases as a new model has.
+
+    They spread so that each sum over inputs keeps the size of one input. With the small numbers
+    that a new model has, and weaker attention, the last token alone decides on the next one: all
+    users get the same answer, whatever they ask, and mixing them up changes nothing.
+    """
+    config = {"model_type": "chatglm", "position_encoding_2d": True, **shape}
+    random = np.random.default_rng(seed)
+    arrays = {}
+    for name, size in glm_shapes(ModelConfig.from_dict(config)).items():
+        inputs = shape["inner_hidden_size" if "4h_to_h" in name else "hidden_size"]
+        spread = (3 if "query_key_value" in name else 1) / inputs**0.5
+        if len(size) > 1:
+            arrays[name] = random.standard_normal(size, dtype=np.float32) * np.float32(spread)
+        else:
+            arrays[name] = np.full(size, name.endswith("gamma"), np.float32)
+    write_huggingface(folder, config, arrays)
+
+
+def write_random_chat_model(folder: Path, shape: Mapping[str, int]) -> None:
+    """The same with glm-tiny's tokenizer, and its vocabulary: the model takes text, and babbles."""
+    small = find_checkpoint(DEFAULT_CHECKPOINT)
+    config = json.loads((small / "config.json").read_text(encoding="utf-8"))
+    vocabulary = {name: config[name] for name in TOKENIZER_FIELDS}
+    write_random_weights(folder, {**shape, **vocabulary})
+    for name in TOKENIZER_FILES:
+        shutil.copy(small / name, folder / name)
