@@ -1,4 +1,8 @@
-"""What a model is (read from its checkpoint) and how an engine is set up (chosen by its user)."""
+"""What a model is (read from its checkpoint) and how an engine is set up (chosen by its user).
+
+`ModelConfig` is a ChatGLM-6B, `CausalConfig` one of the causal families; what both have (sizes,
+`num_key_value_heads`, `eos_token_ids`, `family`, `is_causal`) is all that the engine looks at.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from glm_multiuser.errors import ConfigError
 
@@ -51,17 +55,15 @@ class ModelConfig:
     """Depth that the DeepNorm factor sqrt(2 * depth) is computed from; None: `num_layers`."""
 
     def __post_init__(self) -> None:
-        for name in (
+        _check_sizes(
+            self,
             "vocab_size",
             "hidden_size",
             "num_layers",
             "num_attention_heads",
             "inner_hidden_size",
             "max_sequence_length",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        )
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} cannot be split over "
@@ -74,8 +76,28 @@ class ModelConfig:
             )
 
     @property
+    def family(self) -> str:
+        """Which model computes it, as in `models/registry.py`."""
+        return "chatglm-6b"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token never depends on a later one; the context of ChatGLM-6B does."""
+        return False
+
+    @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads that keys and values are kept for: all of them."""
+        return self.num_attention_heads
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+        return (self.eos_token_id,)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
@@ -117,6 +139,87 @@ class ModelConfig:
         if not isinstance(values, dict):
             raise ConfigError(f"{path} holds {type(values).__name__}, not a JSON object")
         return cls.from_dict(values)
+
+
+@dataclass(frozen=True)
+class CausalConfig:
+    """The shape of a causal model with grouped queries: ChatGLM2, ChatGLM3, GLM-4, Qwen2.
+
+    Attributes:
+        family: which model computes it, as in `models/registry.py`: "chatglm" or "qwen2".
+        vocab_size: rows of the embedding, padding included.
+        hidden_size: of a token between layers.
+        num_layers: transformer layers.
+        num_attention_heads: heads of queries.
+        num_key_value_heads: groups that share one head of keys and values.
+        head_dim: of each head.
+        inner_hidden_size: of the MLP, which gates one half of twice that by the other.
+        max_sequence_length: positions that the model was trained for.
+        eos_token_ids: ids that end an answer.
+        rotary_dim: numbers of each head that turn with the position; the others stay.
+        rope_theta: base of the rotary frequencies, `rope_ratio` included.
+        layernorm_epsilon: of the RMS norms.
+        qkv_bias: whether queries, keys and values have a bias.
+        tied: whether the output layer is the embedding.
+
+    Raises:
+        ConfigError: a size that is not positive, or that does not divide as it must.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    inner_hidden_size: int
+    max_sequence_length: int
+    eos_token_ids: tuple[int, ...]
+    rotary_dim: int
+    rope_theta: float = 10000.0
+    layernorm_epsilon: float = 1e-5
+    qkv_bias: bool = True
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        _check_sizes(
+            self,
+            "vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "inner_hidden_size",
+            "max_sequence_length",
+            "rotary_dim",
+        )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads {self.num_attention_heads} cannot be shared out over "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
+            raise ConfigError(
+                f"rotary_dim is {self.rotary_dim}; it must be even and at most head_dim, "
+                f"{self.head_dim}"
+            )
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token never depends on a later one."""
+        return True
+
+
+AnyModelConfig = Union[ModelConfig, CausalConfig]
+
+
+def _check_sizes(config: AnyModelConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 @dataclass(frozen=True)
@@ -172,7 +275,7 @@ class EngineConfig:
                 f"device_target is {self.device_target!r}; it must be 'CPU' or 'Ascend'"
             )
 
-    def check_fits(self, model: ModelConfig) -> None:
+    def check_fits(self, model: AnyModelConfig) -> None:
         """Raises ConfigError if users of this engine could hold more than the model can."""
         if self.seq_length > model.max_sequence_length:
             raise ConfigError(
