@@ -158,6 +158,8 @@ class CausalConfig:
         eos_token_ids: ids that end an answer.
         rotary_dim: numbers of each head that turn with the position; the others stay.
         rope_theta: base of the rotary frequencies, `rope_ratio` included.
+        rotary_interleaved: whether neighbours turn with each other, as in ChatGLM, or the first
+            half of `rotary_dim` with the second, as in Qwen2.
         layernorm_epsilon: of the RMS norms.
         qkv_bias: whether queries, keys and values have a bias.
         tied: whether the output layer is the embedding.
@@ -178,6 +180,7 @@ class CausalConfig:
     eos_token_ids: tuple[int, ...]
     rotary_dim: int
     rope_theta: float = 10000.0
+    rotary_interleaved: bool = False
     layernorm_epsilon: float = 1e-5
     qkv_bias: bool = True
     tied: bool = False

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from glm_multiuser.models.layers import NUMPY_TYPES
 
 if TYPE_CHECKING:
-    from glm_multiuser.models.modeling_glm import GLMForMultiUser
+    from glm_multiuser.models.users import MultiUserModel
 
 User = Union[int, Tensor]
 
 
 class Forward(nn.Cell):
-    """`GLMForMultiUser.construct`, as a graph of its own."""
+    """A model's `construct`, as a graph of its own."""
 
-    def __init__(self, model: GLMForMultiUser) -> None:
+    def __init__(self, model: MultiUserModel) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
 
@@ -48,10 +48,10 @@ class ReplacePast(nn.Cell):
     and values come back after a resize. One small graph per block, whoever the user is.
     """
 
-    def __init__(self, model: GLMForMultiUser) -> None:
+    def __init__(self, model: MultiUserModel) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
-        self.layers = model.transformer.layers
+        self.layers = model.layer_cells()
 
     def construct(self, user: User, past: Tensor, block: int) -> Tensor:
         """`past` [layers * 2, 1, heads, positions, head_dim]: key and value of each layer."""
@@ -63,24 +63,24 @@ class ReplacePast(nn.Cell):
         return done
 
 
-def zero_past(model: GLMForMultiUser, positions: int) -> Tensor:
+def zero_past(model: MultiUserModel, positions: int) -> Tensor:
     """What a block of so many positions of new memory looks like, for `ReplacePast`."""
     config = model.config
     shape = (
         2 * config.num_layers,
         1,
-        config.num_attention_heads,
+        config.num_key_value_heads,
         positions,
         config.head_dim,
     )
     return Tensor(np.zeros(shape, NUMPY_TYPES[model.numerics.compute_type]))
 
 
-def read_past(model: GLMForMultiUser, user: int, block: int) -> NDArray[Any]:
+def read_past(model: MultiUserModel, user: int, block: int) -> NDArray[Any]:
     """Copies one block of one user's keys and values to the host, shaped as for `ReplacePast`."""
     cell, row = divmod(user, model.layout.users_per_cell)
     parameters: list[Any] = []
-    for layer in model.transformer.layers:
+    for layer in model.layer_cells():
         kv_block = layer.kv_past[cell].blocks[block]
         parameters += [kv_block.key_past, kv_block.value_past]
     return np.stack([parameter.asnumpy()[row : row + 1] for parameter in parameters])

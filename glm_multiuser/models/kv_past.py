@@ -7,8 +7,9 @@ that needs two blocks reads exactly two.
 
 Invariant: what lies behind a user's last position is zero. A prompt *replaces* whole blocks of its
 user's row, and a decode step *adds* its key and value to a position that is still zero, which is
-the form that works in place. Replacing, not multiplying, is also what makes a row that once held
-NaN safe to hand on.
+the form that works in place. A chunk of a prompt *extends* the row: it replaces its blocks by what
+they held before the chunk, the chunk, and zeros, so a row that held more before is cut at the same
+time. Replacing, not multiplying, is also what makes a row that once held NaN safe to hand on.
 """
 
 from __future__ import annotations
@@ -118,6 +119,30 @@ class KVBlock(nn.Cell):
             self.scatter_nd_add(self.value_past, index, ops.select(inside, value, nothing)),
         )
 
+    def extend(
+        self, rows: Tensor, piece: tuple[Tensor, Tensor, Tensor], key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Overwrites the one row in `rows` [1] from somewhere on: by new tokens, then by zeros.
+
+        Args:
+            rows: int32 [1].
+            piece: for each position of this block: which of the new tokens belongs there, int32
+                [positions]; whether it keeps what it has, and whether a new token belongs there,
+                bool `[1, 1, positions, 1]`.
+            key: `[1, heads, t, head_dim]`.
+            value: `[1, heads, t, head_dim]`.
+
+        Returns:
+            The row's keys and values as they are now, and what to wait for.
+        """
+        past_key, past_value = self.keys_and_values(rows)
+        index, kept, fresh = piece
+        key, value = self.gather(key, index, 2), self.gather(value, index, 2)
+        nothing = ops.zeros_like(key)
+        key = ops.select(kept, past_key, ops.select(fresh, key, nothing))
+        value = ops.select(kept, past_value, ops.select(fresh, value, nothing))
+        return key, value, self.replace(rows, key, value)
+
     def keys_and_values(self, rows: Optional[Tensor]) -> tuple[Tensor, Tensor]:
         """The Parameters themselves for `rows` None, copies of the named rows otherwise."""
         if rows is None:
@@ -128,7 +153,7 @@ class KVBlock(nn.Cell):
 class KVPast(nn.Cell):
     """The home of some users' keys and values in one layer: a `KVBlock` per block of positions.
 
-    A cell that is chosen by a Tensor can only be *called*, so both ways of using the cache are
+    A cell that is chosen by a Tensor can only be *called*, so all ways of using the cache are
     this cell's `construct`.
     """
 
@@ -156,22 +181,28 @@ class KVPast(nn.Cell):
         step: tuple[Any, ...],
         first_block: int = 0,
     ) -> Tensor:
-        """Takes in prompts (`step` is empty), or one new token of each row.
+        """Takes in whole prompts (`step` is empty), a chunk of one, or one new token of each row.
+
+        `heads` are those of keys and values; `queries` that share one of them stand one behind
+        the other, those of one head first.
 
         Args:
-            query: `[n, heads, 1, head_dim]` of new tokens; for prompts anything to return.
-            key: `[n * heads, head_dim]` of new tokens; for prompts one
-                `[n, heads, positions, head_dim]` per block that they reach.
+            query: `[n, heads, queries, head_dim]` of new tokens; of a chunk of t tokens `[1,
+                heads, queries * t, head_dim]`; for whole prompts anything to return.
+            key: `[n * heads, head_dim]` of new tokens; `[1, heads, t, head_dim]` of a chunk; for
+                whole prompts one `[n, heads, positions, head_dim]` per block that they reach.
             value: like `key`.
             rows: int32 [n], the users' rows in this cell; None: all of them in order.
-            step: what `GLMForMultiUser.decode_step` made for this cell.
-            first_block: of prompts: the first block to replace.
+            step: what `decode_step` or `chunk_step` of `MultiUserModel` made for this cell.
+            first_block: of whole prompts: the first block to replace.
 
         Returns:
-            `[n, heads * head_dim]`: what each new token attended to.
+            What each query attended to, in the shape of `query`.
         """
         if len(step) == 0:
             return self.replace(query, key, value, rows, first_block)
+        if step[0] == "chunk":
+            return self.extend(query, key, value, rows, step)
         return self.attend(query, key, value, rows, step)
 
     def replace(
@@ -198,7 +229,7 @@ class KVPast(nn.Cell):
         rows: Optional[Tensor],
         step: tuple[Any, ...],
     ) -> Tensor:
-        writes, mask = step
+        _, writes, mask = step
         done: tuple[Any, ...] = ()
         for number in range(len(writes)):
             index, inside = writes[number]
@@ -211,16 +242,37 @@ class KVPast(nn.Cell):
         scores: tuple[Tensor, ...] = ()
         past_values: tuple[Tensor, ...] = ()
         for number in range(len(writes)):
-            block = self.blocks[number]
-            past_key, past_value = block.keys_and_values(rows)
-            scores = (*scores, block.scores(query, past_key))
+            past_key, past_value = self.blocks[number].keys_and_values(rows)
+            scores = (*scores, self.blocks[number].scores(query, past_key))
             past_values = (*past_values, past_value)
+        return self.weigh(scores, past_values, mask)
+
+    def extend(
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Any, step: tuple[Any, ...]
+    ) -> Tensor:
+        _, pieces, mask = step
+        done: tuple[Any, ...] = ()
+        scores: tuple[Tensor, ...] = ()
+        past_values: tuple[Tensor, ...] = ()
+        for number in range(len(pieces)):
+            past_key, past_value, written = self.blocks[number].extend(
+                rows, pieces[number], key, value
+            )
+            done = (*done, written)
+            scores = (*scores, self.blocks[number].scores(query, past_key))
+            past_values = (*past_values, past_value)
+        return ops.depend(self.weigh(scores, past_values, mask), done)
+
+    def weigh(
+        self, scores: tuple[Tensor, ...], past_values: tuple[Tensor, ...], mask: Tensor
+    ) -> Tensor:
+        """One softmax over all blocks, and the values of each by their weights."""
         weights = self.softmax(join(scores), mask)
         context = self.blocks[0].weigh(part(weights, scores, 0), past_values[0])
-        for number in range(1, len(writes)):
+        for number in range(1, len(scores)):
             weighted = self.blocks[number].weigh(part(weights, scores, number), past_values[number])
             context = context + weighted
-        return context.reshape(context.shape[0], -1)
+        return context
 
 
 def join(scores: tuple[Tensor, ...]) -> Tensor:

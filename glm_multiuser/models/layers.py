@@ -1,14 +1,12 @@
-"""Building blocks that every model of the family shares: numerics, linear layers, rotary tables."""
+"""Building blocks that the models share: numerics, linear layers, norms, activations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from numpy.typing import NDArray
 
 from glm_multiuser.device import WEIGHT_FIRST_ROWS
 
@@ -83,6 +81,19 @@ class Linear(nn.Cell):
         return y
 
 
+class Embedding(nn.Cell):
+    """Token ids [rows] -> rows of `weight` [vocab_size, hidden_size]."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, numerics: Numerics) -> None:
+        super().__init__()
+        table = zeros(vocab_size, hidden_size, dtype=numerics.compute_type)
+        self.weight = Parameter(table, name="weight")
+        self.gather = ops.Gather()
+
+    def construct(self, input_ids: Tensor) -> Tensor:
+        return self.gather(self.weight, input_ids, 0)
+
+
 class LayerNorm(nn.Cell):
     """Layer norm over the last axis, computed in the softmax type whatever the compute type."""
 
@@ -99,6 +110,41 @@ class LayerNorm(nn.Cell):
         return ops.cast(y, self.compute_type)
 
 
+class RMSNorm(nn.Cell):
+    """Root mean square norm (Zhang and Sennrich 2019) over the last axis, in the softmax type."""
+
+    def __init__(self, size: int, epsilon: float, numerics: Numerics) -> None:
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones(size, np.float32)), name="weight")
+        self.epsilon = epsilon
+        self.mean = ops.ReduceMean(keep_dims=True)
+        self.rsqrt = ops.Rsqrt()
+        self.softmax_type = numerics.softmax_type
+        self.compute_type = numerics.compute_type
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = ops.cast(x, self.softmax_type)
+        y = x * self.rsqrt(self.mean(x * x, -1) + self.epsilon) * self.weight
+        return ops.cast(y, self.compute_type)
+
+
+SIGMOID_LEAST = -90.0
+"""On CPU one NaN changes how the sigmoid rounds everything else, other users' rows too. A maximum
+with this keeps it out; below it the sigmoid is 0 anyway, and the factor beside it is still NaN."""
+
+
+class SwiGLU(nn.Cell):
+    """`silu(gate) * up` (Shazeer 2020), with silu(x) = x * sigmoid(x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sigmoid = ops.Sigmoid()
+        self.maximum = ops.Maximum()
+
+    def construct(self, gate: Tensor, up: Tensor) -> Tensor:
+        return gate * self.sigmoid(self.maximum(gate, SIGMOID_LEAST)) * up
+
+
 class TanhGelu(nn.Cell):
     """GELU in its tanh form (Hendrycks and Gimpel 2016), the one that ChatGLM-6B was trained with.
 
@@ -112,71 +158,5 @@ class TanhGelu(nn.Cell):
         self.maximum = ops.Maximum()
 
     def construct(self, x: Tensor) -> Tensor:
-        # On CPU one NaN changes how the sigmoid rounds everything else, other users' rows too.
-        # The maximum keeps it out; below -90 the sigmoid is 0 anyway, and x itself is still NaN.
         twice = 1.5957691216057308 * x * (1.0 + 0.044715 * x * x)
-        return x * self.sigmoid(self.maximum(twice, -90.0))
-
-
-def rotary_tables(positions: int, dimensions: int, dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Cosines and signed sines of the rotary embedding (Su et al. 2021).
-
-    As in the published model, the inverse frequencies are rounded to float16 once, and all
-    further arithmetic happens in `dtype`. The first half of each sine row is negated, so that
-    rotating is `x * cosine + swap_halves(x) * sine`.
-
-    Args:
-        positions: rows of the tables.
-        dimensions: size of the rotated vector, even.
-        dtype: "float32" or "float16".
-
-    Returns:
-        Two float32 arrays `[positions, dimensions]`.
-    """
-    exponents = np.arange(0, dimensions, 2, dtype=np.float32) / np.float32(dimensions)
-    inverse_frequency = (1.0 / np.power(np.float32(10000.0), exponents)).astype(np.float16)
-    angles = np.outer(np.arange(positions).astype(dtype), inverse_frequency.astype(dtype)).astype(
-        dtype
-    )
-    cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    return np.concatenate((cosine, cosine), 1), np.concatenate((-sine, sine), 1)
-
-
-class RotaryEmbedding2D(nn.Cell):
-    """ChatGLM-6B's two-dimensional rotary embedding.
-
-    The first half of each head turns with the position in the context, the second half with the
-    position in the answer (Du et al. 2022, GLM; `RotaryEmbedding` of the published model).
-    """
-
-    def __init__(self, head_dim: int, positions: int, numerics: Numerics) -> None:
-        super().__init__()
-        cosine, sine = rotary_tables(positions, head_dim // 2, numerics.rotary)
-        self.cosine = Tensor(cosine, numerics.compute_type)
-        self.sine = Tensor(sine, numerics.compute_type)
-        self.gather = ops.Gather()
-        self.split = ops.Split(axis=2, output_num=4)
-
-    def tables(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows for `position_ids` [2, rows] -> cosine, sine `[rows, 1, head_dim]`."""
-        rows = position_ids.shape[1]
-        cosine = ops.concat(
-            (
-                self.gather(self.cosine, position_ids[0], 0),
-                self.gather(self.cosine, position_ids[1], 0),
-            ),
-            1,
-        )
-        sine = ops.concat(
-            (
-                self.gather(self.sine, position_ids[0], 0),
-                self.gather(self.sine, position_ids[1], 0),
-            ),
-            1,
-        )
-        return cosine.reshape(rows, 1, -1), sine.reshape(rows, 1, -1)
-
-    def construct(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Rotates `x` [rows, heads, head_dim] by tables `[rows, 1, head_dim]`."""
-        first, second, third, fourth = self.split(x)
-        return x * cosine + ops.concat((second, first, fourth, third), 2) * sine
+        return x * self.sigmoid(self.maximum(twice, SIGMOID_LEAST))

@@ -11,25 +11,16 @@ import math
 from typing import Any, Optional
 
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from glm_multiuser.config import ModelConfig
-from glm_multiuser.models.attention import MASKED, ScaledSoftmax, SelfAttention
+from glm_multiuser.models.attention import MASKED, ScaledSoftmax
 from glm_multiuser.models.graphs import User
-from glm_multiuser.models.kv_past import NO_USERS, CellLayout, KVPast
-from glm_multiuser.models.layers import (
-    LayerNorm,
-    Linear,
-    Numerics,
-    RotaryEmbedding2D,
-    TanhGelu,
-    zeros,
-)
+from glm_multiuser.models.kv_past import NO_USERS, CellLayout
+from glm_multiuser.models.layers import LayerNorm, Linear, Numerics, TanhGelu, zeros
+from glm_multiuser.models.rotary import RotaryEmbedding2D
 from glm_multiuser.models.stream_chat import StreamChat
-
-MOST_PROMPTS = 4
-"""Prompts that one graph call takes in at most."""
+from glm_multiuser.models.users import MOST_PROMPTS, MultiUserLayer, MultiUserModel
 
 
 class MLP(nn.Cell):
@@ -46,7 +37,36 @@ class MLP(nn.Cell):
         return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(hidden)))
 
 
-class DeepNormWithGLULayer(nn.Cell):
+class SelfAttention(nn.Cell):
+    """Queries, keys and values of new tokens, and the way back from what they attended to."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_number: int,
+        numerics: Numerics,
+        rotary: RotaryEmbedding2D,
+    ) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.heads, self.head_dim, self.hidden = config.num_attention_heads, config.head_dim, hidden
+        self.query_scale = 1.0 / (math.sqrt(config.head_dim) * layer_number)
+        self.query_key_value = Linear(hidden, 3 * hidden, numerics)
+        self.dense = Linear(hidden, hidden, numerics)
+        self.rotary = rotary
+        self.split = ops.Split(axis=1, output_num=2)
+
+    def project(self, hidden: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """`hidden` [rows, hidden_size] -> scaled query, key, value `[rows, heads, head_dim]`."""
+        rows = hidden.shape[0]
+        projected = self.query_key_value(hidden)
+        query_key = projected[:, : 2 * self.hidden].reshape(rows, 2 * self.heads, self.head_dim)
+        value = projected[:, 2 * self.hidden :].reshape(rows, self.heads, self.head_dim)
+        query, key = self.split(self.rotary(query_key, angles[0], angles[1]))
+        return query * self.query_scale, key, value
+
+
+class DeepNormWithGLULayer(MultiUserLayer):
     """One transformer layer (named as in MindFormers) and its users' keys and values."""
 
     def __init__(
@@ -57,36 +77,15 @@ class DeepNormWithGLULayer(nn.Cell):
         rotary: RotaryEmbedding2D,
         layout: CellLayout,
     ) -> None:
-        super().__init__()
+        super().__init__(config, ScaledSoftmax(layer_number, numerics), numerics, layout)
         depth = config.deepnorm_layers or config.num_layers
         self.alpha = math.sqrt(2.0 * depth)
-        self.heads, self.head_dim = config.num_attention_heads, config.head_dim
-        self.numerics = numerics
-        self.softmax = ScaledSoftmax(layer_number, numerics)
         self.input_layernorm = LayerNorm(config.hidden_size, config.layernorm_epsilon, numerics)
-        self.attention = SelfAttention(config, layer_number, numerics, rotary, self.softmax)
+        self.attention = SelfAttention(config, layer_number, numerics, rotary)
         self.post_attention_layernorm = LayerNorm(
             config.hidden_size, config.layernorm_epsilon, numerics
         )
         self.mlp = MLP(config, numerics)
-        self.set_layout(layout)
-
-    def set_layout(self, layout: CellLayout) -> None:
-        """Gives every user of `layout` a home of zeros; what was cached before is dropped."""
-        self.layout = layout
-        self.kv_past = nn.CellList(
-            [
-                KVPast(
-                    users,
-                    self.heads,
-                    self.head_dim,
-                    layout.block_lengths,
-                    self.softmax,
-                    self.numerics.compute_type,
-                )
-                for users in layout.sizes
-            ]
-        )
 
     def construct(
         self,
@@ -104,8 +103,8 @@ class DeepNormWithGLULayer(nn.Cell):
             mask: for prompts, broadcast to `[prompts, heads, t, t]`; None for new tokens.
             user: (cell, rows in the cell) whose keys and values these are. None: for new tokens
                 every user in order; for prompts nobody, nothing is cached.
-            step: for new tokens, what `GLMForMultiUser.decode_step` made; for prompts, bool
-                `[prompts, 1, t, 1]` that says which tokens are real.
+            step: for new tokens, what `decode_step` made; for prompts, bool `[prompts, 1, t, 1]`
+                that says which tokens are real.
         """
         normed = self.input_layernorm(hidden)
         query, key, value = self.attention.project(normed, angles)
@@ -120,15 +119,14 @@ class DeepNormWithGLULayer(nn.Cell):
     def attend_prompt(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, user: Any, real: Any
     ) -> Tensor:
-        shape = (-1, mask.shape[-1], self.heads, self.head_dim)
-        query = ops.transpose(query.reshape(shape), (0, 2, 1, 3))
-        key = ops.transpose(key.reshape(shape), (0, 2, 1, 3))
-        value = ops.transpose(value.reshape(shape), (0, 2, 1, 3))
+        t = mask.shape[-1]
+        query = self.prompt_query(query, t)
+        key, value = self.prompt_keys(key, t), self.prompt_keys(value, t)
         if user is not None:
             cell, rows = user
             blocks = (self.cut(key, real), self.cut(value, real))
             query = self.kv_past[cell](query, blocks[0], blocks[1], rows, ())
-        return self.attention(query, key, value, mask)
+        return self.attend_itself(query, key, value, mask)
 
     def cut(self, x: Tensor, real: Tensor) -> tuple[Tensor, ...]:
         """`x` [n, heads, t, head_dim] -> one piece per cache block, zero behind the last token."""
@@ -145,54 +143,6 @@ class DeepNormWithGLULayer(nn.Cell):
                 blocks = (*blocks, piece)
             first = first + length
         return blocks
-
-    def attend_past(
-        self, query: Tensor, key: Tensor, value: Tensor, user: Any, step: Any
-    ) -> Tensor:
-        rows = query.shape[0]
-        query = query.reshape(rows, self.heads, 1, self.head_dim)
-        if user is not None:
-            cell, cell_rows = user
-            count = cell_rows.shape[0]
-            context = self.kv_past[cell](
-                first_rows(query, count),
-                first_rows(key, count).reshape(-1, self.head_dim),
-                first_rows(value, count).reshape(-1, self.head_dim),
-                cell_rows,
-                step[0],
-            )
-        else:
-            contexts: tuple[Tensor, ...] = ()
-            first = 0
-            for cell in range(len(self.kv_past)):
-                last = first + self.layout.sizes[cell]
-                contexts = (
-                    *contexts,
-                    self.kv_past[cell](
-                        rows_between(query, first, last),
-                        rows_between(key, first, last).reshape(-1, self.head_dim),
-                        rows_between(value, first, last).reshape(-1, self.head_dim),
-                        None,
-                        step[cell],
-                    ),
-                )
-                first = last
-            context = contexts[0] if len(contexts) == 1 else ops.concat(contexts, 0)
-        missing = rows - context.shape[0]
-        if missing > 0:
-            context = ops.concat(
-                (context, ops.zeros((missing, context.shape[1]), context.dtype)), 0
-            )
-        return context
-
-
-def rows_between(x: Tensor, first: int, last: int) -> Tensor:
-    # A slice of everything is not free on CPU: it copies, slowly.
-    return x if first == 0 and last == x.shape[0] else x[first:last]
-
-
-def first_rows(x: Tensor, count: int) -> Tensor:
-    return rows_between(x, 0, count)
 
 
 class GLMModel(nn.Cell):
@@ -234,7 +184,7 @@ class GLMModel(nn.Cell):
         return self.final_layernorm(hidden)
 
 
-class GLMForMultiUser(nn.Cell, StreamChat):
+class GLMForMultiUser(MultiUserModel, StreamChat):
     """ChatGLM-6B for many users.
 
     Args:
@@ -249,25 +199,14 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         numerics: Optional[Numerics] = None,
         layout: CellLayout = NO_USERS,
     ) -> None:
-        super().__init__()
-        self.config = config
-        self.numerics = numerics or Numerics()
-        self.layout = layout
+        super().__init__(config, numerics, layout)
         self.transformer = GLMModel(config, self.numerics, layout)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, self.numerics, has_bias=False)
-        self.softmax_type = self.numerics.softmax_type
         self.heads = config.num_attention_heads
-        self.head_numbers = Tensor(np.arange(self.heads), ms.int32).reshape(1, -1, 1)
-        self.columns = Tensor(np.arange(config.max_sequence_length), ms.int32)
-        self.first_rows = Tensor(np.arange(MOST_PROMPTS), ms.int32)
-        self.argmax = ops.Argmax(axis=-1, output_type=ms.int32)
-        self.gather = ops.Gather()
 
-    def set_layout(self, layout: CellLayout) -> None:
-        """Rebuilds every layer's cells; graphs of the old layout must not be used again."""
-        self.layout = layout
-        for layer in self.transformer.layers:
-            layer.set_layout(layout)
+    def layer_cells(self) -> nn.CellList:
+        """Every layer, in order."""
+        return self.transformer.layers
 
     def linears(self) -> list[Linear]:
         """One linear layer of each shape."""
@@ -319,71 +258,15 @@ class GLMForMultiUser(nn.Cell, StreamChat):
         else:
             step = self.decode_step(positions, home, used_blocks)
             hidden = self.transformer(input_ids, position_ids, None, home, step)
-        logits = ops.cast(self.lm_head(hidden), self.softmax_type)
-        tokens = self.argmax(logits)
-        best = ops.gather_d(logits, 1, tokens.reshape(-1, 1))
-        finite = ops.sum(hidden * 0, 1) + best.reshape(-1) * 0
-        return tokens, finite, logits
-
-    def home(self, user: User) -> tuple[Any, Tensor]:
-        """-> (cell, rows in the cell) of one user, or of several that share the only cell."""
-        per_cell = self.layout.users_per_cell
-        if not isinstance(user, Tensor):
-            return user // per_cell, Tensor([user % per_cell], ms.int32)
-        rows = ops.reshape(ops.cast(user, ms.int32), (-1,))
-        if len(self.layout.sizes) == 1:
-            return 0, rows
-        return ops.reshape(rows // per_cell, ()), rows % per_cell
+        return self.next_tokens(hidden, self.lm_head(hidden))
 
     def prompt_mask(self, length: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`positions` [n, 2] -> mask [n, heads, length, length], real [n, 1, length, 1].
-
-        The mask has all heads, though they are alike: adding it to scores of another shape would
-        cost a copy of both in every layer.
-        """
+        """`positions` [n, 2] -> mask [n, heads, length, length], real [n, 1, length, 1]."""
         prompts = positions.shape[0]
-        columns = self.columns[:length]
+        columns = ops.arange(0, length, 1, dtype=ms.int32)
         rows = columns.reshape(1, 1, length, 1)
         context_lengths = positions[:, 0].reshape(prompts, 1, 1, 1)
         unseen = ops.logical_and(columns > rows, columns >= context_lengths)
         mask = ops.cast(unseen, self.softmax_type) * MASKED
         real = rows < positions[:, 1].reshape(prompts, 1, 1, 1)
         return ops.broadcast_to(mask, (prompts, self.heads, length, length)), real
-
-    def decode_step(self, positions: Tensor, home: Any, used_blocks: int) -> tuple[Any, ...]:
-        """What all layers need to write and read the caches, made once per step.
-
-        -> for each cell: (for each used block: (index int32 [n * heads, 3], inside bool
-        [n * heads, 1])), mask [n, heads, 1, used positions].
-        """
-        steps: tuple[Any, ...] = ()
-        if home is not None:
-            steps = (self.cell_step(positions, home[1], used_blocks),)
-        else:
-            first = 0
-            for size in self.layout.sizes:
-                rows = ops.arange(0, size, 1, dtype=ms.int32)
-                cell_positions = rows_between(positions, first, first + size)
-                steps = (*steps, self.cell_step(cell_positions, rows, used_blocks))
-                first = first + size
-        return steps
-
-    def cell_step(self, positions: Tensor, rows: Tensor, used_blocks: int) -> tuple[Any, Any]:
-        shape = (positions.shape[0], self.heads, 1)
-        position = ops.broadcast_to(positions.reshape(-1, 1, 1), shape)
-        row = ops.broadcast_to(rows.reshape(-1, 1, 1), shape)
-        head = ops.broadcast_to(self.head_numbers, shape)
-        writes: tuple[Any, ...] = ()
-        first = 0
-        for number in range(used_blocks):
-            length = self.layout.block_lengths[number]
-            offset = position - first
-            inside = ops.logical_and(offset >= 0, offset < length)
-            offset = ops.select(inside, offset, ops.zeros_like(offset))
-            index = ops.concat((row, head, offset), 2).reshape(-1, 3)
-            writes = (*writes, (index, inside.reshape(-1, 1)))
-            first = first + length
-        columns = self.columns[:first].reshape(1, 1, 1, first)
-        unseen = columns > positions.reshape(-1, 1, 1, 1)
-        mask = ops.cast(unseen, self.softmax_type) * MASKED
-        return writes, ops.broadcast_to(mask, (mask.shape[0], self.heads, 1, first))

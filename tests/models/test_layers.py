@@ -15,10 +15,9 @@ from glm_multiuser.models.layers import (
     LayerNorm,
     Linear,
     Numerics,
-    RotaryEmbedding2D,
     TanhGelu,
-    rotary_tables,
 )
+from glm_multiuser.models.rotary import RotaryEmbedding2D, rotary_tables
 
 RANDOM = np.random.default_rng(7)
 
