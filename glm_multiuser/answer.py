@@ -53,8 +53,8 @@ class Usage:
     Attributes:
         prompt_tokens: of the question with its history.
         completion_tokens: of the answer, a final stop token included.
-        cached_tokens: of the prompt, those whose keys and values were still there and were used
-            again; always 0 for ChatGLM-6B, whose prompts are prefilled whole.
+        cached_tokens: of the prompt, those whose keys and values the user's slot still held from
+            its last request; always 0 for ChatGLM-6B, whose prompts are prefilled whole.
     """
 
     prompt_tokens: int
@@ -147,7 +147,9 @@ class Answer:
             text="".join(self._texts),
             token_ids=tuple(token.choice.token_id for token in self._tokens),
             finish_reason=end.finish_reason,
-            usage=Usage(len(self.request.prompt_token_ids), len(self._tokens)),
+            usage=Usage(
+                len(self.request.prompt_token_ids), len(self._tokens), self.request.cached_tokens
+            ),
             timings=Timings(
                 end.queued_seconds, times[0] if times else None, end.total_seconds, times
             ),

@@ -239,6 +239,10 @@ class EngineConfig:
         batch_invariant: a user's logits do not depend, to the last bit, on how many others decode
             in the same step. It pads every decode step to a whole number of the matrix kernel's
             tiles, which a user who is alone on the engine pays for.
+        prefill_chunk: of a causal model: tokens of a prompt that enter between two decode steps
+            of the other users. None: what suits the device. ChatGLM-6B's prompts enter whole.
+        cache_prompt: of a causal model: whether a prompt starts behind what its user's slot still
+            holds of it.
         dtype: "float32", "float16", or None for the device's own choice.
         device_target: "CPU" or "Ascend".
         device_id: which card.
@@ -253,6 +257,8 @@ class EngineConfig:
     max_queue_per_user: int = 16
     users_per_cell: Optional[int] = None
     batch_invariant: bool = True
+    prefill_chunk: Optional[int] = None
+    cache_prompt: bool = True
     dtype: Optional[str] = None
     device_target: str = "CPU"
     device_id: int = 0
@@ -267,6 +273,8 @@ class EngineConfig:
         }
         if self.users_per_cell is not None:
             limits["users_per_cell"] = (1, self.users)
+        if self.prefill_chunk is not None:
+            limits["prefill_chunk"] = (SMALLEST_PROMPT, 1 << 20)
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

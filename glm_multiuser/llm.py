@@ -14,8 +14,8 @@ from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import Answer, GenerationResult, Piece
 from glm_multiuser.build import build_runner, load_weights, random_weights
-from glm_multiuser.checkpoint import read_generation_defaults
-from glm_multiuser.config import EngineConfig, ModelConfig
+from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
+from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine, SlotReport, StepReport
 from glm_multiuser.engine.request import Event, Nobody, Request
@@ -78,7 +78,13 @@ class MultiUserLLM:
         self._runner = runner
         self._start_seconds = start_seconds
         self._compiles_when_ready = runner.compiles
-        self._engine = Engine(runner, config.users, config.max_queue, config.max_queue_per_user)
+        self._engine = Engine(
+            runner,
+            config.users,
+            config.max_queue,
+            config.max_queue_per_user,
+            reuse=config.cache_prompt and runner.model.config.is_causal,
+        )
 
     @classmethod
     def from_pretrained(
@@ -93,6 +99,8 @@ class MultiUserLLM:
         max_queue_per_user: int = 16,
         users_per_cell: Optional[int] = None,
         batch_invariant: bool = True,
+        prefill_chunk: Optional[int] = None,
+        cache_prompt: bool = True,
         progress: Optional[Progress] = None,
     ) -> MultiUserLLM:
         """Loads a checkpoint and compiles every graph; returns when nothing is left to compile.
@@ -115,12 +123,14 @@ class MultiUserLLM:
             max_queue_per_user,
             users_per_cell,
             batch_invariant,
+            prefill_chunk,
+            cache_prompt,
             dtype,
             device_target,
             device_id,
         )
         folder = Path(folder)
-        model_config = ModelConfig.from_folder(folder)
+        model_config = read_model_config(folder)
         tokenizer = load_tokenizer(folder)
         defaults = SamplingParams(**read_generation_defaults(folder))
         return cls._start(
@@ -130,7 +140,7 @@ class MultiUserLLM:
     @classmethod
     def from_config(
         cls,
-        model_config: ModelConfig,
+        model_config: AnyModelConfig,
         seed: int = 0,
         progress: Optional[Progress] = None,
         **settings: Any,
@@ -155,7 +165,7 @@ class MultiUserLLM:
     @classmethod
     def _start(
         cls,
-        model_config: ModelConfig,
+        model_config: AnyModelConfig,
         config: EngineConfig,
         fill: Any,
         tokenizer: Optional[ChatTokenizer],
@@ -166,9 +176,9 @@ class MultiUserLLM:
         with show_progress(progress) as report:
             report = _giving_way(report)
             runner = DEVICE_THREAD.call(lambda: build_runner(model_config, config, fill, report))
-        stops = tokenizer.stop_token_ids if tokenizer else (model_config.eos_token_id,)
+        stops = {*model_config.eos_token_ids, *(tokenizer.stop_token_ids if tokenizer else ())}
         seconds = time.monotonic() - start
-        return cls(runner, config, tokenizer, default_params, stops, seconds)
+        return cls(runner, config, tokenizer, default_params, sorted(stops), seconds)
 
     def submit(
         self,

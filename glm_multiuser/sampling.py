@@ -57,6 +57,8 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
     ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
     logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
+    cache_prompt: with a causal model, the prompt starts behind what the user's slot still holds of
+        it; False computes all of it again.
     """
 
     max_tokens: Optional[int] = None
@@ -70,6 +72,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: Optional[int] = None
+    cache_prompt: bool = True
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -92,10 +95,11 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         for place, token_id in enumerate(self.stop_token_ids):
             _check_integer(f"stop_token_ids[{place}]", token_id, 0)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameterError(
-                f"ignore_eos is {_shown(self.ignore_eos)}; it must be True or False"
-            )
+        for name in ("ignore_eos", "cache_prompt"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameterError(
+                    f"{name} is {_shown(getattr(self, name))}; it must be True or False"
+                )
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
 

@@ -88,6 +88,8 @@ class Engine:
         max_queue: requests that may wait for a slot.
         max_queue_per_user: of these, how many may be one user's.
         device_thread: the process's own, unless a test brings another.
+        reuse: whether a prompt may start behind what its user's slot still holds of it; valid
+            for causal models alone.
 
     Attributes:
         failure: what made the engine close by itself; None as long as it has not.
@@ -101,12 +103,14 @@ class Engine:
         max_queue: int,
         max_queue_per_user: int,
         device_thread: DeviceThread = DEVICE_THREAD,
+        reuse: bool = False,
     ) -> None:
         self.runner = runner
         self.max_queue = max_queue
         self.max_queue_per_user = max_queue_per_user
         self.counters = Counters()
-        self._scheduler = Scheduler(Slots(users), runner.prompt_group)
+        self._reuse = reuse
+        self._scheduler = self._new_scheduler(users)
         self._lock = threading.Condition()
         """Guards the scheduler's queue, which other threads add to, and `_closing`."""
         self._closing = False
@@ -115,6 +119,10 @@ class Engine:
         self.on_step: Callable[[StepReport], None] = lambda report: None
         self._device_thread = device_thread
         device_thread.attach(self.step)
+
+    def _new_scheduler(self, users: int) -> Scheduler:
+        runner = self.runner
+        return Scheduler(Slots(users), runner.prompt_group, runner.next_chunk, self._reuse)
 
     # Called from any thread.
 
@@ -248,7 +256,8 @@ class Engine:
     def _run(self, step: Step) -> None:
         """Runs one graph, chooses the next token of every row and hands it out.
 
-        A device error ends the requests of this step and nobody else's.
+        Rows of a prompt that is not wholly in have no next token. A device error ends the requests
+        of this step and nobody else's.
 
         Raises:
             GenerationError: `FAILED_STEPS_MAX` steps in a row have failed: the device is gone.
@@ -278,14 +287,21 @@ class Engine:
         if isinstance(step, Decode):
             self.counters.decode_steps += 1
             self.counters.decode_rows += len(step.requests)
-            return self.runner.decode(step.requests)
+            results = self.runner.decode(step.requests)
+            for request in step.requests.values():
+                request.computed_tokens += 1
+            return results
         slot, request = next(iter(step.requests.items()))
         if request.saved_past is not None:
             saved, request.saved_past = request.saved_past, None
             self.runner.restore(slot, request, saved)
             return None
-        self.counters.prompt_tokens += sum(len(one) for one in step.requests.values())
-        return self.runner.prefill(step.requests)
+        chunks = [self.runner.next_chunk(one) for one in step.requests.values()]
+        results = self.runner.prefill(step.requests)
+        for one, chunk in zip(step.requests.values(), chunks):
+            one.computed_tokens += chunk
+            self.counters.prompt_tokens += chunk
+        return results if request.prompt_is_in else None
 
     def _hand_out(self, slot: int, choice: Optional[Choice]) -> None:
         if choice is None:
@@ -352,8 +368,7 @@ class Engine:
         with self._lock:
             self.failure = error
             requests = self._accepted()
-            slots = Slots(self._scheduler.slots.count)
-            self._scheduler = Scheduler(slots, self.runner.prompt_group)
+            self._scheduler = self._new_scheduler(self._scheduler.slots.count)
             self._closing = True
             self._lock.notify_all()
         for request in requests:

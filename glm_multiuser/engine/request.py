@@ -91,6 +91,10 @@ class Request:
         )
         self.output_token_ids: list[int] = []
         self.saved_past: Optional[Any] = None
+        self.cached_tokens = 0
+        """Of the prompt, those whose keys and values its slot still held."""
+        self.computed_tokens = 0
+        """Of prompt and answer, those whose keys and values its slot holds."""
         self._deliver = deliver
         self._cancelled = threading.Event()
         self._submitted = time.monotonic()
@@ -100,6 +104,25 @@ class Request:
     def __len__(self) -> int:
         """Tokens so far, prompt and answer."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def prompt_is_in(self) -> bool:
+        """Whether its slot holds the whole prompt."""
+        return self.computed_tokens >= len(self.prompt_token_ids)
+
+    def held_token_ids(self) -> tuple[int, ...]:
+        """The tokens whose keys and values its slot holds."""
+        return (*self.prompt_token_ids, *self.output_token_ids)[: self.computed_tokens]
+
+    def reuse(self, held: Sequence[int]) -> None:
+        """Starts behind what its prompt has in common with the tokens that its slot holds.
+
+        At least the last token is computed again: the answer begins with its logits.
+        """
+        longest = min(len(held), len(self.prompt_token_ids) - 1)
+        pairs = enumerate(zip(held[:longest], self.prompt_token_ids))
+        same = next((place for place, (old, new) in pairs if old != new), longest)
+        self.cached_tokens = self.computed_tokens = same
 
     def cancel(self) -> None:
         """May be called at any moment from any thread; the engine notices at its next step."""

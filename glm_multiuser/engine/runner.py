@@ -19,20 +19,17 @@ import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
 
-from glm_multiuser.config import BLOCK_LENGTH, EngineConfig, prompt_lengths
+from glm_multiuser.config import BLOCK_LENGTH, EngineConfig
 from glm_multiuser.engine.padding import invariant_rows
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import PromptGroup
+from glm_multiuser.memory import cache_bytes_per_user
 from glm_multiuser.models.graphs import Forward, ReplacePast, read_past, zero_past
 from glm_multiuser.models.kv_past import CellLayout
-from glm_multiuser.models.modeling_glm import MOST_PROMPTS, GLMForMultiUser
-from glm_multiuser.models.positions import PrefixPositions
+from glm_multiuser.models.users import MultiUserModel
 from glm_multiuser.progress import Progress
 
 SMALLEST_BATCH = 4
-
-PROMPT_ROWS = 64
-"""Prompts enter together up to so many rows: beyond them little more is saved."""
 
 
 class RowResults(Protocol):
@@ -53,6 +50,8 @@ class Runner(Protocol):
     vocab_size: int
 
     def prompt_group(self, request: Request) -> PromptGroup: ...
+
+    def next_chunk(self, request: Request) -> int: ...
 
     def prefill(self, requests: Mapping[int, Request]) -> RowResults: ...
 
@@ -102,26 +101,19 @@ def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
     return tuple(sorted({size for size in (min(SMALLEST_BATCH, quarter), quarter, users) if size}))
 
 
-def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
-    """How many prompts of one length the prefill graphs take in: one, and as many as pay.
-
-    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds everybody.
-    """
-    if len(layout.sizes) > 1:
-        return (1,)
-    most = min(PROMPT_ROWS // length, layout.users, MOST_PROMPTS)
-    return (1, 1 << most.bit_length() - 1) if most > 1 else (1,)
+Job = tuple[str, Callable[[], Any]]
+"""A graph to compile: what it is, and a call that does it."""
 
 
 class GraphRunner:
-    """Runs a model's graphs for an engine.
+    """Runs a model's graphs for an engine; subclasses know how a prompt enters the caches.
 
     Args:
         model: with its weights; its caches are laid out here.
         engine: users, sequence length, users per cell.
     """
 
-    def __init__(self, model: GLMForMultiUser, engine: EngineConfig) -> None:
+    def __init__(self, model: MultiUserModel, engine: EngineConfig) -> None:
         self.model = model
         self.engine = engine
         self.vocab_size = model.config.vocab_size
@@ -144,17 +136,10 @@ class GraphRunner:
         self._replace_past: Any = ReplacePast(self.model)
         zeros = {length: zero_past(self.model, length) for length in set(self.layout.block_lengths)}
         self._zeros = [zeros[length] for length in self.layout.block_lengths]
-        self._prompt_counts = {
-            length: prompt_counts(self.layout, length)
-            for length in prompt_lengths(self.engine.seq_length)
-        }
         self._block_counts = block_counts(len(self.layout.block_lengths))
         self._batch_sizes = batch_sizes(self.layout)
         self._rows = {size: size for size in self._batch_sizes}
         self._written_blocks = [0] * users
-        self._positions: dict[int, PrefixPositions] = {}
-        self._alone: Optional[NDArray[Any]] = None
-        """Logits of the last prompt that was tried by itself."""
 
     @property
     def compiles(self) -> int:
@@ -165,9 +150,8 @@ class GraphRunner:
     @property
     def cache_bytes_per_user(self) -> int:
         """Keys and values of all layers and positions."""
-        config = self.model.config
-        itemsize = np.dtype(self.model.numerics.compute).itemsize
-        return 2 * config.num_layers * self.engine.seq_length * config.hidden_size * itemsize
+        dtype = self.model.numerics.compute
+        return cache_bytes_per_user(self.model.config, self.engine.seq_length, dtype)
 
     def compile(self, progress: Progress) -> None:
         """Compiles and runs every graph once, with rows that write nothing."""
@@ -175,12 +159,7 @@ class GraphRunner:
         # A single slot has nobody to share with and may use the faster one-row product.
         if self.engine.batch_invariant and self.users > 1:
             self._rows = invariant_rows(self.model.linears(), self._batch_sizes)
-        jobs: list[tuple[str, Callable[[], Any]]] = []
-        for length, counts in self._prompt_counts.items():
-            for count in counts:
-                jobs.append(
-                    (f"prefill {count} x {length}", partial(self._try_prompts, length, count))
-                )
+        jobs = self._prompt_jobs()
         for block in range(len(self.layout.block_lengths)):
             jobs.append((f"clear block {block}", partial(self._clear, 0, block)))
         for size, blocks in itertools.product(self._batch_sizes, self._block_counts):
@@ -198,50 +177,34 @@ class GraphRunner:
         self.compile_seconds = time.monotonic() - start
         self.graph_seconds = graph_seconds
 
-    def _try_prompts(self, length: int, count: int) -> None:
-        """Gives up taking in several prompts at once where that changes their bits."""
-        token_ids = (np.arange(length) % self.vocab_size).tolist()
-        rows = self._run_prompts([0] * count, [token_ids] * count, length)[2].asnumpy().copy()
-        if count == 1:
-            self._alone = rows
-        elif self.engine.batch_invariant and not (rows == self._alone).all():
-            self._prompt_counts[length] = (1,)
-
     def _try_decode(self, size: int, blocks: int) -> NDArray[Any]:
         """-> logits of a step in which every row holds the same token: rows that must be equal."""
         rows = self._rows[size]
         results = self._run_decode(
-            np.zeros(rows), np.zeros((2, rows)), np.full(size, -1), np.arange(size), blocks
+            np.zeros(rows), self._position_ids(rows, {}), np.full(size, -1), np.arange(size), blocks
         )
         logits: NDArray[Any] = results[2].asnumpy()
         return logits[:size].copy()
 
-    def _padded_length(self, request: Request) -> int:
-        length = len(request.prompt_token_ids)
-        return next(padded for padded in self._prompt_counts if padded >= length)
+    def _prompt_jobs(self) -> list[Job]:
+        """Every graph that takes prompts in."""
+        raise NotImplementedError
+
+    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
+        """Position ids for a decode graph of so many rows; `places`: row -> (slot, position)."""
+        raise NotImplementedError
 
     def prompt_group(self, request: Request) -> PromptGroup:
-        """Prompts that are padded to one length enter together, as many as a graph takes in."""
-        length = self._padded_length(request)
-        return length, self._prompt_counts[length][-1]
+        """Which prompts enter together with this one, and how many."""
+        raise NotImplementedError
+
+    def next_chunk(self, request: Request) -> int:
+        """How many tokens of the prompt enter in one step."""
+        raise NotImplementedError
 
     def prefill(self, requests: Mapping[int, Request]) -> DeviceResults:
-        """Whole prompts of one group, by slot; result rows in the order of `requests`."""
-        length = max(self._padded_length(request) for request in requests.values())
-        replaced = self.layout.blocks_for(length)
-        for slot in requests:
-            # Before the graph runs, so that a device error cannot leave unknown memory behind.
-            self._written_blocks[slot] = max(self._written_blocks[slot], replaced)
-        count = next(size for size in self._prompt_counts[length] if size >= len(requests))
-        slots = list(requests)
-        # What is left over brings the first prompt again, to the same place.
-        slots += slots[:1] * (count - len(slots))
-        prompts = [requests[slot].prompt_token_ids for slot in slots]
-        tokens, finite, logits = self._run_prompts(slots, prompts, length)
-        for slot in requests:
-            self._clear_behind(slot, replaced)
-        rows = range(len(requests))
-        return DeviceResults(tokens[: len(rows)], finite[: len(rows)], logits, rows)
+        """The next tokens of prompts, by slot; result rows in the order of `requests`."""
+        raise NotImplementedError
 
     def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
         """One new token for each request, by slot; result rows in the order of `requests`."""
@@ -255,26 +218,30 @@ class GraphRunner:
             others = (slot for slot in range(self.users) if slot not in requests)
             slots += [next(others) for _ in range(size - len(requests))]
         row_of = {slot: slot if everybody else row for row, slot in enumerate(slots)}
-        input_ids, position_ids = np.zeros(rows, np.int32), np.zeros((2, rows), np.int32)
-        positions = np.full(size, -1, np.int32)
+        input_ids, positions = np.zeros(rows, np.int32), np.full(size, -1, np.int32)
+        places = {}
         for slot, request in requests.items():
             row, position = row_of[slot], len(request) - 1
             input_ids[row] = request.output_token_ids[-1]
-            position_ids[:, row] = self._positions[slot].ids(position, position + 1)[:, 0]
             positions[row] = position
+            places[row] = (slot, position)
             used = self.layout.blocks_for(position + 1)
             self._written_blocks[slot] = max(self._written_blocks[slot], used)
         used = self.layout.blocks_for(int(positions.max()) + 1)
         blocks = next(count for count in self._block_counts if count >= used)
         tokens, finite, logits = self._run_decode(
-            input_ids, position_ids, positions, np.array(slots, np.int32), blocks
+            input_ids,
+            self._position_ids(rows, places),
+            positions,
+            np.array(slots, np.int32),
+            blocks,
         )
         order = [row_of[slot] for slot in requests]
         return DeviceResults(tokens[order], finite[order], logits, order)
 
     def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
         """Copies a slot's keys and values to the host, block by block."""
-        blocks = self.layout.blocks_for(len(request))
+        blocks = self.layout.blocks_for(request.computed_tokens)
         return [read_past(self.model, slot, block) for block in range(blocks)]
 
     def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
@@ -283,7 +250,6 @@ class GraphRunner:
         for block, past in enumerate(saved):
             self._replace(slot, block, Tensor(past))
         self._clear_behind(slot, len(saved))
-        self._positions[slot] = PrefixPositions.of(request.prompt_token_ids, self.model.config)
 
     def resize(self, users: int, progress: Progress) -> None:
         """Lays the caches out for another number of users; what they held is gone."""
@@ -308,25 +274,6 @@ class GraphRunner:
 
     def _replace(self, slot: int, block: int, past: Tensor) -> None:
         self._replace_past(to_tensor(np.array(slot)), past, block).asnumpy()
-
-    def _run_prompts(
-        self, slots: Sequence[int], prompts: Sequence[Sequence[int]], length: int
-    ) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
-        input_ids = np.zeros((len(slots), length), np.int32)
-        position_ids, lengths = [], []
-        for row, (slot, token_ids) in enumerate(zip(slots, prompts)):
-            positions = PrefixPositions.of(token_ids, self.model.config)
-            self._positions[slot] = positions
-            input_ids[row, : len(token_ids)] = token_ids
-            position_ids.append(positions.ids(0, length))
-            lengths.append((positions.context_length, len(token_ids)))
-        return self._run(
-            input_ids.reshape(-1),
-            np.concatenate(position_ids, 1),
-            np.array(lengths),
-            np.array(slots),
-            0,
-        )
 
     def _run_decode(
         self,

@@ -1,8 +1,8 @@
-"""Which user holds which slot."""
+"""Which user holds which slot, and which tokens its slot holds."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Optional
 
 
@@ -10,6 +10,7 @@ class Slots:
     """Users and slots: a slot is free, busy (its user has a request running) or idle.
 
     An idle slot is kept for its user until somebody needs it; the least recently used goes first.
+    What it holds is known by its user alone, and forgotten with the user's claim to it.
     """
 
     def __init__(self, count: int) -> None:
@@ -17,6 +18,7 @@ class Slots:
         self._free = list(range(count))
         self._busy: dict[Hashable, int] = {}
         self._idle: dict[Hashable, int] = {}  # in order of last use
+        self._held: dict[Hashable, Sequence[int]] = {}
 
     @property
     def busy(self) -> int:
@@ -38,18 +40,26 @@ class Slots:
         elif self._free:
             slot = self._free.pop(0)
         elif self._idle:
-            slot = self._idle.pop(next(iter(self._idle)))
+            forgotten = next(iter(self._idle))
+            slot = self._idle.pop(forgotten)
+            self._held.pop(forgotten, None)
         else:
             return None
         self._busy[user] = slot
         return slot
 
-    def release(self, user: Hashable, keep: bool = True) -> None:
-        """The user's request has ended; `keep` leaves the slot to it for its next one."""
+    def held(self, user: Hashable) -> Sequence[int]:
+        """The token ids whose keys and values the user's slot still has."""
+        return self._held.get(user, ())
+
+    def release(self, user: Hashable, keep: bool = True, held: Sequence[int] = ()) -> None:
+        """The user's request has ended; `keep` leaves the slot, and what it holds, to the user."""
         slot = self._busy.pop(user)
         if keep:
             self._idle[user] = slot
+            self._held[user] = held
         else:
+            self._held.pop(user, None)
             self._free.append(slot)
             self._free.sort()
 
@@ -68,6 +78,8 @@ class Slots:
             RuntimeError: the books are wrong, which is a defect of the engine.
         """
         slots = sorted([*self._free, *self._busy.values(), *self._idle.values()])
+        if not self._held.keys() <= {*self._busy, *self._idle}:
+            raise RuntimeError(f"tokens are known of users without a slot: {list(self._held)}")
         if slots != list(range(self.count)):
             raise RuntimeError(
                 f"slots out of order: free {self._free}, busy {self._busy}, idle {self._idle}"

@@ -97,6 +97,8 @@ class ChatGLMModel(nn.Cell):
             config.hidden_size, config.layernorm_epsilon, numerics
         )
         self.output_layer = Linear(config.hidden_size, config.vocab_size, numerics, has_bias=False)
+        if config.tied:
+            self.output_layer.weight = self.embedding.word_embeddings.weight
 
     def construct(
         self, input_ids: Tensor, angles: tuple[Tensor, Tensor], user: Any, step: Any

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import PromptGroup
+from glm_multiuser.engine.scheduler import ALONE, PromptGroup
 from glm_multiuser.progress import Progress
 
 VOCAB = 50
@@ -69,6 +69,8 @@ class MockRunner:
         before: called with each call before it does anything; may block, or raise what a device
             would.
         most_prompts: short prompts that one call takes in.
+        chunk: tokens of a prompt that one call takes in, behind what the slot holds, as for a
+            causal model; None: whole prompts.
 
     Attributes:
         calls: every call so far.
@@ -86,8 +88,10 @@ class MockRunner:
         users: int,
         before: Callable[[Call], None] = lambda call: None,
         most_prompts: int = 1,
+        chunk: Optional[int] = None,
     ) -> None:
         self.before = before
+        self.chunk = chunk
         self.most_prompts = most_prompts
         self.calls: list[Call] = []
         self.threads: set[int] = set()
@@ -115,23 +119,34 @@ class MockRunner:
 
     def prompt_group(self, request: Request) -> PromptGroup:
         """Prompts of about the same length enter together, more of the shorter ones."""
+        if self.chunk is not None:
+            return ALONE
         kind = len(request.prompt_token_ids) // 4
         return kind, self.most_prompts if kind < 2 else 1
+
+    def next_chunk(self, request: Request) -> int:
+        rest = len(request.prompt_token_ids) - request.computed_tokens
+        return rest if self.chunk is None else min(self.chunk, rest)
 
     def prefill(self, requests: Mapping[int, Request]) -> MockResults:
         with self._alone():
             self._enter(Call("prefill", dict(requests)))
             rows = []
             for slot, request in requests.items():
-                self._overwrite(slot, _written(request.prompt_token_ids))
-                rows.append(self._logits(slot, request, len(request)))
+                start = request.computed_tokens
+                end = start + self.next_chunk(request)
+                chunk = _written(request.prompt_token_ids[start:end])
+                self._overwrite(slot, np.concatenate((self.memory[slot, :start], chunk)))
+                rows.append(self._logits(slot, request, end))
             return MockResults(np.stack(rows))
 
     def decode(self, requests: Mapping[int, Request]) -> MockResults:
         with self._alone():
             self._enter(Call("decode", dict(requests)))
-            # Whoever runs takes part in every decode step: the other slots are nobody's.
-            self.memory[[slot for slot in range(len(self.memory)) if slot not in requests]] = np.nan
+            if self.chunk is None:
+                # Whoever runs takes part in every decode step: the other slots are nobody's.
+                others = [slot for slot in range(len(self.memory)) if slot not in requests]
+                self.memory[others] = np.nan
             rows = []
             for slot, request in requests.items():
                 position = len(request) - 1
@@ -143,7 +158,7 @@ class MockRunner:
     def save(self, slot: int, request: Request) -> Memory:
         with self._alone():
             self._enter(Call("save", {slot: request}))
-            saved = self.memory[slot, : len(request)].copy()
+            saved = self.memory[slot, : request.computed_tokens].copy()
             return saved
 
     def restore(self, slot: int, request: Request, saved: Memory) -> None:

@@ -19,11 +19,10 @@ from glm_multiuser import GenerationResult, ModelConfig, MultiUserLLM, SamplingP
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine import runner as runner_module
 from glm_multiuser.engine.runner import (
-    GraphRunner,
     batch_sizes,
     block_counts,
-    prompt_counts,
 )
+from glm_multiuser.engine.whole_prompts import WholePromptRunner, prompt_counts
 from glm_multiuser.models.kv_past import CellLayout
 
 MODEL = ModelConfig(
@@ -81,7 +80,7 @@ def llm(told: list[tuple[int, int, str]]) -> Iterator[MultiUserLLM]:
         yield llm
 
 
-def runner_of(llm: MultiUserLLM) -> GraphRunner:
+def runner_of(llm: MultiUserLLM) -> WholePromptRunner:
     return llm._runner
 
 
@@ -289,7 +288,7 @@ def test_cells_of_fewer_users_change_nothing_but_the_layout(
 # Clean slots
 
 
-def poison(runner: GraphRunner) -> None:
+def poison(runner: WholePromptRunner) -> None:
     """NaN in every block of every slot, as if their last users had filled them."""
     for slot in range(runner.users):
         for block, zeros in enumerate(runner._zeros):

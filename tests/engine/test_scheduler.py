@@ -117,7 +117,7 @@ def test_two_prompts_of_one_user_never_enter_together() -> None:
 
 def test_what_was_saved_enters_alone() -> None:
     scheduler, (a, b, c) = scheduler_with(9, *"abc", most=4, lengths=[1, 1, 1])
-    b.saved_past = object()
+    b.saved_past, b.computed_tokens = object(), 1
     assert scheduler.schedule() == Prefill({0: a})
     scheduler.schedule()
     assert scheduler.schedule() == Prefill({1: b})

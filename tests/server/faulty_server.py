@@ -24,14 +24,14 @@ def nan() -> None:
 
     from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
     from glm_multiuser.engine.request import Request
-    from glm_multiuser.engine.runner import GraphRunner
+    from glm_multiuser.engine.whole_prompts import WholePromptRunner
     from glm_multiuser.tokenizers import ChatGLMTokenizer
 
     tokenizer = ChatGLMTokenizer.from_folder(find_checkpoint(DEFAULT_CHECKPOINT))
     marker = set(tokenizer.encode(MARKER)[-3:])
-    prefill = GraphRunner.prefill
+    prefill = WholePromptRunner.prefill
 
-    def poisoned(runner: GraphRunner, requests: Mapping[int, Request]) -> Any:
+    def poisoned(runner: WholePromptRunner, requests: Mapping[int, Request]) -> Any:
         results = prefill(runner, requests)
         for slot, request in requests.items():
             if marker <= set(request.prompt_token_ids):
@@ -39,7 +39,7 @@ def nan() -> None:
                 runner._replace(slot, 0, Tensor(np.full_like(zeros, np.nan)))
         return results
 
-    GraphRunner.prefill = poisoned  # type: ignore[method-assign]
+    WholePromptRunner.prefill = poisoned  # type: ignore[method-assign]
 
 
 def slow() -> None:
