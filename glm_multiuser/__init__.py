@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from glm_multiuser.answer import GenerationResult, Logprob, Piece, Timings, Usage
-    from glm_multiuser.config import EngineConfig, ModelConfig
+    from glm_multiuser.config import CausalConfig, EngineConfig, ModelConfig
     from glm_multiuser.errors import (
         CheckpointError,
         ConfigError,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "answer": ("GenerationResult", "Logprob", "Piece", "Timings", "Usage"),
-    "config": ("EngineConfig", "ModelConfig"),
+    "config": ("CausalConfig", "EngineConfig", "ModelConfig"),
     "errors": (
         "CheckpointError",
         "ConfigError",
@@ -47,6 +47,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "CausalConfig",
     "CheckpointError",
     "ConfigError",
     "EngineClosedError",

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
+from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.cli import loading, measure, screen
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.config import AnyModelConfig, ModelConfig
 from glm_multiuser.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class RunSettings:
                 f"seq-length {self.seq_length}"
             )
 
-    def model_config(self) -> ModelConfig:
+    def model_config(self) -> AnyModelConfig:
         if self.checkpoint is not None:
-            return ModelConfig.from_folder(Path(self.checkpoint))
+            return read_model_config(Path(self.checkpoint))
         return ModelConfig(**self.shape)
 
 
@@ -63,14 +64,10 @@ def open_engine(settings: RunSettings) -> MultiUserLLM:
 
 
 def prompts_of(settings: RunSettings) -> list[list[int]]:
-    """Random ones, a prompt for each user, that end as those of ChatGLM-6B do."""
+    """Random ones, a prompt for each user; those of ChatGLM-6B end with its special ids."""
     config = settings.model_config()
-    return measure.random_prompts(
-        settings.users,
-        settings.prompt_tokens,
-        config.vocab_size,
-        ending=(config.gmask_token_id, config.bos_token_id),
-    )
+    ending = (config.gmask_token_id, config.bos_token_id) if isinstance(config, ModelConfig) else ()
+    return measure.random_prompts(settings.users, settings.prompt_tokens, config.vocab_size, ending)
 
 
 def run(settings: RunSettings) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""`glm-multiuser convert`: from Hugging Face layout to MindFormers' `.ckpt`, and back."""
+"""`glm-multiuser convert`: from Hugging Face layout to MindFormers' `.ckpt`, and back.
+
+From pytorch_model*.bin, it makes safetensors, too.
+"""
 
 from pathlib import Path
 from textwrap import indent
@@ -12,7 +15,10 @@ from glm_multiuser.cli import screen
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="Folder with model.safetensors or *.ckpt, or a .ckpt file.")
+        Path,
+        typer.Argument(
+            help="Folder with *.safetensors, pytorch_model*.bin or *.ckpt, or a .ckpt file."
+        ),
     ],
     destination: Annotated[Path, typer.Argument(help="Folder for the result.")],
     to: Annotated[
@@ -31,8 +37,9 @@ def command(
 ) -> None:
     """Convert a checkpoint to MindFormers' .ckpt, or a .ckpt to Hugging Face layout.
 
-    The new folder is complete: weights, config.json and the tokenizer's files. glm-multiuser loads
-    either kind. Caches and optimizer state in a .ckpt are left out.
+    With --to huggingface, pytorch_model*.bin become model.safetensors. The new folder is complete:
+    weights, config.json and the tokenizer's files. glm-multiuser loads either kind. Caches and
+    optimizer state in a .ckpt are left out.
     """
     # Late: `--help` must not wait for it.
     from glm_multiuser.checkpoint.convert import MINDFORMERS, convert, direction
@@ -57,15 +64,18 @@ def print_folder(folder: Path) -> None:
 
 def how_to_load(folder: Path) -> str:
     """The program that makes MindFormers load what was written there."""
+    from glm_multiuser.checkpoint import read_model_config
     from glm_multiuser.checkpoint.convert import MINDFORMERS_CONFIG
-    from glm_multiuser.checkpoint.glm import CKPT
+    from glm_multiuser.checkpoint.loading import CKPT
+    from glm_multiuser.checkpoint.mindformers_arguments import MODEL_CLASSES
 
+    config, model = MODEL_CLASSES[read_model_config(folder).family]
     arguments, weights = str(folder / MINDFORMERS_CONFIG), str(folder / CKPT)
     return f"""
 import json
-from mindformers import GLMChatModel, GLMConfig
+from mindformers import {model}, {config}
 
 with open({arguments!r}) as file:
-    config = GLMConfig(**json.load(file))
+    config = {config}(**json.load(file))
 config.checkpoint_name_or_path = {weights!r}
-model = GLMChatModel(config)"""
+model = {model}(config)"""

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable
 
 from glm_multiuser import memory
-from glm_multiuser.config import EngineConfig, ModelConfig
+from glm_multiuser.checkpoint import read_model_config
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.device import DEFAULT_DTYPE
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.progress import Progress, show_progress
@@ -88,7 +89,7 @@ def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerS
         ConfigError: no configuration, a size out of its range, or no memory left by `others`.
     """
     engine = EngineConfig(model.users, model.seq_length, model.max_queue)
-    engine.check_fits(ModelConfig.from_folder(model.folder))
+    engine.check_fits(read_model_config(model.folder))
     limit = server.memory_bytes
     if limit is None:
         return
@@ -104,7 +105,7 @@ def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerS
 def memory_bytes(model: ModelSettings, device_target: str) -> int:
     """Weights and caches, computed from the checkpoint's `config.json`."""
     engine = EngineConfig(users=model.users, seq_length=model.seq_length)
-    config = ModelConfig.from_folder(model.folder)
+    config = read_model_config(model.folder)
     return memory.total_bytes(config, engine, DEFAULT_DTYPE[device_target])
 
 

@@ -102,10 +102,12 @@ def hand_engine(
     max_queue: int = 1000,
     max_queue_per_user: int = 1000,
     most_prompts: int = 1,
+    chunk: Optional[int] = None,
 ) -> tuple[Engine, MockRunner]:
-    """An engine that moves only when its `step` is called."""
-    runner = MockRunner(users, before, most_prompts)
-    return Engine(runner, users, max_queue, max_queue_per_user, ByHand()), runner
+    """An engine that moves only when its `step` is called; with `chunk`, of a causal model."""
+    runner = MockRunner(users, before, most_prompts, chunk)
+    reuse = chunk is not None
+    return Engine(runner, users, max_queue, max_queue_per_user, ByHand(), reuse), runner
 
 
 def run(engine: Engine, *asked: Asked) -> None:

@@ -68,13 +68,17 @@ class Plan:
     users_later: int
     most_prompts: int
     """Short prompts that enter in one step."""
+    chunk: Optional[int]
+    """Tokens of a prompt that enter in one step, as of a causal model whose users' earlier tokens
+    are used again; None: whole prompts."""
     resize_at: int
     """Number of the runner's call after which the engine is resized."""
 
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[int, ...]:
-    prompt = draw(st.lists(st.integers(0, FAILS_LATER - 1), min_size=1, max_size=6))
+    begun = draw(st.sampled_from([(), (), (1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8)]))
+    prompt = [*begun, *draw(st.lists(st.integers(0, FAILS_LATER - 1), min_size=1, max_size=6))]
     injected = draw(st.sampled_from([None] * 8 + [FAILS_AT_ONCE, FAILS_LATER]))
     return tuple(prompt if injected is None else [*prompt, injected])
 
@@ -95,6 +99,7 @@ PLANS = st.builds(
     users=st.integers(1, 6),
     users_later=st.integers(1, 6),
     most_prompts=st.integers(1, 4),
+    chunk=st.sampled_from([None, None, 1, 3, 16]),
     resize_at=st.integers(1, 60),
 )
 
@@ -152,8 +157,9 @@ def carry_out(plan: Plan, thread: DeviceThread) -> tuple[list[tuple[Ask, Asked]]
         if len(answers) == len(plan.asks):
             time_to_resize.set()  # at the latest now
 
-    runner = MockRunner(plan.users, count_calls, plan.most_prompts)
-    engine = Engine(runner, plan.users, max_queue=8, max_queue_per_user=3, device_thread=thread)
+    runner = MockRunner(plan.users, count_calls, plan.most_prompts, plan.chunk)
+    reuse = plan.chunk is not None
+    engine = Engine(runner, plan.users, 8, max_queue_per_user=3, device_thread=thread, reuse=reuse)
     answers: list[tuple[Ask, Asked]] = []
     talkers = [
         threading.Thread(target=talk_to_the_end, args=(plan.asks[number::THREADS],), daemon=True)

@@ -1,0 +1,208 @@
+"""Logits and greedy tokens of the causal families are those of the original code.
+
+What runs is the engine's own runner, call by call, so that every logit can be compared: prompts
+whole and in chunks, one cell for everybody and one for each, alone and beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from glm_multiuser import device
+from glm_multiuser.build import load_weights
+from glm_multiuser.checkpoint import read_model_config
+from glm_multiuser.config import CausalConfig, EngineConfig
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine.chunked_prompts import ChunkRunner
+from glm_multiuser.engine.request import Request
+from glm_multiuser.models.layers import Numerics
+from glm_multiuser.models.registry import make_model
+from glm_multiuser.sampling import SamplingParams
+from tests.models.golden_cases import STEP_TOLERANCE, Case, Reference, read_reference, worst
+
+USERS = 4
+SHORT, LONG = 256, 640
+WHOLE, CHUNKED = (LONG,), (16,)
+"""Lengths that chunks are padded to: few, because each is a graph."""
+
+TOLERANCES = {"chatglm3_6b": 2e-4, "glm4": 2e-4, "qwen2": 3e-4, "qwen2_tied": 3e-4}
+
+
+class Driver:
+    """A `ChunkRunner` whose graphs are compiled when they are first needed."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        lengths: Sequence[int],
+        users_per_cell: Optional[int] = None,
+        seq_length: int = SHORT,
+    ) -> None:
+        engine = EngineConfig(USERS, seq_length, users_per_cell=users_per_cell)
+        config = read_model_config(reference.folder)
+        assert isinstance(config, CausalConfig)
+
+        def make() -> ChunkRunner:
+            device.configure("CPU", 0)
+            model = make_model(config, Numerics())
+            model.set_train(False)
+            parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+            load_weights(reference.folder, config)(parameters, lambda done, total, what: None)
+            return ChunkRunner(model, engine)
+
+        self.runner = DEVICE_THREAD.call(make)
+        self.runner._chunk_lengths = tuple(lengths)
+        self.runner._block_counts = self.runner._block_counts[-1:]
+        self.config = config
+
+    def request(self, token_ids: Sequence[int]) -> Request:
+        params = SamplingParams(temperature=0.0, ignore_eos=True)
+        room = self.runner.engine.seq_length - len(token_ids)
+        vocab_size = self.config.vocab_size
+        return Request(token_ids, params, object(), (), room, vocab_size, lambda event: None)
+
+    def prefill(self, slot: int, request: Request) -> np.ndarray:
+        """Takes the rest of the prompt in -> logits of its last token."""
+        while not request.prompt_is_in:
+            chunk = self.runner.next_chunk(request)
+            results = DEVICE_THREAD.call(lambda: self.runner.prefill({slot: request}))
+            request.computed_tokens += chunk
+        assert results.finite[0]
+        request.output_token_ids.append(int(results.tokens[0]))
+        logits: np.ndarray = results.logits([0])[0]
+        return logits
+
+    def decode(self, requests: dict[int, Request]) -> np.ndarray:
+        """One step -> logits, a row for each request."""
+        results = DEVICE_THREAD.call(lambda: self.runner.decode(requests))
+        for request, token in zip(requests.values(), results.tokens):
+            request.computed_tokens += 1
+            request.output_token_ids.append(int(token))
+        assert results.finite.all()
+        logits: np.ndarray = results.logits(range(len(requests)))
+        return logits
+
+
+def check(driver: Driver, case: Case, slot: int, others: dict[int, Request]) -> None:
+    """One case, beside others that decode whatever comes."""
+    request = driver.request(case.token_ids)
+    rows = [driver.prefill(slot, request)]
+    assert worst(rows[0], case.last_logits("fp32")) <= case.tolerance, case.name
+    greedy = case.greedy["fp32"]
+    while len(request.output_token_ids) < len(greedy):
+        rows.append(driver.decode({slot: request, **others})[0])
+    assert request.output_token_ids == greedy, case.name
+    if case.has_step_logits("fp32"):
+        expected = case.step_logits("fp32")
+        assert worst(np.stack(rows)[: len(expected)], expected) <= STEP_TOLERANCE, case.name
+
+
+def neighbours(driver: Driver, slots: Sequence[int]) -> dict[int, Request]:
+    """Users who decode from random prompts."""
+    random = np.random.default_rng(3)
+    found = {}
+    for slot in slots:
+        request = driver.request(random.integers(0, driver.config.vocab_size, 9).tolist())
+        driver.prefill(slot, request)
+        found[slot] = request
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "users_per_cell", "seq_length"),
+    [
+        ("chatglm3_6b", WHOLE, None, LONG),
+        ("chatglm3_6b", CHUNKED, 1, SHORT),
+        ("glm4", CHUNKED, None, LONG),
+        ("qwen2", WHOLE, 1, SHORT),
+        ("qwen2", CHUNKED, None, LONG),
+        ("qwen2_tied", CHUNKED, 3, LONG),
+    ],
+)
+def test_logits_and_greedy_tokens(
+    name: str, lengths: tuple[int, ...], users_per_cell: Optional[int], seq_length: int
+) -> None:
+    reference = read_reference(name, TOLERANCES[name])
+    driver = Driver(reference, lengths, users_per_cell, seq_length)
+    cases = reference.short + (reference.long if seq_length == LONG else [])
+    for number, case in enumerate(cases):
+        # A slot that somebody used before, and every other case alone.
+        beside = neighbours(driver, (1, 3)) if number % 2 else {}
+        check(driver, case, (0, 2)[number // 2 % 2], beside)
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Driver:
+    return Driver(read_reference("qwen2", TOLERANCES["qwen2"]), (16, 128))
+
+
+def test_every_position_of_a_prompt(qwen: Driver) -> None:
+    reference = read_reference("qwen2", TOLERANCES["qwen2"])
+    cases = [case for case in reference.short if "prompt_all_logits" in case.arrays]
+    assert [case.name for case in cases] == ["len1", "len5", "len17"]
+    for case in cases:
+        for last, expected in enumerate(case.arrays["prompt_all_logits"]):
+            logits = qwen.prefill(1, qwen.request(case.token_ids[: last + 1]))
+            assert worst(logits, expected) <= case.tolerance, (case.name, last)
+
+
+@settings(
+    derandomize=True,
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data(), length=st.integers(1, 90), seed=st.integers(0, 2**32))
+def test_chunks_and_reuse_give_what_the_whole_prompt_gives(
+    qwen: Driver, data: st.DataObject, length: int, seed: int
+) -> None:
+    token_ids = np.random.default_rng(seed).integers(0, qwen.config.vocab_size, length).tolist()
+    expected = qwen.prefill(0, qwen.request(token_ids))
+
+    in_chunks = qwen.request(token_ids)
+    while not in_chunks.prompt_is_in:
+        rest = length - in_chunks.computed_tokens
+        chunk = data.draw(st.integers(1, rest), label="chunk")
+        start, blocks = in_chunks.computed_tokens, 1
+        logits = DEVICE_THREAD.call(
+            lambda ids=token_ids[start : start + chunk], start=start, blocks=blocks: (
+                qwen.runner._run_chunk(3, ids, start, 128, blocks)[2].asnumpy()[0]
+            )
+        )
+        in_chunks.computed_tokens += chunk
+    assert worst(logits, expected) <= 1e-4
+
+    # What slot 3 holds now serves a prompt that begins alike and goes on otherwise.
+    same = data.draw(st.integers(0, length - 1), label="same")
+    changed = [*token_ids[:same], *((one + 1) % qwen.config.vocab_size for one in token_ids[same:])]
+    reused = qwen.request(changed)
+    reused.reuse(token_ids)
+    assert reused.cached_tokens == same
+    found = qwen.prefill(3, reused)
+    assert worst(found, qwen.prefill(0, qwen.request(changed))) <= 1e-4
+
+
+def test_half_precision_computes_the_same_within_its_range() -> None:
+    """As a half-precision card would: weights, activations and caches of 11 bits."""
+    reference = read_reference("chatglm3_6b", TOLERANCES["chatglm3_6b"])
+    engine = EngineConfig(1, 16)
+    config = read_model_config(reference.folder)
+
+    def run() -> np.ndarray:
+        device.configure("CPU", 0)
+        model = make_model(config, Numerics.of("float16"))
+        model.set_train(False)
+        parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+        load_weights(reference.folder, config)(parameters, lambda done, total, what: None)
+        runner = ChunkRunner(model, engine)
+        logits: np.ndarray = runner._run_chunk(0, case.token_ids, 0, 16, 1)[2].asnumpy()[0]
+        return logits
+
+    case = next(case for case in reference.short if case.name == "len8")
+    assert worst(DEVICE_THREAD.call(run), case.last_logits("fp32")) <= 0.05
