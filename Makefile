@@ -11,7 +11,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test browser coverage lint types bench selfcheck clean
+.PHONY: help demo serve test browser torch coverage lint types bench selfcheck clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
@@ -20,6 +20,7 @@ help:
 	@echo "make selfcheck  the stored reference answers, on whatever device is there"
 	@echo "make test       all tests; afterwards \`make coverage\` checks how much they covered"
 	@echo "make browser    Chromium for the tests of the web page, which are skipped without it (Debian, root)"
+	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
 	@echo "make lint       ruff"
 	@echo "make types      mypy --strict"
 	@echo "make clean      removes what the other targets left, except .venv"
@@ -34,6 +35,10 @@ browser:
 	@command -v chromium > /dev/null || { echo "Installing Chromium and fonts ..." && \
 	    apt-get update -qq && apt-get install -qq -y --no-install-recommends \
 	    chromium fonts-noto-cjk > /dev/null; }
+
+torch: $(INSTALLED)
+	@$(BIN)/python -c 'import torch' 2> /dev/null || { echo "Installing PyTorch into .venv ..." && \
+	    $(BIN)/python -m pip install -q -e '.[torch]' -c constraints.txt; }
 
 # Reads what `make test` measured.
 coverage: $(INSTALLED)

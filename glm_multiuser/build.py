@@ -11,11 +11,13 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from glm_multiuser import device
-from glm_multiuser.checkpoint import load_glm
-from glm_multiuser.config import EngineConfig, ModelConfig
+from glm_multiuser.checkpoint import load_checkpoint
+from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.engine.chunked_prompts import ChunkRunner
 from glm_multiuser.engine.runner import GraphRunner
+from glm_multiuser.engine.whole_prompts import WholePromptRunner
 from glm_multiuser.models.layers import NUMPY_TYPES, Numerics
-from glm_multiuser.models.modeling_glm import GLMForMultiUser
+from glm_multiuser.models.registry import make_model
 from glm_multiuser.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ Fill = Callable[[Mapping[str, Parameter], Progress], None]
 
 
 def build_runner(
-    model_config: ModelConfig, config: EngineConfig, fill: Fill, progress: Progress
+    model_config: AnyModelConfig, config: EngineConfig, fill: Fill, progress: Progress
 ) -> GraphRunner:
     """A runner whose graphs are all compiled.
 
@@ -36,10 +38,11 @@ def build_runner(
     config.check_fits(model_config)
     device.configure(config.device_target, config.device_id)
     dtype = config.dtype or device.DEFAULT_DTYPE[config.device_target]
-    model = GLMForMultiUser(model_config, Numerics.of(dtype, config.device_target))
+    model = make_model(model_config, Numerics.of(dtype, config.device_target))
     model.set_train(False)
     fill({parameter.name: parameter for parameter in model.get_parameters()}, progress)
-    runner = GraphRunner(model, config)
+    runner_class = ChunkRunner if model_config.is_causal else WholePromptRunner
+    runner = runner_class(model, config)
     runner.compile(progress)
     if not runner.batch_invariant:
         logger.warning(
@@ -49,7 +52,7 @@ def build_runner(
     return runner
 
 
-def load_weights(folder: Path, model_config: ModelConfig) -> Fill:
+def load_weights(folder: Path, model_config: AnyModelConfig) -> Fill:
     """Fills parameters from a checkpoint folder, tensor by tensor."""
 
     def fill(parameters: Mapping[str, Parameter], progress: Progress) -> None:
@@ -57,7 +60,7 @@ def load_weights(folder: Path, model_config: ModelConfig) -> Fill:
             name: (tuple(parameter.shape), np.dtype(NUMPY_TYPES[parameter.dtype]))
             for name, parameter in parameters.items()
         }
-        load_glm(
+        load_checkpoint(
             folder,
             model_config,
             wanted,

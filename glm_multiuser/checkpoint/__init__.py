@@ -1,17 +1,28 @@
 """Checkpoints in Hugging Face layout and of MindFormers: reading them into the model, writing them.
 
-`huggingface.py` and `ckpt_file.py` find and open the files, `name_maps.py` knows what each family
-calls its tensors and how it lays them out, `glm.py` brings them together for ChatGLM-6B.
+`huggingface.py` and `ckpt_file.py` find the files, `safetensors_file.py` and `torch_file.py` open
+them. `layouts/` has one module per published layout: what it calls its tensors, and where they go.
+`matching.py` checks that they fit, `loading.py` reads them into a model and writes them from one.
 `convert.py` makes one kind of checkpoint from the other.
 """
 
 from glm_multiuser.checkpoint.generation_defaults import read_generation_defaults
-from glm_multiuser.checkpoint.glm import load_glm, write_huggingface, write_mindformers
 from glm_multiuser.checkpoint.huggingface import read_tensors
+from glm_multiuser.checkpoint.loading import (
+    load_checkpoint,
+    write_huggingface,
+    write_mindformers,
+)
+from glm_multiuser.checkpoint.model_config import read_model_config
+
+load_glm = load_checkpoint
+"""Its old name, for those who still import that."""
 
 __all__ = [
+    "load_checkpoint",
     "load_glm",
     "read_generation_defaults",
+    "read_model_config",
     "read_tensors",
     "write_huggingface",
     "write_mindformers",

@@ -1,4 +1,8 @@
-"""From a checkpoint in Hugging Face layout to one of MindFormers, and back."""
+"""From a checkpoint in Hugging Face layout to one of MindFormers, and back.
+
+Everything goes by way of our own parameters, so a layout needs to know only its way to and from
+those. Of pytorch_model*.bin, safetensors can be made, too.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
+
 from glm_multiuser.checkpoint.ckpt_file import find_ckpt, save_ckpt
-from glm_multiuser.checkpoint.glm import (
-    CKPT,
-    Matched,
-    in_range,
-    match_ckpt,
-    match_huggingface,
-    save_safetensors,
-)
-from glm_multiuser.checkpoint.huggingface import INDEX, WEIGHTS, has_safetensors
+from glm_multiuser.checkpoint.huggingface import SAFETENSORS, TORCH_WEIGHTS, WEIGHTS, has_weights
 from glm_multiuser.checkpoint.json_file import read_json_object, write_json
-from glm_multiuser.checkpoint.name_maps import glm_placements, glm_shapes
+from glm_multiuser.checkpoint.layouts import (
+    layout_of_config,
+    mindformers_placements,
+    parameter_shapes,
+)
+from glm_multiuser.checkpoint.loading import CKPT
+from glm_multiuser.checkpoint.matching import Filled, match_ckpt, match_huggingface
+from glm_multiuser.checkpoint.mindformers_arguments import mindformers_arguments
+from glm_multiuser.checkpoint.model_config import model_config_of
+from glm_multiuser.checkpoint.placement import Placement, Places, Shapes, to_their_layout
 from glm_multiuser.checkpoint.replacing import filling
+from glm_multiuser.checkpoint.safetensors_file import Sizes, save_safetensors
 from glm_multiuser.checkpoint.stored_tensor import Array
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.errors import CheckpointError, ConfigError
-from glm_multiuser.mindformers.config import SEQ_LENGTH, glm_config_arguments
 from glm_multiuser.progress import Progress
 from glm_multiuser.tokenizers import TOKENIZER_FILES
 
@@ -31,9 +37,19 @@ HUGGINGFACE, MINDFORMERS = "huggingface", "mindformers"
 OTHER = {HUGGINGFACE: MINDFORMERS, MINDFORMERS: HUGGINGFACE}
 
 MINDFORMERS_CONFIG = "mindformers_config.json"
-"""The arguments of MindFormers' `GLMConfig`, apart from the path of the weights."""
+"""The arguments of MindFormers' configuration class, apart from the path of the weights."""
 
-COPIED = (*TOKENIZER_FILES, "generation_config.json")
+COPIED = (
+    *TOKENIZER_FILES,
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+WEIGHT_FILES = (".ckpt", ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+"""How the names of weight files end."""
 
 
 def direction(source: Path, to: Optional[str]) -> str:
@@ -48,17 +64,21 @@ def direction(source: Path, to: Optional[str]) -> str:
     targets = []
     if find_ckpt(source):
         targets.append(HUGGINGFACE)
-    if has_safetensors(source):
+    if has_weights(source):
         targets.append(MINDFORMERS)
     if not targets:
-        raise CheckpointError(f"no weights at {source}: neither {WEIGHTS} nor a .ckpt file")
+        raise CheckpointError(
+            f"no weights at {source}: neither {WEIGHTS}, {TORCH_WEIGHTS} nor a .ckpt file"
+        )
     if to is None:
         if len(targets) > 1:
+            theirs = WEIGHTS if SAFETENSORS.is_in(source) else TORCH_WEIGHTS
             raise ConfigError(
-                f"{source} has both {WEIGHTS} and .ckpt files; say which way with --to"
+                f"{source} has both {theirs} and .ckpt files; say which way with --to"
             )
         return targets[0]
-    if to not in targets:
+    only_torch = has_weights(source) and not SAFETENSORS.is_in(source)
+    if to not in targets and not (to == HUGGINGFACE and only_torch):
         raise CheckpointError(f"{source} has nothing to convert: its weights are {to} already")
     return to
 
@@ -75,9 +95,8 @@ def convert(
     """Writes a folder that this library loads, and MindFormers or Hugging Face's code too.
 
     In it are the weights, `config.json`, what the source has of the tokenizer's files, and for
-    MindFormers the arguments of its `GLMConfig`. Weights keep their bits unless `dtype` says
-    otherwise, but bfloat16 becomes float32. Memory holds one tensor at a time; on the way to
-    safetensors, all of those that change their dtype.
+    MindFormers the arguments of its configuration class. Weights keep their bits unless `dtype`
+    says otherwise, but bfloat16 becomes float32. Memory holds one parameter at a time.
 
     Args:
         source: a folder, or a `.ckpt` file.
@@ -90,34 +109,35 @@ def convert(
 
     Raises:
         ConfigError: an argument out of its range, or a model that MindFormers cannot compute.
-        CheckpointError: a source that `load_glm` would refuse, or a destination that cannot be
-            written or must not.
+        CheckpointError: a source that `load_checkpoint` would refuse, or a destination that
+            cannot be written or must not.
     """
     if dtype not in (None, "float16", "float32"):
         raise ConfigError(f"dtype is {dtype!r}; it must be 'float16' or 'float32'")
     folder = source.parent if source.is_file() else source
     config_file = config_file or folder / "config.json"
     config = _read_config(config_file)
-    model = ModelConfig.from_dict(config)
-    match = match_ckpt if to == HUGGINGFACE else match_huggingface
-    tensors = match(source, model, glm_shapes(model))
+    model = model_config_of(config, config_file)
+    to_mindformers = to == MINDFORMERS
+    # The layout of the new safetensors is the one that the new config.json announces.
+    places = (mindformers_placements if to_mindformers else layout_of_config(config).placements)(
+        model
+    )
+    shapes = parameter_shapes(model)
+    match = match_huggingface if to_mindformers or not find_ckpt(source) else match_ckpt
+    parameters = match(source, model, shapes)
     if dtype is not None:
         config["torch_dtype"] = dtype
-    _check_destination(destination, WEIGHTS if to == HUGGINGFACE else CKPT, force)
-    arrays = _read(tensors, dtype, progress)
+    _check_destination(destination, CKPT if to_mindformers else WEIGHTS, force)
+    arrays = _read(parameters, places, model.num_attention_heads, dtype, progress)
     try:
         with filling(destination) as new:
-            if to == HUGGINGFACE:
-                places = glm_placements(model.num_layers)
-                names = {place.name: name for name, place in places.items()}
-                their_arrays = {names[name]: values for name, values in arrays}
-                progress(len(tensors), len(tensors), f"writing {WEIGHTS}")
-                save_safetensors(new / WEIGHTS, their_arrays)
-            else:
-                seq_length = min(SEQ_LENGTH, model.max_sequence_length)
-                arguments = glm_config_arguments(model, seq_length, dtype or _main_dtype(tensors))
+            if to_mindformers:
+                arguments = mindformers_arguments(model, config, dtype or _main_dtype(parameters))
                 write_json(new / MINDFORMERS_CONFIG, arguments)
                 save_ckpt(new / CKPT, arrays)
+            else:
+                save_safetensors(new / WEIGHTS, _sizes(parameters, places, shapes, dtype), arrays)
             write_json(new / "config.json", config)
             _copy_first((folder, config_file.parent), new)
     except OSError as error:
@@ -144,29 +164,51 @@ def _check_destination(folder: Path, weights: str, force: bool) -> None:
         raise CheckpointError(f"{folder} has files in it already; --force replaces them")
     # Other weights would stay beside the new ones, and a reader could take those.
     for name in names:
-        if name != weights and name.endswith((".ckpt", ".safetensors", INDEX)):
+        if name != weights and name.endswith(WEIGHT_FILES):
             raise CheckpointError(
                 f"{folder} has other weights, {name}, that --force does not replace"
             )
 
 
 def _read(
-    tensors: Matched, dtype: Optional[str], progress: Progress
+    parameters: list[Filled],
+    places: Places,
+    heads: int,
+    dtype: Optional[str],
+    progress: Progress,
 ) -> Iterator[tuple[str, Array]]:
-    """Our name and the values of one tensor after the other."""
-    for done, (place, tensor) in enumerate(tensors):
-        progress(done, len(tensors), place.name)
-        values = tensor.read()
-        if dtype is not None:
-            with in_range(tensor, dtype):
-                values = values.astype(dtype, copy=False)
-        yield place.name, values
+    """Name and values of one tensor of the target after the other."""
+    targets = _targets(places)
+    for done, parameter in enumerate(parameters):
+        progress(done, len(parameters), parameter.name)
+        values = parameter.read(heads, dtype or parameter.dtype)
+        for name, place in targets[parameter.name]:
+            yield name, to_their_layout(values, place, heads)
 
 
-def _main_dtype(tensors: Matched) -> str:
+def _targets(places: Places) -> dict[str, list[tuple[str, Placement]]]:
+    """Our parameter's name -> the tensors that it becomes."""
+    targets: dict[str, list[tuple[str, Placement]]] = {}
+    for name, place in places.items():
+        if place is not None:
+            targets.setdefault(place.name, []).append((name, place))
+    return targets
+
+
+def _sizes(parameters: list[Filled], places: Places, shapes: Shapes, dtype: Optional[str]) -> Sizes:
+    """What `_read` will yield."""
+    targets = _targets(places)
+    return {
+        name: (place.shape(shapes), np.dtype(dtype or parameter.dtype))
+        for parameter in parameters
+        for name, place in targets[parameter.name]
+    }
+
+
+def _main_dtype(parameters: list[Filled]) -> str:
     """What MindFormers shall keep the weights in: what the matrices are in."""
-    matrices = [tensor.dtype for _, tensor in tensors if len(tensor.shape) > 1]
-    return "float16" if set(matrices) == {"F16"} else "float32"
+    matrices = {str(one.dtype) for one in parameters if len(one.shape) > 1}
+    return "float16" if matrices == {"float16"} else "float32"
 
 
 def _copy_first(folders: tuple[Path, ...], destination: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # numpy has no bfloat16: `read` makes float32 of its bits
+    "BF16": np.dtype("<u2"),  # numpy has no bfloat16: reading makes float32 of its bits
 }
 """What weights may be stored as. Whole numbers are not in it: they mean a quantised checkpoint,
-and need scales that ChatGLM-6B's own code keeps elsewhere."""
+and need scales that the published code keeps elsewhere."""
 
 
 class StoredTensor(NamedTuple):
@@ -30,33 +30,57 @@ class StoredTensor(NamedTuple):
     path: Path
     dtype: str
     shape: tuple[int, ...]
-    parts: tuple[tuple[int, int], ...]
+    parts: tuple[tuple[int, int], ...] = ()
     """Where its bytes begin in the file, and how many there are; usually one part, some formats
     cut large tensors. Together they are exactly as many as dtype and shape need."""
+    mapped: Optional[Array] = None
+    """Its bytes instead, of a format whose own library maps the file."""
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Of what reading returns."""
+        return np.dtype("<f4") if self.dtype == "BF16" else DTYPES[self.dtype]
 
     def read(self) -> Array:
-        """Its values, mapped from the file (read-only), or new if in parts; bfloat16 as float32.
+        """All its values; see `numbers`."""
+        return self.numbers(0, math.prod(self.shape)).reshape(self.shape)
+
+    def numbers(self, begin: int, end: int) -> Array:
+        """Some of its values, counted from the first one, in a row.
+
+        Returns:
+            Mapped from the file (read-only), or new if they are in parts; bfloat16 as float32.
 
         Raises:
             CheckpointError: the file changed since it was opened.
         """
-        if math.prod(self.shape) == 0:
-            return np.empty(self.shape, np.float32)
+        stored_as = DTYPES[self.dtype]
         try:
-            parts = [
-                np.asarray(np.memmap(self.path, np.uint8, "r", offset, (length,)))
-                for offset, length in self.parts
-            ]
+            pieces = self._bytes(begin * stored_as.itemsize, end * stored_as.itemsize)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {self.name} from {self.path}: {error}") from error
-        content = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        stored: Array = content.view(DTYPES[self.dtype]).reshape(self.shape)
+        if not pieces:
+            return np.empty(0, self.numpy_dtype)
+        content = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        stored: Array = content.view(stored_as)
         if self.dtype != "BF16":
             return stored
         # A bfloat16 is the upper half of a float32.
         bits = stored.astype(np.uint32)
         bits <<= np.uint32(16)
         return bits.view(np.float32)
+
+    def _bytes(self, begin: int, end: int) -> list[Array]:
+        if self.mapped is not None:
+            return [self.mapped[begin:end]] if end > begin else []
+        pieces = []
+        for offset, length in self.parts:
+            first, behind = max(begin, 0), min(end, length)
+            if first < behind:
+                piece = np.memmap(self.path, np.uint8, "r", offset + first, (behind - first,))
+                pieces.append(np.asarray(piece))
+            begin, end = begin - length, end - length
+        return pieces
 
 
 def not_floating(name: str, path: Path, dtype: str) -> CheckpointError:

@@ -1,4 +1,4 @@
-"""Small ChatGLM-6B checkpoints, made by the tests, and what becomes of those that do not fit."""
+"""Small checkpoints, made by the tests, and what becomes of those that do not fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from glm_multiuser.checkpoint import load_glm
+from glm_multiuser.checkpoint import load_checkpoint, read_model_config
+from glm_multiuser.checkpoint.layouts import layout_of_config, parameter_shapes
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.errors import CheckpointError
 
@@ -27,6 +28,51 @@ CONFIG = {
     "inner_hidden_size": 16,
 }
 MODEL = ModelConfig.from_dict(CONFIG)
+
+CHATGLM = {
+    "model_type": "chatglm",
+    "architectures": ["ChatGLMModel"],
+    "padded_vocab_size": 11,
+    "hidden_size": 8,
+    "num_layers": 2,
+    "num_attention_heads": 4,
+    "multi_query_attention": True,
+    "multi_query_group_num": 2,
+    "kv_channels": 4,
+    "ffn_hidden_size": 6,
+    "seq_length": 64,
+    "add_qkv_bias": True,
+    "eos_token_id": 2,
+}
+GLM = {
+    "model_type": "glm",
+    "architectures": ["GlmForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "intermediate_size": 6,
+    "max_position_embeddings": 64,
+    "attention_bias": True,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": [2],
+}
+"""The same model."""
+
+QWEN2 = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 6,
+    "max_position_embeddings": 64,
+    "eos_token_id": 2,
+}
 
 
 def our_shapes(config: ModelConfig = MODEL) -> dict[str, tuple[int, ...]]:
@@ -65,6 +111,40 @@ def their_arrays(config: ModelConfig = MODEL, dtype: str = "float32") -> dict[st
     return arrays
 
 
+def arrays_of(values: dict[str, Any], dtype: str = "float32") -> dict[str, Array]:
+    """Random tensors under the names and in the shapes of the layout that a config.json names."""
+    layout = layout_of_config(values)
+    config = layout.read_config(values)
+    shapes, random = layout.shapes(config), np.random.default_rng(0)
+    return {
+        name: random.standard_normal(place.shape(shapes)).astype(dtype)
+        for name, place in layout.placements(config).items()
+        if place is not None
+    }
+
+
+def load_folder(folder: Path, dtype: str = "float32") -> dict[str, Array]:
+    """What a folder gives for each parameter of the model that its config.json describes."""
+    config = read_model_config(folder)
+    shapes = parameter_shapes(config)
+    loaded: dict[str, Array] = {}
+    parameters = {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()}
+    load_checkpoint(folder, config, parameters, loaded.__setitem__)
+    assert {name: one.shape for name, one in loaded.items()} == shapes
+    assert {one.dtype.name for one in loaded.values()} == {dtype}
+    return loaded
+
+
+def same(found: dict[str, Array], expected: dict[str, Array]) -> bool:
+    """Names, dtypes, shapes and bits."""
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == one.dtype
+        and found[name].shape == one.shape
+        and found[name].tobytes() == one.tobytes()
+        for name, one in expected.items()
+    )
+
+
 def write_folder(folder: Path, arrays: dict[str, Array]) -> Path:
     """One `model.safetensors` with these tensors."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,5 +181,5 @@ def refused(folder: Path, message: str) -> None:
     parameters = {name: (shape, np.dtype("f4")) for name, shape in our_shapes().items()}
     assigned: list[str] = []
     with pytest.raises(CheckpointError, match=message):
-        load_glm(folder, MODEL, parameters, lambda name, _: assigned.append(name))
+        load_checkpoint(folder, MODEL, parameters, lambda name, _: assigned.append(name))
     assert assigned == []

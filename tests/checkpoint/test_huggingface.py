@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from glm_multiuser.checkpoint import read_tensors
 from glm_multiuser.errors import CheckpointError
 from tests.checkpoint.folders import (
-    Array,
+    same,
     their_arrays,
     write_folder,
     write_json,
@@ -20,13 +20,6 @@ from tests.checkpoint.folders import (
     write_stored_as,
 )
 from tests.golden_data import golden_folder
-
-
-def same(found: dict[str, Array], expected: dict[str, Array]) -> bool:
-    return found.keys() == expected.keys() and all(
-        found[name].dtype == expected[name].dtype and np.array_equal(found[name], expected[name])
-        for name in expected
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -86,9 +79,12 @@ def test_no_weights(tmp_path: Path) -> None:
         dict(read_tensors(tmp_path / "not_there"))
 
 
-def test_only_pytorch_files(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\*.bin only.*model.safetensors"):
+@pytest.mark.parametrize(
+    "name", ["pytorch_model-00001-of-00002.bin", "model-00001-of-00002.safetensors"]
+)
+def test_shards_without_their_index(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"{name} and no index: neither model.safetensors.i"):
         dict(read_tensors(tmp_path))
 
 

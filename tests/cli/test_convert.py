@@ -15,7 +15,17 @@ from safetensors.numpy import load_file
 
 from glm_multiuser.cli import loading
 from glm_multiuser.config import ModelConfig
-from tests.checkpoint.folders import CONFIG, MODEL, their_arrays, write_folder, write_json
+from tests.checkpoint.folders import (
+    CHATGLM,
+    CONFIG,
+    MODEL,
+    QWEN2,
+    arrays_of,
+    same,
+    their_arrays,
+    write_folder,
+    write_json,
+)
 
 GLM_TINY = loading.CHECKOUT / "ckpt" / "glm-tiny"
 HOW_TO_LOAD = "MindFormers loads it with\n"
@@ -73,6 +83,35 @@ def test_to_huggingface(run: Run, mindformers: Path, tmp_path: Path) -> None:
     assert HOW_TO_LOAD not in result.stdout
 
 
+def test_another_family_to_mindformers(run: Run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", arrays_of(CHATGLM))
+    write_json(folder / "config.json", CHATGLM)
+    result = run("convert", folder, tmp_path / "new")
+    assert result.exit_code == 0
+    assert names(tmp_path / "new") == ["config.json", "mindformers_config.json", "model.ckpt"]
+    program = result.stdout.split(HOW_TO_LOAD)[1]
+    assert "import ChatGLM2ForConditionalGeneration, ChatGLM2Config" in program
+
+
+def test_pytorch_files(run: Run, tmp_path: Path) -> None:
+    torch: Any = pytest.importorskip("torch", reason="torch is not installed: make torch")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    arrays = arrays_of(QWEN2)
+    tensors = {name: torch.from_numpy(one) for name, one in arrays.items()}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    write_json(folder / "config.json", QWEN2)
+    for name in ("merges.txt", "vocab.json"):
+        (folder / name).write_text(name)
+    refused(run("convert", folder, tmp_path / "new"), "'qwen2' has no .ckpt layout of MindFormers")
+    assert run("convert", folder, tmp_path / "new", "--to", "huggingface").exit_code == 0
+    files = ["config.json", "merges.txt", "model.safetensors", "vocab.json"]
+    assert names(tmp_path / "new") == files
+    assert same(load_file(tmp_path / "new" / "model.safetensors"), arrays)
+    (folder / "other.ckpt").write_bytes(b"")
+    refused(run("convert", folder, tmp_path / "newer"), "has both pytorch_model.bin and .ckpt")
+
+
 def test_one_file_with_the_config_of_another_folder(
     run: Run, huggingface: Path, mindformers: Path, tmp_path: Path
 ) -> None:
@@ -111,7 +150,7 @@ def test_what_cannot_be_converted(
         kind = "huggingface" if source == huggingface else "mindformers"
         refused(run("convert", source, new, "--to", kind), already.format(kind))
     write_json(huggingface / "config.json", {**CONFIG, "model_type": "other"})
-    refused(run("convert", huggingface, new), "is not ChatGLM-6B")
+    refused(run("convert", huggingface, new), "is not a model that can be read")
     write_json(huggingface / "config.json", {**CONFIG, "num_layers": 3})
     refused(run("convert", huggingface, new), "lacks transformer.layers.2.")
     write_json(huggingface / "config.json", {**CONFIG, "deepnorm_layers": 28})
@@ -140,7 +179,14 @@ def test_files_are_replaced_only_with_force(run: Run, huggingface: Path, mindfor
 
 
 @pytest.mark.parametrize(
-    "name", ["glm_6b.ckpt", "model.safetensors", "model.safetensors.index.json"]
+    "name",
+    [
+        "glm_6b.ckpt",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    ],
 )
 def test_other_weights_would_hide_the_new_ones(
     run: Run, huggingface: Path, tmp_path: Path, name: str

@@ -1,0 +1,112 @@
+"""ChatGLM2, ChatGLM3 and GLM-4 as THUDM published them, and in MindFormers.
+
+The layout of modeling_chatglm.py in THUDM/chatglm2-6b, THUDM/chatglm3-6b and THUDM/glm-4-9b, whose
+names are our parameters'. `query_key_value` has the rows of all heads of queries, then of keys,
+then of values; `dense_h_to_4h` those of the gate, then those that are gated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from glm_multiuser.checkpoint.layouts.fields import (
+    eos_token_ids,
+    only,
+    positive,
+    switch,
+    whole,
+)
+from glm_multiuser.checkpoint.placement import Placement
+from glm_multiuser.config import CausalConfig
+from glm_multiuser.errors import ConfigError
+
+EMBEDDING = "transformer.embedding.word_embeddings.weight"
+OUTPUT = "transformer.output_layer.weight"
+
+COMPUTED = {
+    "rmsnorm": True,
+    "post_layer_norm": True,
+    "apply_residual_connection_post_layernorm": False,
+    "add_bias_linear": False,
+    "interleaved_qkv": False,
+    "quantization_bit": 0,
+    "quantization_config": None,
+    "pre_seq_len": None,
+    "vision_config": None,
+}
+"""Fields of `config.json` that published models leave at one value."""
+
+
+def read_config(values: Mapping[str, Any]) -> CausalConfig:
+    """The model that a parsed `config.json` describes.
+
+    What is left out has the default of configuration_chatglm.py.
+
+    Raises:
+        ConfigError: a size that is missing or cannot work, or something that is not computed here.
+    """
+    only(values, COMPUTED)
+    rope_ratio = positive(values, "rope_ratio", 1.0)
+    # The one published model of this layout that divides positions by it, which chatglm3-6b-32k,
+    # GLM-4 and all others multiply the base of the frequencies with.
+    if rope_ratio != 1 and "chatglm2" in str(values.get("_name_or_path")).lower():
+        raise ConfigError(f"rope_ratio is {rope_ratio} in a ChatGLM2; only 1 is computed there")
+    heads, head_dim = whole(values, "num_attention_heads"), whole(values, "kv_channels")
+    grouped = switch(values, "multi_query_attention", False)
+    vocab_size = whole(values, "padded_vocab_size")
+    return CausalConfig(
+        family="chatglm",
+        vocab_size=vocab_size,
+        hidden_size=whole(values, "hidden_size"),
+        num_layers=whole(values, "num_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=whole(values, "multi_query_group_num") if grouped else heads,
+        head_dim=head_dim,
+        inner_hidden_size=whole(values, "ffn_hidden_size"),
+        max_sequence_length=whole(values, "seq_length"),
+        eos_token_ids=eos_token_ids(values, vocab_size),
+        rotary_dim=head_dim // 2,
+        rope_theta=10000.0 * rope_ratio,
+        rotary_interleaved=True,
+        layernorm_epsilon=positive(values, "layernorm_epsilon", 1e-5),
+        qkv_bias=switch(values, "add_qkv_bias", False),
+        tied=switch(values, "tie_word_embeddings", False),
+    )
+
+
+def shapes(config: CausalConfig) -> dict[str, tuple[int, ...]]:
+    """Our parameter's name -> its shape, for every weight of the model."""
+    hidden, inner = config.hidden_size, config.inner_hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    qkv = queries + 2 * config.num_key_value_heads * config.head_dim
+    found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        prefix = f"transformer.encoder.layers.{layer}."
+        found[f"{prefix}input_layernorm.weight"] = (hidden,)
+        found[f"{prefix}self_attention.query_key_value.weight"] = (qkv, hidden)
+        if config.qkv_bias:
+            found[f"{prefix}self_attention.query_key_value.bias"] = (qkv,)
+        found[f"{prefix}self_attention.dense.weight"] = (hidden, queries)
+        found[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+        found[f"{prefix}mlp.dense_h_to_4h.weight"] = (2 * inner, hidden)
+        found[f"{prefix}mlp.dense_4h_to_h.weight"] = (hidden, inner)
+    found["transformer.encoder.final_layernorm.weight"] = (hidden,)
+    if not config.tied:
+        found[OUTPUT] = (config.vocab_size, hidden)
+    return found
+
+
+def placements(config: CausalConfig) -> dict[str, Optional[Placement]]:
+    """Name in the checkpoint -> its place, for every weight of the model."""
+    places: dict[str, Optional[Placement]] = {name: Placement(name) for name in shapes(config)}
+    if config.tied:
+        places[OUTPUT] = None
+    return places
+
+
+def mindformers_placements(config: CausalConfig) -> dict[str, Optional[Placement]]:
+    """The same for MindFormers 1.3.2 (mindformers/models/glm2/convert_weight.py)."""
+    places = placements(config)
+    places["transformer.embedding.embedding_weight"] = places.pop(EMBEDDING)
+    return places

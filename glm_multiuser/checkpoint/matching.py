@@ -1,0 +1,144 @@
+"""Which tensors of a checkpoint fill which parameter of the model, all checked beforehand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from glm_multiuser.checkpoint.ckpt_file import find_ckpt, open_ckpt
+from glm_multiuser.checkpoint.huggingface import open_folder
+from glm_multiuser.checkpoint.layouts import mindformers_placements, placements_of_names
+from glm_multiuser.checkpoint.placement import Placement, Places, Shapes, place_tensor
+from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
+from glm_multiuser.config import AnyModelConfig
+from glm_multiuser.errors import CheckpointError
+
+NO_WEIGHT = re.compile(r"\.rotary(_pos)?_emb\.inv_freq$")
+"""Buffers that published checkpoints carry along; the rotary tables are computed instead."""
+
+NO_WEIGHT_OF_MINDFORMERS = re.compile(
+    r"""
+    \.rotary(_pos)?_emb\.inv_freq$         # its converters take them over
+    | (^|\.)\w*_past(\.|$)                 # caches, which are Parameters in MindFormers' GLM
+    | \.(key|value)_cache$                 # and in its GLM2
+    | ^\w+\.(transformer|lm_head)\.         # what an optimizer keeps for each weight
+    | ^( global_step | epoch_num | step_num | global_batch_size | (current_)?learning_rate\w*
+       | beta[12]_power | loss_scale | scale_sense | scale_window\w* | list_index
+       | current_iterator_step | last_overflow_iterator_step | afactor_step )$
+    """,
+    re.VERBOSE,
+)
+"""What a `.ckpt` may hold besides the weights, and what a model answers the same without.
+
+A checkpoint from fine-tuning has the state of the optimizer and of the training loop, and all the
+weights; nobody needs to strip it before it can be used. Other names are refused: those of LoRA or
+p-tuning, for example, change what the model answers.
+"""
+
+
+class Filled(NamedTuple):
+    """A parameter, and the tensors of a checkpoint that fill it."""
+
+    name: str
+    shape: tuple[int, ...]
+    sources: list[tuple[Placement, StoredTensor]]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That keeps all their values."""
+        return np.result_type(*(tensor.numpy_dtype for _, tensor in self.sources))
+
+    def read(self, heads: int, dtype: DTypeLike) -> Array:
+        """The parameter in our layout, new.
+
+        Args:
+            heads: attention heads of the model.
+            dtype: of the result.
+
+        Raises:
+            CheckpointError: values beyond the range of `dtype`; a file that changed.
+        """
+        values: Array = np.empty(self.shape, dtype)
+        for place, tensor in self.sources:
+            try:
+                with np.errstate(over="raise"):
+                    place_tensor(values, place, heads, tensor)
+            except FloatingPointError:
+                raise CheckpointError(
+                    f"{tensor.name} in {tensor.path} has values beyond the range of "
+                    f"{np.dtype(dtype)}"
+                ) from None
+        return values
+
+
+def match_huggingface(folder: Path, config: AnyModelConfig, shapes: Shapes) -> list[Filled]:
+    """Finds the tensors of a folder in Hugging Face layout.
+
+    Args:
+        folder: with safetensors or pytorch_model*.bin.
+        config: of the model.
+        shapes: of the parameters that are to be filled.
+
+    Raises:
+        CheckpointError: a tensor that is missing, superfluous or of another shape; a file that
+            `open_folder` refuses.
+    """
+    tensors = open_folder(folder)
+    weights = {name: one for name, one in tensors.items() if not NO_WEIGHT.search(name)}
+    return _matched(folder, weights, placements_of_names(config, weights), shapes)
+
+
+def match_ckpt(source: Path, config: AnyModelConfig, shapes: Shapes) -> list[Filled]:
+    """The same for MindFormers' file, or folder of files; see `open_ckpt`."""
+    places = mindformers_placements(config)
+    weights = open_ckpt(find_ckpt(source), NO_WEIGHT_OF_MINDFORMERS)
+    return _matched(source, weights, places, shapes)
+
+
+def _matched(
+    source: Path, tensors: Mapping[str, StoredTensor], places: Places, shapes: Shapes
+) -> list[Filled]:
+    """Every parameter with its tensors, in the order of the checkpoint."""
+    filled: dict[str, Filled] = {}
+    for name, tensor in tensors.items():
+        place = places.get(name)
+        if place is None and name in places:
+            continue
+        if place is None or place.name not in shapes:
+            raise CheckpointError(
+                f"{name} {list(tensor.shape)} in {tensor.path} has no place in this model"
+            )
+        expected = place.shape(shapes)
+        if tensor.shape != expected:
+            raise CheckpointError(
+                f"{name} in {tensor.path} has shape {list(tensor.shape)}; "
+                f"this model needs {list(expected)}"
+            )
+        parameter = Filled(place.name, shapes[place.name], [])
+        filled.setdefault(place.name, parameter).sources.append((place, tensor))
+    _check_complete(source, tensors, places, shapes)
+    return list(filled.values())
+
+
+def _check_complete(
+    source: Path, tensors: Mapping[str, StoredTensor], places: Places, shapes: Shapes
+) -> None:
+    needed = {
+        name: place.shape(shapes)
+        for name, place in places.items()
+        if place and place.name in shapes
+    }
+    placed = {place.name for place in places.values() if place}
+    # A parameter that no tensor of this layout fills stands for itself.
+    needed.update({name: shape for name, shape in shapes.items() if name not in placed})
+    missing = sorted(name for name in needed if name not in tensors)
+    if missing:
+        raise CheckpointError(
+            f"{source} lacks {missing[0]}, expected with shape {list(needed[missing[0]])}; "
+            f"missing tensors: {len(missing)}"
+        )

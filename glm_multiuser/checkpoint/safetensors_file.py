@@ -1,0 +1,90 @@
+"""`.safetensors` files: finding the tensors in them, and writing them.
+
+Such a file is the length of a header in 8 bytes, little-endian, the header, and the tensors. The
+header is JSON, `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`, counted from its end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from glm_multiuser.checkpoint.replacing import replacing
+from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, StoredTensor, not_floating
+from glm_multiuser.errors import CheckpointError
+
+Sizes = Mapping[str, tuple[tuple[int, ...], "np.dtype[Any]"]]
+"""Name of a tensor -> its shape and dtype."""
+
+
+def open_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Finds the tensors of a file, and reads no weights.
+
+    Raises:
+        CheckpointError: a file that cannot be read, is broken or cut short; a tensor that is not
+            stored as floating-point numbers.
+    """
+    try:
+        # Checks the header, and that its tensors fill the file exactly ...
+        with safe_open(path, framework="numpy"):
+            pass
+        # ... but knows neither bfloat16 nor a way to read without copying.
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is broken, cut short or not a safetensors file: {error}"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in DTYPES:
+            raise not_floating(name, path, entry["dtype"])
+        begin, end = entry["data_offsets"]
+        tensors[name] = StoredTensor(
+            name=name,
+            path=path,
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            parts=((8 + length + begin, end - begin),),
+        )
+    return tensors
+
+
+def save_safetensors(path: Path, sizes: Sizes, arrays: Iterable[tuple[str, Array]]) -> None:
+    """Writes a file as transformers reads it, complete or not at all.
+
+    `safetensors.numpy.save_file` makes the same file, but wants all arrays at once.
+
+    Args:
+        path: of the file.
+        sizes: of exactly the tensors that will come.
+        arrays: names and values, in any order; only one of them is in memory.
+    """
+    # Larger numbers first, so that all of them lie at multiples of their size.
+    names = sorted(sizes, key=lambda name: (-sizes[name][1].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        shape, dtype = sizes[name]
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        stored_as = next(ours for ours, numpy in DTYPES.items() if numpy == dtype)
+        header[name] = {"dtype": stored_as, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, values in arrays:
+            file.seek(8 + len(text) + header[name]["data_offsets"][0])
+            flat = np.ascontiguousarray(values, sizes[name][1]).reshape(-1)
+            file.write(flat.view(np.uint8).data)
+        file.truncate(8 + len(text) + end)

@@ -1,0 +1,89 @@
+"""PyTorch's `.bin` files: finding the tensors in them, through torch.
+
+Such a file is a zip archive of a pickle, which says what tensors there are, and of their numbers.
+torch unpickles it with `weights_only=True`, so code that a pickle names is refused and never runs;
+the numbers stay in the file, which torch maps.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+from zipfile import is_zipfile
+
+import numpy as np
+
+from glm_multiuser.checkpoint.stored_tensor import StoredTensor, not_floating
+from glm_multiuser.errors import CheckpointError
+
+OUR_DTYPES = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+}
+"""torch's name of a dtype -> the one that `StoredTensor` knows."""
+
+BROKEN = "broken, cut short or not a file of torch.save from torch 1.6 on"
+
+
+def open_torch(path: Path) -> dict[str, StoredTensor]:
+    """Finds the tensors of a file, and reads no weights.
+
+    Raises:
+        CheckpointError: a file that cannot be read, is broken or cut short, is in the format from
+            before torch 1.6, or would run code; a tensor that is not stored as floating-point
+            numbers; torch is not installed.
+    """
+    try:
+        import torch  # late: an extra, and slow to import
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path} needs torch to be read: pip install 'glm-multiuser[torch]' ({error})"
+        ) from error
+    if not _is_archive(path):
+        raise CheckpointError(f"{path} is {BROKEN}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UnpicklingError as error:
+        # torch's own message goes on to say how to run such code all the same.
+        code = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"asks to run {code[1]}" if code else "holds something else than weights"
+        raise CheckpointError(f"{path} {what}, which is refused") from error
+    except Exception as error:  # a broken pickle can make torch raise anything
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is {BROKEN}: {first_line}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds {type(content).__name__}, not tensors with names")
+    return {name: _stored(name, path, tensor) for name, tensor in content.items()}
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return is_zipfile(file)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _stored(name: Any, path: Path, tensor: Any) -> StoredTensor:
+    import torch
+
+    if not isinstance(name, str):
+        raise CheckpointError(f"the name {name!r} in {path} is no text")
+    if not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(f"{name!r} in {path} is {type(tensor).__name__}, not a tensor")
+    dtype = str(tensor.dtype)
+    if tensor.layout != torch.strided or tensor.is_meta:
+        dtype = f"{dtype} in {tensor.layout} on {tensor.device}"
+    if dtype not in OUR_DTYPES:
+        raise not_floating(name, path, dtype)
+    if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+        raise CheckpointError(
+            f"{name} in {path} has shape {list(tensor.shape)}, and fewer numbers than that"
+        )
+    flat = tensor.detach().contiguous().view(-1)
+    mapped: Any = np.empty(0, np.uint8) if flat.numel() == 0 else flat.view(torch.uint8).numpy()
+    return StoredTensor(name, path, OUR_DTYPES[dtype], tuple(tensor.shape), mapped=mapped)

@@ -1,0 +1,94 @@
+"""Loading needs the memory of the weights, and little more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from glm_multiuser.checkpoint.layouts import glm
+from tests.checkpoint.folders import GLM, write_json
+
+VALUES = {
+    **GLM,
+    "vocab_size": 8192,
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "head_dim": 64,
+    "intermediate_size": 2816,
+}
+"""151 million numbers, 8 of them in each of the two largest parameters."""
+
+MEASURE = """
+import json, sys, threading
+from pathlib import Path
+import numpy as np
+from glm_multiuser.checkpoint import load_checkpoint, read_model_config, read_tensors
+from glm_multiuser.checkpoint.layouts import parameter_shapes
+if sys.argv[2] == "bin":
+    import torch
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+folder = Path(sys.argv[1])
+config = read_model_config(folder)
+before = peak = anonymous()
+model = {name: np.ones(shape, np.float16) for name, shape in parameter_shapes(config).items()}
+done = threading.Event()
+
+def watch():
+    global peak
+    while not done.wait(0.001):
+        peak = max(peak, anonymous())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+load_checkpoint(
+    folder,
+    config,
+    {name: (one.shape, one.dtype) for name, one in model.items()},
+    lambda name, values: np.copyto(model[name], values),
+)
+done.set()
+watcher.join()
+right = all(bool((one.reshape(-1)[::97] == 0.5).all()) for one in model.values())
+print(json.dumps([sum(one.nbytes for one in model.values()), peak - before, right]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make torch")
+def test_peak_of_both_formats(tmp_path: Path) -> None:
+    """bfloat16 as published, float16 as wanted, and rows of one parameter from three tensors."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = glm.read_config(VALUES)
+    shapes = glm.shapes(config)
+    tensors = {
+        name: torch.full(place.shape(shapes), 0.5, dtype=torch.bfloat16)
+        for name, place in glm.placements(config).items()
+        if place
+    }
+    folders = {"bin": tmp_path / "bin", "safetensors": tmp_path / "safetensors"}
+    for folder in folders.values():
+        folder.mkdir()
+        write_json(folder / "config.json", VALUES)
+    torch.save(tensors, folders["bin"] / "pytorch_model.bin")
+    save_file(tensors, folders["safetensors"] / "model.safetensors")
+    for kind, folder in folders.items():
+        child = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(folder), kind], capture_output=True, text=True
+        )
+        assert child.returncode == 0, child.stderr
+        weights, peak, right = json.loads(child.stdout)
+        assert right
+        assert weights > 290e6
+        assert peak < 1.15 * weights, f"{kind}: {peak / weights:.3f} of {weights} bytes"
