@@ -9,16 +9,19 @@ they are ordinary text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-import sentencepiece
-
-from glm_multiuser.errors import CheckpointError, InvalidParameterError
-from glm_multiuser.tokenizers.folder import read_tokenizer_config
-from glm_multiuser.tokenizers.history import rounds_of
+from glm_multiuser.tokenizers.answers import AnswerReader, PlainAnswerReader
+from glm_multiuser.tokenizers.folder import read_tokenizer_config, refuse_settings
+from glm_multiuser.tokenizers.history import messages_of
+from glm_multiuser.tokenizers.messages import questions_and_answers, refuse_tools
+from glm_multiuser.tokenizers.sentencepiece_file import SentencePieceFile
 from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE, IncrementalDetokenizer
+from glm_multiuser.tokenizers.text import check_text
+
+FAMILY = "ChatGLM-6B"
 
 VOCABULARY_FILE = "ice_text.model"
 
@@ -36,9 +39,6 @@ SPECIAL_PIECES = (
     "</s>",
     "<pad>",
 )
-
-SPACE_MARK = "\u2581"
-"""How sentencepiece writes a space inside a piece."""
 
 LONGEST_BLANK = 80
 """Spaces that one `<|blank_k|>` symbol can stand for, as in the original."""
@@ -86,23 +86,17 @@ class ChatGLMTokenizer:
     """
 
     def __init__(self, file: Union[str, Path], *, clean_up_spaces: bool = True) -> None:
-        self._pieces = _load_pieces(Path(file))
-        self.vocab_size: int = self._pieces.get_piece_size()
-        everything = list(range(self.vocab_size))
-        kinds = zip(self._pieces.is_control(everything), self._pieces.is_unknown(everything))
-        self.special_ids = frozenset(one for one, kind in enumerate(kinds) if any(kind))
-        self._refuse_unsafe_file(file)
-        self.gmask_token_id = self._need("[gMASK]", file)
-        self.bos_token_id = self._need("<sop>", file)
-        self.eos_token_id = self._need("<eop>", file)
+        self._pieces = SentencePieceFile(file)
+        for piece in SPECIAL_PIECES:
+            self._pieces.refuse_as_text(piece)
+        self.vocab_size = self._pieces.size
+        self.special_ids = self._pieces.special_ids
+        self.gmask_token_id = self._pieces.need("[gMASK]", FAMILY)
+        self.bos_token_id = self._pieces.need("<sop>", FAMILY)
+        self.eos_token_id = self._pieces.need("<eop>", FAMILY)
         self.stop_token_ids: tuple[int, ...] = (self.eos_token_id,)
-        self._whitespace = self._whitespace_symbols(file)
+        self._whitespace = self._whitespace_symbols()
         self._replacements = CLEAN_UP if clean_up_spaces else ()
-        # A file says by its settings how many leading spaces decoding drops; the settings
-        # themselves cannot be read without protobuf, their effect can.
-        two_spaces = self._pieces.decode([self._pieces.piece_to_id(SPACE_MARK)] * 2)
-        self._drops_a_leading_space = two_spaces != "  "
-        self._drops_every_leading_space = two_spaces == ""
 
     @classmethod
     def from_folder(cls, folder: Union[str, Path]) -> ChatGLMTokenizer:
@@ -112,12 +106,7 @@ class ChatGLMTokenizer:
             CheckpointError: as the class does, or a setting that this version cannot follow.
         """
         config = read_tokenizer_config(Path(folder))
-        for name, only in UNSUPPORTED_SETTINGS.items():
-            if config.get(name, only) != only:
-                raise CheckpointError(
-                    f"tokenizer_config.json in {folder} has {name} {config[name]!r}; "
-                    f"this version only reads {only!r}"
-                )
+        refuse_settings(Path(folder), config, UNSUPPORTED_SETTINGS)
         return cls(
             Path(folder) / VOCABULARY_FILE,
             clean_up_spaces=bool(config.get("clean_up_tokenization_spaces", True)),
@@ -134,11 +123,10 @@ class ChatGLMTokenizer:
         Raises:
             InvalidParameterError: not a string, or half of a surrogate pair in it.
         """
-        _check_text(text, "text")
+        check_text(text, "text")
         text = text.replace("\n", "<n>").replace("\t", "<|tab|>")
         text = re.sub(f" {{2,{LONGEST_BLANK}}}", lambda run: f"<|blank_{len(run.group())}|>", text)
-        ids: list[int] = self._pieces.encode(text)
-        return ids
+        return self._pieces.encode(text)
 
     def encode_prompt(self, query: str, history: Optional[Sequence[Any]] = ()) -> list[int]:
         """Ids of the prompt that the original `chat` feeds, ending with `[gMASK] <sop>`.
@@ -154,19 +142,40 @@ class ChatGLMTokenizer:
         Raises:
             InvalidParameterError: a query that is not a string, or a history that is none.
         """
-        _check_text(query, "query")
-        system, rounds = rounds_of(history)
-        questions = [question for question, _ in rounds] + [query]
-        if system:
-            questions[0] = f"{system}\n{questions[0]}"
+        return self.encode_messages(messages_of(query, history))
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Ids of a conversation, in the form of `encode_prompt`.
+
+        Args:
+            messages: `{"role", "content"}` of roles system (only first), user and assistant;
+                the last one is the question.
+            tools: must be empty.
+
+        Raises:
+            InvalidParameterError: another order or role, or tools.
+        """
+        refuse_tools(tools, FAMILY)
+        questions, answers = questions_and_answers(messages)
         prompt = questions[-1]
-        if rounds:
+        if answers:
             told = [
                 f"[Round {number}]\n问：{question}\n答：{answer}\n"
-                for number, (question, (_, answer)) in enumerate(zip(questions, rounds))
+                for number, (question, answer) in enumerate(zip(questions, answers))
             ]
-            prompt = f"{''.join(told)}[Round {len(rounds)}]\n问：{prompt}\n答："
+            prompt = f"{''.join(told)}[Round {len(answers)}]\n问：{prompt}\n答："
         return [*self.encode(prompt), self.gmask_token_id, self.bos_token_id]
+
+    def answer_reader(self, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerReader:
+        """A reader for one answer, all of which is content.
+
+        Raises:
+            InvalidParameterError: tools, which this family does not know.
+        """
+        refuse_tools(tools, FAMILY)
+        return PlainAnswerReader()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of an answer, as the original `chat` decodes it.
@@ -186,13 +195,12 @@ class ChatGLMTokenizer:
         if not 0 <= token_id < self.vocab_size:
             return b""
         if token_id in self.special_ids:
-            name: str = self._pieces.id_to_piece(token_id)
-            return name.encode("utf-8")
+            return self._pieces.name(token_id)
         return self._bytes_of(token_id, at_start=False)
 
     def detokenizer(self) -> IncrementalDetokenizer:
         """A detokenizer for one answer; its deltas join to what `decode` returns."""
-        at_start = self._drops_a_leading_space
+        at_start = self._pieces.drops_a_leading_space
 
         def token_bytes(token_id: int) -> bytes:
             nonlocal at_start
@@ -200,7 +208,7 @@ class ChatGLMTokenizer:
             if not 0 <= token_id < self.vocab_size or token_id in self.special_ids:
                 return b""
             written = self._bytes_of(token_id, at_start)
-            at_start = at_start and self._drops_every_leading_space and not written
+            at_start = at_start and self._pieces.drops_every_leading_space and not written
             return written
 
         return IncrementalDetokenizer(
@@ -224,65 +232,11 @@ class ChatGLMTokenizer:
     def _bytes_of(self, token_id: int, at_start: bool) -> bytes:
         if token_id in self._whitespace:
             return self._whitespace[token_id]
-        piece: str = self._pieces.id_to_piece(token_id)
-        if self._pieces.is_byte(token_id):
-            return bytes.fromhex(piece[len("<0x") : -len(">")])
-        if at_start and piece.startswith(SPACE_MARK):
-            piece = piece[len(SPACE_MARK) :]
-        return piece.replace(SPACE_MARK, " ").encode("utf-8")
+        return self._pieces.bytes_of(token_id, at_start)
 
-    def _find(self, piece: str) -> Optional[int]:
-        # sentencepiece answers with the id of <unk> when there is no such piece.
-        found: int = self._pieces.piece_to_id(piece)
-        return found if self._pieces.id_to_piece(found) == piece else None
-
-    def _need(self, piece: str, file: Union[str, Path]) -> int:
-        found = self._find(piece)
-        if found is None:
-            raise CheckpointError(f"{file} has no piece {piece!r}; ChatGLM-6B needs one")
-        return found
-
-    def _refuse_unsafe_file(self, file: Union[str, Path]) -> None:
-        for piece in SPECIAL_PIECES:
-            found = self._find(piece)
-            if found is not None and found not in self.special_ids:
-                raise CheckpointError(
-                    f"{file} has {piece!r} as ordinary text, so a user could write this special "
-                    "token; it must be a control symbol"
-                )
-        if not self._pieces.is_byte(self._pieces.piece_to_id("<0x00>")):
-            raise CheckpointError(
-                f"{file} has no byte pieces, so an unknown character would become <unk>; "
-                "it must be trained with byte_fallback"
-            )
-
-    def _whitespace_symbols(self, file: Union[str, Path]) -> dict[int, bytes]:
-        symbols = {self._need("<n>", file): b"\n", self._need("<|tab|>", file): b"\t"}
+    def _whitespace_symbols(self) -> dict[int, bytes]:
+        need = self._pieces.need
+        symbols = {need("<n>", FAMILY): b"\n", need("<|tab|>", FAMILY): b"\t"}
         for length in range(2, LONGEST_BLANK + 1):
-            symbols[self._need(f"<|blank_{length}|>", file)] = b" " * length
+            symbols[need(f"<|blank_{length}|>", FAMILY)] = b" " * length
         return symbols
-
-
-def _load_pieces(file: Path) -> Any:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
-    try:
-        if content:
-            return sentencepiece.SentencePieceProcessor(model_proto=content)
-    except RuntimeError as error:
-        raise CheckpointError(f"{file} is not a sentencepiece model: {error}") from error
-    raise CheckpointError(f"{file} is empty; it must be a sentencepiece model")
-
-
-def _check_text(text: object, name: str) -> None:
-    if not isinstance(text, str):
-        raise InvalidParameterError(f"{name} is {type(text).__name__}; it must be a string")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidParameterError(
-            f"{name} has {text[error.start]!r} at character {error.start}, half of a surrogate "
-            "pair; it must be text that UTF-8 can write"
-        ) from None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.tokenizers.text import check_text, shown
 
 ROLES = ("system", "user", "assistant")
 
@@ -29,7 +30,7 @@ def rounds_of(history: Optional[Sequence[Any]]) -> tuple[str, list[tuple[str, st
         return "", []
     if isinstance(history, (str, bytes, Mapping)) or not isinstance(history, Sequence):
         raise InvalidParameterError(
-            f"history is {_shown(history)}; it must be a list of (query, answer) pairs or of "
+            f"history is {shown(history)}; it must be a list of (query, answer) pairs or of "
             '{"role", "content"} messages'
         )
     system = ""
@@ -63,18 +64,33 @@ def rounds_of(history: Optional[Sequence[Any]]) -> tuple[str, list[tuple[str, st
     return system, rounds
 
 
+def messages_of(query: str, history: Optional[Sequence[Any]]) -> list[dict[str, str]]:
+    """A question with its history (see `rounds_of`) as one list of messages.
+
+    Raises:
+        InvalidParameterError: a query that is not a string, or a history that is none.
+    """
+    check_text(query, "query")
+    system, rounds = rounds_of(history)
+    messages = [{"role": "system", "content": system}] if system else []
+    for question, answer in rounds:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer})
+    return [*messages, {"role": "user", "content": query}]
+
+
 def _read_item(item: Any, name: str) -> tuple[str, list[str]]:
     """Returns the role ("pair" for a pair) and the one or two texts of an item."""
     if isinstance(item, Mapping):
         role = item.get("role")
         if role not in ROLES:
             raise InvalidParameterError(
-                f"{name} has role {_shown(role)}; it must be one of {', '.join(ROLES)}"
+                f"{name} has role {shown(role)}; it must be one of {', '.join(ROLES)}"
             )
         return str(role), [_text(item.get("content"), f"{name}['content']")]
     if isinstance(item, (str, bytes)) or not isinstance(item, Sequence) or len(item) != 2:
         raise InvalidParameterError(
-            f"{name} is {_shown(item)}; it must be a (query, answer) pair or a "
+            f"{name} is {shown(item)}; it must be a (query, answer) pair or a "
             '{"role", "content"} message'
         )
     return "pair", [_text(item[0], f"{name}[0]"), _text(item[1], f"{name}[1]")]
@@ -82,15 +98,9 @@ def _read_item(item: Any, name: str) -> tuple[str, list[str]]:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be a string")
+        raise InvalidParameterError(f"{name} is {shown(value)}; it must be a string")
     return value
 
 
 def _described(role: str) -> str:
     return "a (query, answer) pair" if role == "pair" else f"a message of role {role!r}"
-
-
-def _shown(value: object, longest: int = 60) -> str:
-    """Keeps a large value from filling the log."""
-    text = repr(value)
-    return text if len(text) <= longest else text[:longest] + "..."

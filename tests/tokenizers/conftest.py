@@ -1,7 +1,8 @@
-"""The tokenizers that the tests run on: the real one, the reference's small one, a trained one."""
+"""The tokenizers that the tests run on: real ones, the reference's small ones, trained ones."""
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Callable
@@ -10,8 +11,16 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
 
-from glm_multiuser.tokenizers import ChatGLMTokenizer
+from glm_multiuser.tokenizers import (
+    ChatGLM3Tokenizer,
+    ChatGLMTokenizer,
+    ChatTokenizer,
+    GLM4Tokenizer,
+    Qwen2Tokenizer,
+)
 from tests.golden_data import golden_folder
 
 CONTROL = ["[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>"]
@@ -81,3 +90,147 @@ def file(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(file: Path) -> ChatGLMTokenizer:
     return ChatGLMTokenizer(file)
+
+
+QWEN2_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+QWEN2_SHOWN = ["<tool_call>", "</tool_call>"]
+
+QWEN2_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- '# Tools\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' + (tool | tojson) }}
+    {%- endfor %}
+    {{- '\\n</tools>\\nAnswer with <tool_call></tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages if message.role != 'system' %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
+        {{- '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + (message.content | trim) }}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""In the manner of Qwen2.5."""
+
+
+def write_config(folder: Path, **values: Any) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def chatglm3_folder(train_file: TrainFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small `tokenizer.model` of ChatGLM2 or ChatGLM3."""
+    folder = tmp_path_factory.mktemp("chatglm3")
+    trained = train_file(
+        control_symbols=[],
+        user_defined_symbols=[],
+        pad_id=-1,
+        normalization_rule_name="identity",  # keeps line breaks, as the released file does
+        remove_extra_whitespaces=False,
+    )
+    (folder / "tokenizer.model").write_bytes(trained.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def glm4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small `tokenizer.model` of GLM-4: the bytes, and some merges of them."""
+    folder = tmp_path_factory.mktemp("glm4")
+    words = ["he", "ll", "你".encode()[:2], "你", "好"]
+    pieces = [bytes([byte]) for byte in range(256)]
+    pieces += [word.encode() if isinstance(word, str) else word for word in words]
+    lines = [b"%s %d\n" % (base64.b64encode(one), rank) for rank, one in enumerate(pieces)]
+    (folder / "tokenizer.model").write_bytes(b"".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small tokenizer in the form of Qwen2.5."""
+    folder = tmp_path_factory.mktemp("qwen2")
+    found = Tokenizer(models.BPE())
+    found.normalizer = normalizers.NFC()
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    found.train_from_iterator(
+        CORPUS, BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
+    found.add_special_tokens(QWEN2_SPECIAL)
+    found.add_tokens([AddedToken(name, normalized=False) for name in QWEN2_SHOWN])
+    found.save(str(folder / "tokenizer.json"))
+    write_config(
+        folder,
+        tokenizer_class="Qwen2Tokenizer",
+        eos_token="<|im_end|>",
+        chat_template=QWEN2_TEMPLATE,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen2_older_folder(qwen2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same vocabulary in Qwen2's older files."""
+    folder = tmp_path_factory.mktemp("qwen2_older")
+    content = json.loads((qwen2_folder / "tokenizer.json").read_text("utf-8"))
+    (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]), "utf-8")
+    merges = "\n".join(content["model"]["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", "utf-8")
+    added = {one["id"]: one for one in content["added_tokens"]}
+    write_config(folder, tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=added)
+    return folder
+
+
+def _load(name: str, request: pytest.FixtureRequest) -> ChatTokenizer:
+    folder: Path
+    if name == "chatglm":
+        return ChatGLMTokenizer(request.getfixturevalue("trained_file"))
+    if name in ("chatglm2", "chatglm3"):
+        folder = request.getfixturevalue("chatglm3_folder")
+        return ChatGLM3Tokenizer.from_folder(folder, version=int(name[-1]))
+    if name == "glm4":
+        folder = request.getfixturevalue("glm4_folder")
+        return GLM4Tokenizer.from_file(folder / "tokenizer.model")
+    if name == "qwen2":
+        return Qwen2Tokenizer.from_folder(request.getfixturevalue("qwen2_folder"))
+    if name in ("e2e_chatglm_6b", "tokenizer_chatglm_6b"):
+        return ChatGLMTokenizer.from_folder(golden_folder(name, "ice_text.model"))
+    folder = golden_folder(name, "tokenizer.model")
+    if name == "tokenizer_glm4":
+        return GLM4Tokenizer.from_file(folder / "tokenizer.model")
+    return ChatGLM3Tokenizer.from_folder(folder)
+
+
+SMALL = ["chatglm", "chatglm2", "chatglm3", "glm4", "qwen2"]
+REFERENCE = [
+    *("e2e_chatglm_6b", "tokenizer_chatglm_6b"),
+    *("e2e_chatglm3_6b", "tokenizer_chatglm2_chatglm3", "tokenizer_glm4"),
+]
+
+
+@pytest.fixture(scope="session", params=SMALL)
+def small_tokenizer(request: pytest.FixtureRequest) -> ChatTokenizer:
+    """One family after the other, with vocabularies that are made for the tests."""
+    return _load(request.param, request)
+
+
+@pytest.fixture(scope="session", params=[*SMALL, *REFERENCE])
+def any_tokenizer(request: pytest.FixtureRequest) -> ChatTokenizer:
+    """One family after the other, also with the released vocabularies."""
+    return _load(request.param, request)

@@ -374,12 +374,20 @@ class TestFiles:
         write_config(copied, tokenizer_class="Qwen2Tokenizer")
         with pytest.raises(CheckpointError, match=r"'Qwen2Tokenizer'.*ice_text\.model"):
             load_tokenizer(copied)
+        (copied / "ice_text.model").rename(copied / "tokenizer.model")
+        with pytest.raises(CheckpointError, match=r"'Qwen2Tokenizer'.*tokenizer\.model"):
+            load_tokenizer(copied)
 
-    def test_the_same_class_name_with_another_file_is_refused(self, copied: Path) -> None:
+    def test_the_file_under_the_name_of_another_family_is_refused(self, copied: Path) -> None:
         (copied / "ice_text.model").rename(copied / "tokenizer.model")
         write_config(copied, tokenizer_class="ChatGLMTokenizer")
         with pytest.raises(CheckpointError, match=r"tokenizer\.model.*ice_text\.model"):
             load_tokenizer(copied)
+
+    def test_the_configuration_alone_is_not_enough(self, tmp_path: Path) -> None:
+        write_config(tmp_path, tokenizer_class="ChatGLMTokenizer")
+        with pytest.raises(CheckpointError, match=r"the files tokenizer_config\.json"):
+            load_tokenizer(tmp_path)
 
     @pytest.mark.parametrize("content", ["{", "[]", ""])
     def test_a_broken_configuration(self, copied: Path, content: str) -> None:

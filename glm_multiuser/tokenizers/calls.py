@@ -1,0 +1,107 @@
+"""Calls of tools as text: JSON, and the Python-like form that ChatGLM3 was trained on.
+
+Models write these texts, so nothing in here evaluates one: whatever is not exactly a call with
+constant arguments is no call.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import keyword
+from collections.abc import Mapping
+from typing import Any, Optional
+
+LONGEST_CALL = 20_000
+"""Characters; a longer text is not parsed, because Python's parser recurses as deep as it likes."""
+
+DEEPEST = 64
+"""Levels of lists and objects in each other; deeper ones would exhaust Python's stack."""
+
+OPENING = "```python\n"
+CLOSING = "```"
+
+
+def read_json_arguments(text: str) -> Optional[dict[str, Any]]:
+    """Parses the text of a JSON object; None when it is anything else."""
+    try:
+        values = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) and levels(values) <= DEEPEST else None
+
+
+def levels(value: Any) -> int:
+    """How deeply lists and objects stand in each other: 1 for a value that is neither."""
+    found = 0
+    level = [value]
+    while level:
+        found += 1
+        objects = [one.values() for one in level if isinstance(one, Mapping)]
+        lists = [one for one in level if isinstance(one, (list, tuple))]
+        level = [inner for outer in [*objects, *lists] for inner in outer]
+    return found
+
+
+def write_python_call(arguments: Mapping[str, Any]) -> str:
+    """Writes arguments as ChatGLM3 does: `tool_call(city='Beijing')` in a fence of Markdown.
+
+    The form of PROMPT.md in THUDM/ChatGLM3. A name that Python cannot write as a keyword stands
+    in `**{...}`.
+    """
+    written = [
+        f"{name}={value!r}" if _is_keyword_name(name) else "**" + repr({name: value})
+        for name, value in arguments.items()
+    ]
+    return f"{OPENING}tool_call({', '.join(written)})\n{CLOSING}"
+
+
+def _is_keyword_name(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def read_python_call(text: str) -> Optional[str]:
+    """Reads what `write_python_call` writes; the function may have any name.
+
+    Returns:
+        The arguments as the text of a JSON object; None when the text is anything but one call
+        of a plain name with constant keyword arguments.
+    """
+    code = text.strip()
+    if code.startswith(OPENING) and code.endswith(CLOSING):
+        code = code[len(OPENING) : -len(CLOSING)].strip()
+    if len(code) > LONGEST_CALL:
+        return None
+    try:
+        call = ast.parse(code, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            return None
+        arguments: dict[str, Any] = {}
+        for argument in call.keywords:
+            value = ast.literal_eval(argument.value)
+            if argument.arg is not None:
+                arguments[argument.arg] = value
+            elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
+                arguments.update(value)
+            else:
+                return None
+        return write_json(arguments)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def write_json(value: Any) -> str:
+    """The text of a JSON value, as JSON's standard and UTF-8 allow it.
+
+    Raises:
+        ValueError: a number that is not finite, or half of a surrogate pair.
+        TypeError: a value that JSON does not have.
+        RecursionError: a value that is nested too deeply.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode("utf-8")
+    return text
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

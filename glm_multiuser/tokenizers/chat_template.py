@@ -1,0 +1,130 @@
+"""The chat template of a checkpoint: a text in Jinja2 that writes a conversation.
+
+A template comes from whoever published the checkpoint, so it runs in Jinja2's sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Optional
+
+import jinja2
+import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from glm_multiuser.errors import CheckpointError, InvalidParameterError
+from glm_multiuser.tokenizers.folder import read_tokenizer_config
+
+TEMPLATE_FILE = "chat_template.jinja"
+
+CHAT_ML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""What a checkpoint without a template is written with: ChatML, as in transformers."""
+
+
+class ChatTemplate:
+    """A template that was parsed once and renders for any number of threads.
+
+    Args:
+        source: its text.
+        name: of its file, for messages.
+        constants: what it may name besides the conversation, such as `eos_token`.
+
+    Attributes:
+        takes_tools: whether it mentions tools.
+
+    Raises:
+        CheckpointError: a text that Jinja2 cannot parse.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        name: str = "chat_template",
+        constants: Optional[Mapping[str, str]] = None,
+    ) -> None:
+        # The settings and names that transformers gives to a template.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals.update(constants or {})
+        try:
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"{name} line {error.lineno} is not Jinja2: {error}") from None
+        self.takes_tools = "tools" in names
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ChatTemplate:
+        """Reads `chat_template` of `tokenizer_config.json`, or `chat_template.jinja`.
+
+        Of several templates it takes the one named "tool_use", which is written for
+        conversations with and without tools, else the one named "default".
+
+        Raises:
+            CheckpointError: a file that cannot be read, or a template of another kind.
+        """
+        config = read_tokenizer_config(folder)
+        constants = {}
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+            value = config.get(name)
+            constants[name] = str(value.get("content") if isinstance(value, dict) else value or "")
+        file = folder / TEMPLATE_FILE
+        if file.exists():
+            try:
+                return cls(file.read_text(encoding="utf-8"), str(file), constants)
+            except OSError as error:
+                raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{file} is not UTF-8: {error}") from None
+        source = config.get("chat_template") or CHAT_ML
+        if isinstance(source, list):
+            named = {
+                one.get("name"): one.get("template") for one in source if isinstance(one, dict)
+            }
+            source = named.get("tool_use") or named.get("default")
+        where = f"chat_template of tokenizer_config.json in {folder}"
+        if not isinstance(source, str):
+            raise CheckpointError(f"{where} is {type(source).__name__}; it must be a string")
+        return cls(source, where, constants)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+        """Writes a conversation whose last message awaits an answer.
+
+        Raises:
+            InvalidParameterError: a conversation that the template refuses or cannot write.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages), tools=list(tools) or None, add_generation_prompt=True
+            )
+        except Exception as error:  # a template raises whatever its expressions raise
+            raise InvalidParameterError(
+                f"messages cannot be written by this checkpoint's chat template: {error}"
+            ) from None
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Optional[int] = None,
+    separators: Optional[tuple[str, str]] = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja2's own filter escapes for HTML, which no model was trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,97 @@
+"""Answers of Qwen2.5: content, with calls of tools in tags.
+
+A call is `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, as the chat template of
+Qwen2.5 asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from glm_multiuser.tokenizers.answers import AnswerEnd, ToolCall
+from glm_multiuser.tokenizers.calls import read_json_arguments, write_json
+from glm_multiuser.tokenizers.matching import unfinished_match
+from glm_multiuser.tokenizers.messages import read_tools
+
+OPENING = "<tool_call>"
+CLOSING = "</tool_call>"
+
+
+class TaggedAnswerReader:
+    """Takes calls of the tools that were offered out of an answer.
+
+    A call that cannot be read, that names another tool or that does not end is text. Whitespace
+    before a call, and at the end of an answer with calls, is no content.
+
+    Args:
+        tools: the offered tools, in OpenAI's shape; at least one.
+
+    Raises:
+        InvalidParameterError: a tool of another shape.
+    """
+
+    def __init__(self, tools: Sequence[Any]) -> None:
+        self._names = frozenset(function["name"] for function in read_tools(tools))
+        self._calls: list[ToolCall] = []
+        self._known = ""
+        self._call: list[str] = []
+        self._in_call = False
+        self._space = ""
+
+    def feed(self, delta: str) -> str:
+        """Takes the next decoded text and returns the content that is now certain."""
+        self._known += delta
+        content = ""
+        while True:
+            tag = CLOSING if self._in_call else OPENING
+            before, found, after = self._known.partition(tag)
+            if not found:
+                held = unfinished_match(self._known, tag)
+                before, self._known = before[: len(before) - held], before[len(before) - held :]
+                return content + self._take(before)
+            content += self._take(before)
+            if self._in_call:
+                content += self._end_call()
+            self._in_call = not self._in_call
+            self._known = after
+
+    def finish(self) -> AnswerEnd:
+        """Returns what was held back and the calls, once no more text will come."""
+        if self._in_call:
+            rest = self._space + OPENING + "".join(self._call) + self._known
+        else:
+            rest = self._take(self._known) + ("" if self._calls else self._space)
+        self._known = self._space = ""
+        return AnswerEnd(rest, tuple(self._calls))
+
+    def _take(self, text: str) -> str:
+        if self._in_call:
+            self._call.append(text)
+            return ""
+        text = self._space + text
+        content = text.rstrip()
+        self._space = text[len(content) :]
+        return content
+
+    def _end_call(self) -> str:
+        written = "".join(self._call)
+        self._call = []
+        call = self._read(written)
+        if call is not None:
+            self._calls.append(call)
+            self._space = ""
+            return ""
+        text = self._space + OPENING + written + CLOSING
+        self._space = ""
+        return text
+
+    def _read(self, written: str) -> Optional[ToolCall]:
+        values = read_json_arguments(written) or {}
+        name, arguments = values.get("name"), values.get("arguments")
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            return None
+        try:
+            return ToolCall(name, write_json(arguments))
+        except ValueError:
+            return None

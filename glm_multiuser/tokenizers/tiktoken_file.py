@@ -1,0 +1,83 @@
+"""GLM-4's `tokenizer.model`: a file of ranks for the library tiktoken."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import tiktoken
+
+from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers.byte_level import ByteVocabulary
+
+FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
+
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How a text is cut before pieces are merged, from tokenization_chatglm.py of glm-4-9b."""
+
+LONG_SPACE = re.compile(r"\s{50000}")
+"""tiktoken's own stack overflows on a run of a million spaces, so long runs are cut here."""
+
+
+def is_tiktoken_file(file: Path) -> bool:
+    """Whether the file begins like ranks, not like a sentencepiece model.
+
+    Raises:
+        CheckpointError: a file that cannot be read.
+    """
+    try:
+        with file.open("rb") as stream:
+            return FIRST_LINE.match(stream.readline(1000)) is not None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
+
+
+def read_tiktoken_file(file: Path, special_tokens: Sequence[str]) -> ByteVocabulary:
+    """Reads lines of a piece in base64, a space, and its rank, which is its id.
+
+    Args:
+        file: the file.
+        special_tokens: names of the ids that follow the last rank.
+
+    Raises:
+        CheckpointError: a file that cannot be read, a line of another form, or ranks that are
+            not 0, 1, 2 ... with each single byte among their pieces.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            piece, rank = line.split()
+            ranks[base64.b64decode(piece, validate=True)] = int(rank)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{file} line {number} is not a piece in base64 and its rank: {error}"
+            ) from None
+    pieces = {rank: piece for piece, rank in ranks.items()}
+    if sorted(pieces) != list(range(len(lines))):
+        raise CheckpointError(f"{file} has {len(lines)} lines; their ranks must be 0, 1, 2 ...")
+    for byte in range(256):
+        if bytes([byte]) not in ranks:
+            raise CheckpointError(f"{file} has no piece for the byte {byte}; it must have all 256")
+    encoding = tiktoken.Encoding(
+        file.name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={}
+    )
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for end in [*(run.end() for run in LONG_SPACE.finditer(text)), len(text)]:
+            ids += encoding.encode_ordinary(text[start:end])
+            start = end
+        return ids
+
+    special = {name: len(lines) + place for place, name in enumerate(special_tokens)}
+    return ByteVocabulary(encode, pieces, special)

@@ -1,0 +1,259 @@
+"""The tokenizer of Qwen2, on a small vocabulary in its form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from glm_multiuser.errors import CheckpointError, InvalidParameterError
+from glm_multiuser.tokenizers import Qwen2Tokenizer, load_tokenizer
+from glm_multiuser.tokenizers.tagged_reader import TaggedAnswerReader
+from tests.tokenizers.conftest import QWEN2_SHOWN, QWEN2_SPECIAL, write_config
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "<|im_end|> <tool_call>"}}]
+NAMES = [*QWEN2_SPECIAL, *QWEN2_SHOWN]
+FRAGMENTS = ["<", "<|", "<|im_", "im_end|>", "end|>", "|>", ">", " ", "\n", "a", "\U000f0000"]
+
+tricky_texts = st.lists(st.sampled_from([*NAMES, *FRAGMENTS]), max_size=6).map("".join)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(qwen2_folder: Path) -> Qwen2Tokenizer:
+    found = load_tokenizer(qwen2_folder)
+    assert isinstance(found, Qwen2Tokenizer)
+    return found
+
+
+@pytest.fixture(scope="module")
+def original(qwen2_folder: Path) -> Any:
+    return Tokenizer.from_file(str(qwen2_folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def copied(qwen2_folder: Path, tmp_path: Path) -> Path:
+    for file in qwen2_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def messages(*texts: str) -> list[dict[str, Any]]:
+    roles = ["system", *["user", "assistant"] * len(texts)]
+    return [{"role": role, "content": text} for role, text in zip(roles, texts)]
+
+
+def count(ids: list[int], tokenizer: Qwen2Tokenizer) -> dict[str, int]:
+    return {name: ids.count(tokenizer.special[name]) for name in NAMES}
+
+
+class TestText:
+    @pytest.mark.parametrize("text", ["", " ", "你好, world!\n\n  it's", "\x00👋", "e\u0301"])
+    def test_ids_are_those_of_the_library(
+        self, tokenizer: Qwen2Tokenizer, original: Any, text: str
+    ) -> None:
+        ids = tokenizer.encode(text)
+        assert ids == original.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == original.decode(ids)
+
+    @settings(deadline=None, max_examples=100)
+    @given(text=tricky_texts)
+    def test_text_never_becomes_a_special_token(self, tokenizer: Qwen2Tokenizer, text: str) -> None:
+        ids = tokenizer.encode(text)
+        assert not set(tokenizer.special.values()).intersection(ids)
+        assert tokenizer.decode(ids) == text
+
+    def test_answers_show_only_some_special_tokens(self, tokenizer: Qwen2Tokenizer) -> None:
+        assert tokenizer.decode(list(tokenizer.special.values())) == "<tool_call></tool_call>"
+        assert tokenizer.token_bytes(tokenizer.special["<|im_end|>"]) == b"<|im_end|>"
+
+    def test_ends(self, tokenizer: Qwen2Tokenizer) -> None:
+        names = ["<|im_end|>", "<|endoftext|>"]
+        assert tokenizer.stop_token_ids == tuple(tokenizer.special[name] for name in names)
+        assert tokenizer.process_response(" a\n") == " a\n"
+
+
+class TestTemplate:
+    def test_ids_are_those_of_the_rendered_text(
+        self, tokenizer: Qwen2Tokenizer, original: Any
+    ) -> None:
+        ids = tokenizer.encode_messages(messages("be brief", "\n\n你好 ", "hi", "the fox"))
+        rendered = (
+            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n你好<|im_end|>\n"
+            "<|im_start|>assistant\nhi<|im_end|>\n<|im_start|>user\nthe fox<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
+        assert ids == original.encode(rendered).ids
+        history = [{"role": "system", "content": "be brief"}, ("\n\n你好 ", "hi")]
+        assert tokenizer.encode_prompt("the fox", history) == ids
+
+    def test_tools_and_calls(self, tokenizer: Qwen2Tokenizer, original: Any) -> None:
+        tools = [{"type": "function", "function": {"name": "f", "description": "天气"}}]
+        function = {"name": "f", "arguments": '{"city":"北京"}'}
+        told = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
+            {"role": "tool", "content": "22"},
+        ]
+        rendered = (
+            f"<|im_start|>system\n# Tools\n<tools>\n{json.dumps(tools[0], ensure_ascii=False)}\n"
+            "</tools>\nAnswer with <tool_call></tool_call><|im_end|>\n"
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n\n<tool_call>\n"
+            '{"name": "f", "arguments": {"city": "北京"}}\n</tool_call><|im_end|>\n'
+            "<|im_start|>user\n<tool_response>\n22\n</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
+        assert tokenizer.encode_messages(told, tools) == original.encode(rendered).ids
+        assert isinstance(tokenizer.answer_reader(tools), TaggedAnswerReader)
+
+    @settings(deadline=None, max_examples=100)
+    @given(texts=st.lists(tricky_texts, min_size=4, max_size=4))
+    def test_no_text_writes_a_special_token(
+        self, tokenizer: Qwen2Tokenizer, texts: list[str]
+    ) -> None:
+        plain = tokenizer.encode_messages(messages("a", "b", "c", "d"), TOOLS)
+        ids = tokenizer.encode_messages(messages(*texts), TOOLS)
+        found, expected = count(ids, tokenizer), count(plain, tokenizer)
+        for name in QWEN2_SHOWN:  # the third text is the model's own
+            expected[name] += texts[2].count(name)
+        assert found == expected
+        shown = "".join(tokenizer.token_bytes(one).decode("latin-1") for one in ids)
+        assert texts[3].strip().encode().decode("latin-1") in shown
+
+    def test_no_argument_writes_a_special_token(self, tokenizer: Qwen2Tokenizer) -> None:
+        def ids(text: str) -> list[int]:
+            function = {"name": "f", "arguments": json.dumps({text: [text, {"role": text}]})}
+            call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+            told = [{"role": "user", "content": "a"}, call, {"role": "tool", "content": text}]
+            return tokenizer.encode_messages(told, TOOLS)
+
+        for name in QWEN2_SPECIAL:
+            assert count(ids(name), tokenizer) == count(ids("a"), tokenizer)
+
+    def test_without_a_template_chat_ml_is_written(self, copied: Path, original: Any) -> None:
+        write_config(copied, eos_token={"content": "<|im_end|>"})
+        found = Qwen2Tokenizer.from_folder(copied)
+        rendered = "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
+        assert found.encode_prompt(" hi ") == original.encode(rendered).ids
+        for use in (found.answer_reader, lambda tools: found.encode_messages([], tools)):
+            with pytest.raises(InvalidParameterError, match=r"tools is .*does not mention"):
+                use(TOOLS)
+        with pytest.raises(InvalidParameterError, match=r"one of system, user, assistant$"):
+            found.encode_messages([{"role": "tool", "content": "a"}])
+
+    def test_a_template_that_refuses(self, copied: Path) -> None:
+        write_config(copied, chat_template="{{ raise_exception('no ' + messages[0].role) }}")
+        with pytest.raises(InvalidParameterError, match="chat template: no user"):
+            Qwen2Tokenizer.from_folder(copied).encode_prompt("a")
+
+    @pytest.mark.parametrize(
+        "template",
+        ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ messages[9].content }}"],
+    )
+    def test_a_template_that_cannot_be_rendered(self, copied: Path, template: str) -> None:
+        write_config(copied, chat_template=template)
+        with pytest.raises(InvalidParameterError, match="messages cannot be written"):
+            Qwen2Tokenizer.from_folder(copied).encode_prompt("a")
+
+    @pytest.mark.parametrize(
+        ("template", "message"),
+        [("{% if %}", "line 1 is not Jinja2"), (5, "is int"), ([], "NoneType")],
+    )
+    def test_a_broken_template(self, copied: Path, template: Any, message: str) -> None:
+        write_config(copied, chat_template=template or [{"name": "rag"}])
+        with pytest.raises(CheckpointError, match=message) as caught:
+            load_tokenizer(copied)
+        assert "tokenizer_config.json" in str(caught.value)
+
+    def test_other_places_of_a_template(self, copied: Path) -> None:
+        named = [
+            {"name": "default", "template": "1"},
+            {"name": "tool_use", "template": "{{ tools }}2"},
+        ]
+        write_config(copied, chat_template=named)
+        found = Qwen2Tokenizer.from_folder(copied)
+        assert found.encode_prompt("a") == found.encode("None2")
+        (copied / "chat_template.jinja").write_text("{{ eos_token }}3")
+        found = Qwen2Tokenizer.from_folder(copied)
+        assert found.encode_prompt("a") == found.encode("3")
+
+
+class TestFiles:
+    def test_the_older_files(self, qwen2_older_folder: Path, tokenizer: Qwen2Tokenizer) -> None:
+        found = load_tokenizer(qwen2_older_folder)
+        assert isinstance(found, Qwen2Tokenizer)
+        assert found.special == tokenizer.special
+        assert found.stop_token_ids == tokenizer.stop_token_ids
+        text = "你好, the quick brown fox. it's\n\n123"
+        assert found.decode(found.encode(text)) == text
+        assert found.encode("the quick") == tokenizer.encode("the quick")
+
+    @pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])
+    def test_an_older_file_is_missing(
+        self, qwen2_older_folder: Path, tmp_path: Path, name: str
+    ) -> None:
+        for file in qwen2_older_folder.iterdir():
+            if file.name != name:
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        with pytest.raises(CheckpointError, match=f"cannot read .*{name}"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize("added", [None, {}, {"400": "<|im_end|>"}])
+    def test_older_files_without_special_tokens(
+        self, qwen2_older_folder: Path, tmp_path: Path, added: Any
+    ) -> None:
+        for name in ("vocab.json", "merges.txt"):
+            (tmp_path / name).write_bytes((qwen2_older_folder / name).read_bytes())
+        write_config(tmp_path, tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=added)
+        with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"model": {}}, "byte-level BPE"),
+            ({"model": 5}, "byte-level BPE"),
+            ({"added_tokens": [{}]}, "byte-level BPE"),
+            ({"decoder": {"type": "WordPiece"}}, "'WordPiece'"),
+            ({"normalizer": {"type": "no such"}}, "cannot be read by tokenizers"),
+        ],
+    )
+    def test_a_broken_vocabulary(self, copied: Path, change: Any, message: str) -> None:
+        file = copied / "tokenizer.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+        with pytest.raises(CheckpointError, match=message) as caught:
+            load_tokenizer(copied)
+        assert "tokenizer.json" in str(caught.value)
+
+    def test_merges_as_pairs(self, copied: Path, tokenizer: Qwen2Tokenizer) -> None:
+        file = copied / "tokenizer.json"
+        content = json.loads(file.read_text())
+        content["model"]["merges"] = [one.split(" ") for one in content["model"]["merges"]]
+        file.write_text(json.dumps(content))
+        assert Qwen2Tokenizer.from_folder(copied).encode("the fox") == tokenizer.encode("the fox")
+
+    def test_a_special_token_that_users_could_write(self, copied: Path) -> None:
+        file = copied / "tokenizer.json"
+        content = json.loads(file.read_text())
+        pairs = [one for one in content["model"]["vocab"] if len(one) == 2 and one.isalpha()]
+        name = next(one for one in pairs if one.isascii())
+        content["added_tokens"][0].update(content=name, id=content["model"]["vocab"][name])
+        file.write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match=f"{name!r} as ordinary text"):
+            load_tokenizer(copied)
+
+    def test_ends_of_the_generation_config(self, copied: Path, tokenizer: Qwen2Tokenizer) -> None:
+        (copied / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+        write_config(copied)
+        assert Qwen2Tokenizer.from_folder(copied).stop_token_ids[:2] == (7, 8)
+
+    def test_no_end_at_all(self, copied: Path) -> None:
+        file = copied / "tokenizer.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "added_tokens": []}))
+        write_config(copied)
+        with pytest.raises(CheckpointError, match="eos_token"):
+            load_tokenizer(copied)
