@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from glm_multiuser.checkpoint import write_huggingface
-from glm_multiuser.checkpoint.name_maps import glm_shapes
+from glm_multiuser.checkpoint.layouts import chatglm_6b
 from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
 from glm_multiuser.config import ModelConfig
 
@@ -35,7 +35,7 @@ def write_random_weights(folder: Path, shape: Mapping[str, int], seed: int = 0) 
     config = {"model_type": "chatglm", "position_encoding_2d": True, **shape}
     random = np.random.default_rng(seed)
     arrays = {}
-    for name, size in glm_shapes(ModelConfig.from_dict(config)).items():
+    for name, size in chatglm_6b.shapes(ModelConfig.from_dict(config)).items():
         inputs = shape["inner_hidden_size" if "4h_to_h" in name else "hidden_size"]
         spread = (3 if "query_key_value" in name else 1) / inputs**0.5
         if len(size) > 1:

@@ -15,12 +15,8 @@ from glm_multiuser.checkpoint.loading import (
 )
 from glm_multiuser.checkpoint.model_config import read_model_config
 
-load_glm = load_checkpoint
-"""Its old name, for those who still import that."""
-
 __all__ = [
     "load_checkpoint",
-    "load_glm",
     "read_generation_defaults",
     "read_model_config",
     "read_tensors",

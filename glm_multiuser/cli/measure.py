@@ -173,7 +173,10 @@ def measure(
     """
 
     def params(tokens: int) -> SamplingParams:
-        return loading.sampling_params(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        # Each round asks the same again: what a slot still holds of it must not shorten it.
+        return loading.sampling_params(
+            max_tokens=tokens, temperature=0.0, ignore_eos=True, cache_prompt=False
+        )
 
     run_round(llm, prompts, params(min(WARM_UP_TOKENS, new_tokens)))
     before = llm.stats()

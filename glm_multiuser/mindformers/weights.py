@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from glm_multiuser.checkpoint import load_glm
-from glm_multiuser.checkpoint.name_maps import mindformers_placements, to_their_layout
+from glm_multiuser.checkpoint import load_checkpoint
+from glm_multiuser.checkpoint.layouts.chatglm_6b import mindformers_placements
+from glm_multiuser.checkpoint.placement import to_their_layout
 from glm_multiuser.checkpoint.stored_tensor import Array
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.models.layers import NUMPY_TYPES
@@ -28,7 +29,7 @@ def load_weights(model: Any, folder: Path, config: ModelConfig, progress: Progre
     Raises:
         CheckpointError: the weights in the folder are not those of this model.
     """
-    places = mindformers_placements(config.num_layers)
+    places = mindformers_placements(config)
     parameters = {one.name: one for one in model.get_parameters() if one.name in places}
 
     def assign(name: str, values: Array) -> None:
@@ -39,4 +40,4 @@ def load_weights(model: Any, folder: Path, config: ModelConfig, progress: Progre
         name: (parameter.shape, np.dtype(NUMPY_TYPES[parameter.dtype]))
         for name, parameter in parameters.items()
     }
-    load_glm(folder, config, wanted, assign, progress)
+    load_checkpoint(folder, config, wanted, assign, progress)

@@ -1,0 +1,197 @@
+"""Every family in one run: decode speed, a long prompt among others, and the fifth turn of a chat.
+
+    python benchmarks/families.py [--families glm,chatglm3,glm4,qwen2] [--layers 4]
+
+Models of the published shape, scaled down, with random weights; each family in a process of its
+own. Three things are measured:
+
+1. decode tok/s at 1, 8, 16 and 32 users;
+2. the longest inter-token latency of seven decoding users while an eighth brings a prompt of 1,024
+   tokens, as a multiple of their median decode step, in chunks and whole;
+3. time to first token of the fifth turn of a chat with 1,000 tokens of history, with and without
+   the reuse of the turns before.
+
+The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from glm_multiuser import CausalConfig, ModelConfig, MultiUserLLM, SamplingParams
+from glm_multiuser.cli import measure, screen
+from glm_multiuser.cli.conditions import machine
+from glm_multiuser.config import AnyModelConfig
+
+HIDDEN, HEAD_DIM, VOCAB = 1024, 64, 16384
+DECODING_USERS = 7
+LONG_PROMPT, HISTORY = 1024, 1000
+SEQ_LENGTH = 1280
+TURNS = 5
+
+
+def model_config(family: str, layers: int) -> AnyModelConfig:
+    """The proportions of the published models at a hidden size of 1,024."""
+    if family == "glm":
+        return ModelConfig(VOCAB, HIDDEN, layers, 16, 4 * HIDDEN)
+    chatglm = family != "qwen2"
+    return CausalConfig(
+        family="chatglm" if chatglm else "qwen2",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        num_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads={"chatglm3": 1, "glm4": 2, "qwen2": 2}[family],
+        head_dim=HEAD_DIM,
+        inner_hidden_size={"chatglm3": 3424, "glm4": 3424, "qwen2": 5120}[family],
+        max_sequence_length=8192,
+        eos_token_ids=(VOCAB - 1,),
+        rotary_dim=HEAD_DIM // 2 if chatglm else HEAD_DIM,
+        rotary_interleaved=chatglm,
+    )
+
+
+def decode_rates(family: str, options: argparse.Namespace) -> dict[str, float]:
+    """Users -> decode tok/s of all of them together."""
+    config = model_config(family, options.layers)
+    rates = {}
+    for users in options.users:
+        with MultiUserLLM.from_config(config, users=users, seq_length=256) as llm:
+            prompts = measure.random_prompts(users, 16, VOCAB, ending=())
+            found = measure.measure(llm, users, prompts, 64, options.repeat)
+        rates[str(users)] = found["decode_tok_s"]
+        screen.notice(f"{family}, {users} users: {rates[str(users)]} tok/s")
+    return rates
+
+
+def greedy(tokens: int, **settings: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, **settings)
+
+
+def read_times(llm: MultiUserLLM, prompt: Sequence[int], tokens: int, user: str) -> list[float]:
+    """When each token of an answer arrived."""
+    params = greedy(tokens, cache_prompt=False)
+    return [time.perf_counter() for _ in llm.submit(prompt, params, user=user)]
+
+
+def long_prompt(llm: MultiUserLLM, repeat: int) -> dict[str, float]:
+    """Gaps between tokens of seven users, without and with an eighth one's long prompt, in ms."""
+    (prompt,) = measure.random_prompts(1, LONG_PROMPT, VOCAB, ending=())
+    short = measure.random_prompts(DECODING_USERS, 16, VOCAB, ending=())
+    plain, worst = [], []
+    for _ in range(repeat):
+        times: list[list[float]] = [[] for _ in short]
+
+        def read(number: int, times: list[list[float]] = times) -> None:
+            times[number] = read_times(llm, short[number], 120, f"user {number}")
+
+        threads = [threading.Thread(target=read, args=(one,)) for one in range(DECODING_USERS)]
+        for thread in threads:
+            thread.start()
+        while llm.stats().active_users < DECODING_USERS:
+            time.sleep(0.01)
+        time.sleep(1.0)  # so that there are gaps to compare with
+        asked = time.perf_counter()
+        first = read_times(llm, prompt, 1, "long")[0]
+        for thread in threads:
+            thread.join()
+        pairs = [pair for one in times for pair in zip(one, one[1:])]
+        # While the others' prompts came in, steps were no plain ones either.
+        begun = max(one[1] for one in times)
+        plain += [end - start for start, end in pairs if begun <= start and end < asked]
+        worst.append(max(end - start for start, end in pairs if asked < end and start < first))
+    step = median(plain)
+    return {
+        "decode_step_ms": round(1000 * step, 1),
+        "worst_itl_ms": round(1000 * median(worst), 1),
+        "worst_itl_steps": round(median(worst) / step, 2),
+    }
+
+
+def fifth_turn(llm: MultiUserLLM, repeat: int, reuse: bool) -> dict[str, float]:
+    """Time to first token of the last of five turns, in ms, and how much was not computed."""
+    ttft, cached = [], []
+    for number in range(repeat):
+        pieces = measure.random_prompts(TURNS, HISTORY // (TURNS - 1) - 16, VOCAB, (), number)
+        prompt: list[int] = []
+        for piece in pieces:
+            prompt += piece if piece is not pieces[-1] else piece[:16]
+            params = greedy(16, cache_prompt=reuse)
+            result = llm.submit(prompt, params, user=f"chat {number}").result()
+            prompt += result.token_ids
+        ttft.append(result.timings.ttft_s or 0.0)
+        cached.append(result.usage.cached_tokens)
+    return {
+        "ttft_ms": round(1000 * median(ttft), 1),
+        "prompt_tokens": len(prompt) - 16,
+        "cached_tokens": cached[-1],
+    }
+
+
+def measure_family(family: str, options: argparse.Namespace) -> dict[str, Any]:
+    """All that is measured of one family."""
+    result: dict[str, Any] = {"family": family, "decode_tok_s": decode_rates(family, options)}
+    config = model_config(family, options.layers)
+    if not config.is_causal:
+        return result
+    common = {"users": DECODING_USERS + 1, "seq_length": SEQ_LENGTH}
+    with MultiUserLLM.from_config(config, **common) as llm:
+        result["long_prompt_in_chunks"] = long_prompt(llm, options.repeat)
+        result["fifth_turn"] = fifth_turn(llm, options.repeat, reuse=True)
+        result["fifth_turn_without_reuse"] = fifth_turn(llm, options.repeat, reuse=False)
+    with MultiUserLLM.from_config(config, prefill_chunk=LONG_PROMPT, **common) as llm:
+        result["long_prompt_whole"] = long_prompt(llm, options.repeat)
+    return result
+
+
+def table(results: Sequence[dict[str, Any]], users: Sequence[int]) -> Table:
+    found = Table(title="every family")
+    columns = (
+        *(f"{one} users" for one in users),
+        "worst gap in chunks",
+        "whole",
+        "5th turn TTFT",
+        "without reuse",
+    )
+    for column in ("family", *columns):
+        found.add_column(column, justify="right")
+    for result in results:
+        cells = [str(result["decode_tok_s"][str(one)]) for one in users]
+        if "fifth_turn" in result:
+            cells += [
+                f"{result['long_prompt_in_chunks']['worst_itl_steps']} steps",
+                f"{result['long_prompt_whole']['worst_itl_steps']} steps",
+                f"{result['fifth_turn']['ttft_ms']} ms",
+                f"{result['fifth_turn_without_reuse']['ttft_ms']} ms",
+            ]
+        found.add_row(result["family"], *cells)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--families", default="glm,chatglm3,glm4,qwen2")
+    parser.add_argument("--users", default="1,8,16,32")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    options.users = [int(one) for one in options.users.split(",")]
+    results = []
+    for family in options.families.split(","):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            results.append(pool.apply(measure_family, (family, options)))
+    screen.output().print(table(results, options.users))
+    print(json.dumps({"conditions": {**machine(), **vars(options)}, "runs": results}))
+
+
+if __name__ == "__main__":
+    main()
