@@ -8,7 +8,7 @@ from typing import Optional
 
 from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.errors import GLMMultiUserError
-from glm_multiuser.tokenizers import ChatTokenizer, StopStrings
+from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, StopStrings, ToolCall
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class GenerationResult:
         timings: when things happened.
         logprobs: one per token when the parameters asked for them, else None.
         error: why, for "error".
+        tool_calls: what the answer calls, where it was read by an `AnswerReader`.
     """
 
     text: str
@@ -100,6 +101,7 @@ class GenerationResult:
     timings: Timings
     logprobs: Optional[tuple[Logprob, ...]] = None
     error: Optional[GLMMultiUserError] = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass
@@ -108,13 +110,18 @@ class Answer:
 
     A stop string ends the answer at the token that completed it. The engine may have made a few
     more tokens by then; they are ignored, so that the result does not depend on who reads when.
+
+    A reader stands before the stop strings: these are looked for in the content only, and not in
+    headers and calls, which a caller never sees as text.
     """
 
     request: Request
     tokenizer: Optional[ChatTokenizer]
+    reader: Optional[AnswerReader] = None
     result: Optional[GenerationResult] = None
     _texts: list[str] = field(default_factory=list)
     _tokens: list[Token] = field(default_factory=list)
+    _tool_calls: tuple[ToolCall, ...] = ()
 
     def __post_init__(self) -> None:
         self._detokenizer = self.tokenizer.detokenizer() if self.tokenizer else None
@@ -123,7 +130,10 @@ class Answer:
     def take(self, event: Event) -> Piece:
         """Takes the next event in; the piece with a finish reason is the last one."""
         if isinstance(event, End):
-            rest = self._detokenizer.flush() if self._detokenizer else ""
+            rest = self._content(self._detokenizer.flush()) if self._detokenizer else ""
+            if self.reader:
+                read = self.reader.finish()
+                rest, self._tool_calls = rest + read.text, read.tool_calls
             text, stopped = self._stop_strings.feed(rest)
             if stopped and event.finish_reason == "length":
                 event = replace(event, finish_reason="stop")
@@ -132,13 +142,19 @@ class Answer:
         token_id = event.choice.token_id
         text, stopped = "", False
         if self._detokenizer and token_id not in self.request.stop_token_ids:
-            text, stopped = self._stop_strings.feed(self._detokenizer.push([token_id]))
+            content = self._content(self._detokenizer.push([token_id]))
+            text, stopped = self._stop_strings.feed(content)
         if stopped:
+            if self.reader:
+                self._tool_calls = self.reader.finish().tool_calls
             end = End("stop", None, self.request.queued_seconds, event.seconds)
             return self._finish(text, (event,), end)
         self._texts.append(text)
         inside = self._detokenizer is not None and self._detokenizer.inside_character
         return Piece(text, (token_id,), None, self._logprobs((event,)), inside)
+
+    def _content(self, text: str) -> str:
+        return self.reader.feed(text) if self.reader else text
 
     def _finish(self, text: str, tokens: tuple[Token, ...], end: End) -> Piece:
         self._texts.append(text)
@@ -155,6 +171,7 @@ class Answer:
             ),
             logprobs=self._logprobs(self._tokens),
             error=end.error,
+            tool_calls=self._tool_calls,
         )
         token_ids = tuple(token.choice.token_id for token in tokens)
         return Piece(text, token_ids, end.finish_reason, self._logprobs(tokens))

@@ -274,7 +274,7 @@ class EngineConfig:
         if self.users_per_cell is not None:
             limits["users_per_cell"] = (1, self.users)
         if self.prefill_chunk is not None:
-            limits["prefill_chunk"] = (SMALLEST_PROMPT, 1 << 20)
+            limits["prefill_chunk"] = (1, 1 << 20)
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

@@ -13,7 +13,7 @@ WEIGHT_FIRST_ROWS = {"CPU": 128, "Ascend": 0}
 1.8 times as fast for 12 to 48 rows, 1.1 times at 128, not faster from 256 on. Ascend gets the usual
 form; nobody has measured there."""
 
-PREFILL_CHUNK = {"CPU": 64, "Ascend": 256}
+PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
 """Tokens of a causal model's prompt that enter between two decode steps of the others."""
 
 _configured: list[tuple[str, int]] = []

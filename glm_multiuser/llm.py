@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -24,7 +24,7 @@ from glm_multiuser.errors import GenerationError, InvalidParameterError, PromptT
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
-from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
+from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
 
 User = Union[int, str, None]
 Prompt = Union[str, Sequence[int]]
@@ -186,6 +186,7 @@ class MultiUserLLM:
         params: Optional[SamplingParams] = None,
         user: User = None,
         history: History = (),
+        reader: Optional[AnswerReader] = None,
     ) -> Handle:
         """Puts a request into the queue and returns at once.
 
@@ -195,6 +196,8 @@ class MultiUserLLM:
             user: whose slot; requests of one user run one after the other. None: nobody's, the
                 request takes any slot.
             history: earlier rounds, (question, answer) pairs or {"role", "content"} messages.
+            reader: of this answer alone, from `tokenizer.answer_reader(tools)`: text is its
+                content then, and the result has its calls. None: text as the model writes it.
 
         Raises:
             InvalidParameterError: a field out of its range.
@@ -202,7 +205,8 @@ class MultiUserLLM:
             UserBusyError, QueueFullError: too many requests are waiting; nothing was lost.
             EngineClosedError: the engine takes no more requests.
         """
-        return self._submit(self.prompt_token_ids(prompt, history), params, user, wait=False)
+        token_ids = self.prompt_token_ids(prompt, history)
+        return self._submit(token_ids, params, user, wait=False, reader=reader)
 
     def asubmit(
         self,
@@ -210,6 +214,7 @@ class MultiUserLLM:
         params: Optional[SamplingParams] = None,
         user: User = None,
         history: History = (),
+        reader: Optional[AnswerReader] = None,
     ) -> AsyncHandle:
         """`submit` for asyncio: no coroutine, but to be called where an event loop runs.
 
@@ -223,9 +228,8 @@ class MultiUserLLM:
             user,
             lambda event: _deliver_to(loop, events, event),
         )
-        handle = AsyncHandle(
-            Answer(request, self.tokenizer), events, lambda: self._engine.cancel(request)
-        )
+        answer = Answer(request, self.tokenizer, reader)
+        handle = AsyncHandle(answer, events, lambda: self._engine.cancel(request))
         self._engine.submit(request)
         return handle
 
@@ -384,13 +388,17 @@ class MultiUserLLM:
         self.close(drain=30.0 if kind is None else 0.0)
 
     def _submit(
-        self, token_ids: Sequence[int], params: Optional[SamplingParams], user: User, wait: bool
+        self,
+        token_ids: Sequence[int],
+        params: Optional[SamplingParams],
+        user: User,
+        wait: bool,
+        reader: Optional[AnswerReader] = None,
     ) -> Handle:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         request = self._request(token_ids, params, user, events.put)
-        handle = Handle(
-            Answer(request, self.tokenizer), events, lambda: self._engine.cancel(request)
-        )
+        answer = Answer(request, self.tokenizer, reader)
+        handle = Handle(answer, events, lambda: self._engine.cancel(request))
         self._engine.submit(request, wait)
         return handle
 
@@ -445,6 +453,26 @@ class MultiUserLLM:
                     f"{vocab_size - 1}"
                 )
         return [int(token_id) for token_id in prompt]
+
+    def chat_token_ids(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Sequence[int]:
+        """The token ids that a whole conversation is answered from; submit them.
+
+        Args:
+            messages: in OpenAI's shape: roles system (only first), user, assistant, perhaps with
+                `tool_calls`, and tool; the last one awaits an answer.
+            tools: what the answer may call, `{"type": "function", "function": {...}}`.
+
+        Raises:
+            InvalidParameterError: another order, role or shape, tools for a family that was not
+                trained on them, or a checkpoint without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InvalidParameterError(
+                "messages need a tokenizer, and this checkpoint has none; submit token ids"
+            )
+        return self.tokenizer.encode_messages(messages, tools)
 
     def _room(self, token_ids: Sequence[int]) -> int:
         """How many tokens an answer to this prompt can have."""

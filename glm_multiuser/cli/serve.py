@@ -30,6 +30,21 @@ def command(
     users: loading.Users = 8,
     seq_length: loading.SeqLength = 512,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait for a slot.")] = 64,
+    prefill_chunk: Annotated[
+        Optional[int],
+        typer.Option(
+            help="Tokens of a prompt that enter between two steps of the other users; of every "
+            "family but ChatGLM-6B, whose prompts enter whole.",
+            show_default="what suits the device",
+        ),
+    ] = None,
+    no_cache_prompt: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache-prompt",
+            help="Compute every prompt whole, also what its user's slot still holds of it.",
+        ),
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     api_keys: Annotated[
@@ -91,7 +106,16 @@ def command(
     def models(places: list[str], load: bool) -> list[ModelSettings]:
         named = [parse_place(place) for place in places]
         return [
-            ModelSettings(name, loading.find_checkpoint(folder), users, seq_length, max_queue, load)
+            ModelSettings(
+                name,
+                loading.find_checkpoint(folder),
+                users,
+                seq_length,
+                max_queue,
+                prefill_chunk,
+                not no_cache_prompt,
+                load,
+            )
             for name, folder in named
         ]
 

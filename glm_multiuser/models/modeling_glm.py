@@ -200,6 +200,7 @@ class GLMForMultiUser(MultiUserModel, StreamChat):
         layout: CellLayout = NO_USERS,
     ) -> None:
         super().__init__(config, numerics, layout)
+        self.config: ModelConfig = config
         self.transformer = GLMModel(config, self.numerics, layout)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, self.numerics, has_bias=False)
         self.heads = config.num_attention_heads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.models.kv_past import NO_USERS
 from glm_multiuser.models.layers import Numerics
 from glm_multiuser.models.modeling_chatglm import ChatGLMForMultiUser
 from glm_multiuser.models.modeling_glm import GLMForMultiUser
@@ -25,4 +26,4 @@ def make_model(config: AnyModelConfig, numerics: Numerics) -> MultiUserModel:
     """
     if config.family not in MODELS:
         raise ConfigError(f"family is {config.family!r}; it must be one of {', '.join(MODELS)}")
-    return MODELS[config.family](config, numerics)
+    return MODELS[config.family](config, numerics, NO_USERS)

@@ -251,8 +251,8 @@ class MultiUserModel(nn.Cell):
         mask = ops.cast(unseen, self.softmax_type) * MASKED
         # The mask has all heads, though they are alike: adding it to scores of another shape
         # would cost a copy of both in every layer.
-        shape = (mask.shape[0], self.kv_heads, self.queries, first)
-        return "token", writes, ops.broadcast_to(mask, shape)
+        full = (mask.shape[0], self.kv_heads, self.queries, first)
+        return "token", writes, ops.broadcast_to(mask, full)
 
     def chunk_step(self, t: int, positions: Tensor, used_blocks: int) -> tuple[Any, ...]:
         """The same for a chunk of one user's prompt.

@@ -40,6 +40,8 @@ def open_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
         users=settings.users,
         seq_length=settings.seq_length,
         max_queue=settings.max_queue,
+        prefill_chunk=settings.prefill_chunk,
+        cache_prompt=settings.cache_prompt,
         **options,
     )
 
@@ -86,9 +88,12 @@ def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerS
     """Refuses what can be known not to work before anything is loaded.
 
     Raises:
-        ConfigError: no configuration, a size out of its range, or no memory left by `others`.
+        CheckpointError: no configuration.
+        ConfigError: a size out of its range, or no memory left by `others`.
     """
-    engine = EngineConfig(model.users, model.seq_length, model.max_queue)
+    engine = EngineConfig(
+        model.users, model.seq_length, model.max_queue, prefill_chunk=model.prefill_chunk
+    )
     engine.check_fits(read_model_config(model.folder))
     limit = server.memory_bytes
     if limit is None:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional
 
 from glm_multiuser.errors import PromptTooLongError
 from glm_multiuser.sampling import SamplingParams
 from glm_multiuser.server.admission import Admission
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, Refusal, refusal_of
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.keys import Caller
@@ -33,23 +34,6 @@ LONG_PROMPT = 4096
 
 MEMORY_OF_SECONDS = 0.9
 """Weight of the past in the mean duration of a request."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One answer that is wanted.
-
-    Attributes:
-        prompt: a question, or token ids.
-        history: earlier rounds.
-        params: how to sample; None: as the checkpoint recommends.
-        max_length: tokens of prompt and answer together.
-    """
-
-    prompt: Union[str, Sequence[int]]
-    history: Sequence[Any] = ()
-    params: Optional[SamplingParams] = None
-    max_length: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +135,7 @@ class Service:
             for ask, token_ids in zip(asks, all_ids):
                 slot_of = entered.user if len(asks) == 1 else None
                 params = _within(ask.max_length, len(token_ids), ask.params or llm.default_params)
-                handle = llm.asubmit(token_ids, params, slot_of)
+                handle = llm.asubmit(token_ids, params, slot_of, reader=ask.reader(llm))
                 leave = partial(self._leave, entered, ask, time.monotonic())
                 generation = Generation(handle, seconds, leave)
                 self._running[generation.number] = (generation, entered.caller)
@@ -199,9 +183,9 @@ class Service:
             )
 
     async def _token_ids(self, model: Model, ask: Ask) -> Sequence[int]:
-        if isinstance(ask.prompt, str) and _length(ask) > LONG_PROMPT:
-            return await asyncio.to_thread(model.llm.prompt_token_ids, ask.prompt, ask.history)
-        return model.llm.prompt_token_ids(ask.prompt, ask.history)
+        if ask.length > LONG_PROMPT:
+            return await asyncio.to_thread(ask.token_ids, model.llm)
+        return ask.token_ids(model.llm)
 
     def _leave(
         self, entered: _Entered, ask: Ask, since: float, generation: Generation, outcome: str
@@ -220,7 +204,7 @@ class Service:
             "seconds": round(seconds, 4),
         }
         if self.settings.log_prompts:
-            fields["prompt"], fields["history"] = ask.prompt, ask.history
+            fields.update(ask.logged())
         if result is not None:
             fields["prompt_tokens"] = result.usage.prompt_tokens
             fields["completion_tokens"] = result.usage.completion_tokens
@@ -259,8 +243,3 @@ def _within(
             f"max_length is {max_length}; the prompt alone has {prompt_tokens} tokens"
         )
     return replace(params, max_tokens=min(room, params.max_tokens or room))
-
-
-def _length(ask: Ask) -> int:
-    """Characters, roughly: enough to know what is long."""
-    return len(ask.prompt) + sum(len(str(item)) for item in ask.history)

@@ -22,6 +22,7 @@ class ModelSettings:
         users: slots.
         seq_length: tokens that each user can hold.
         max_queue: requests that may wait for a slot.
+        prefill_chunk, cache_prompt: as in `EngineConfig`.
         load: whether it is loaded at the start; otherwise when somebody asks for it.
 
     Raises:
@@ -33,6 +34,8 @@ class ModelSettings:
     users: int = 8
     seq_length: int = 512
     max_queue: int = 64
+    prefill_chunk: Optional[int] = None
+    cache_prompt: bool = True
     load: bool = True
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from glm_multiuser.answer import GenerationResult
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.bodies import (
     History,
     MaxLength,
@@ -27,7 +28,6 @@ from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
-from glm_multiuser.server.service import Ask
 
 router = APIRouter(tags=["simple"])
 
@@ -72,7 +72,7 @@ async def answer(request: Request, body: SimpleRequest) -> Any:
         top_p=body.top_p,
         seed=body.seed,
     )
-    ask = Ask(body.prompt, as_history(body.history), params, body.max_length)
+    ask = Ask(body.prompt, as_history(body.history), params=params, max_length=body.max_length)
     (generation,) = await service.start(
         caller_of(request), model, [ask], session_of(request), deadline_of(request)
     )

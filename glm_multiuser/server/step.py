@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.bodies import History, MaxLength, Temperature, TopP, as_history
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import Refusal
@@ -21,7 +22,6 @@ from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
-from glm_multiuser.server.service import Ask
 from glm_multiuser.server.settings import Limits
 
 router = APIRouter(tags=["step"])
@@ -216,7 +216,7 @@ async def _start(request: Request, caller: Caller, body: StepRequest) -> Generat
     model = service.models.get(body.model_name)
     temperature = 0.0 if body.do_sample is False else body.temperature
     params = service.sampling(model, temperature=temperature, top_p=body.top_p)
-    ask = Ask(body.query, as_history(body.history), params, body.max_length)
+    ask = Ask(body.query, as_history(body.history), params=params, max_length=body.max_length)
     (generation,) = await service.start(
         caller, model, [ask], session_of(request), deadline_of(request)
     )

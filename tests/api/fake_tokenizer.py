@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from glm_multiuser.tokenizers import IncrementalDetokenizer, rounds_of
+from glm_multiuser.tokenizers import AnswerReader, IncrementalDetokenizer
+from glm_multiuser.tokenizers.answers import PlainAnswerReader
+from glm_multiuser.tokenizers.history import messages_of
+from glm_multiuser.tokenizers.messages import read_messages, refuse_tools
 from tests.engine.mock_runner import EOS, FAILS_LATER, VOCAB
 
 PIECES: dict[int, bytes] = {
@@ -31,8 +34,19 @@ class FakeTokenizer:
         return [1 + ord(character) % (FAILS_LATER - 1) for character in text]
 
     def encode_prompt(self, query: str, history: Optional[Sequence[Any]] = ()) -> list[int]:
-        system, rounds = rounds_of(history)
-        return self.encode("|".join([system, *(text for pair in rounds for text in pair), query]))
+        return self.encode_messages(messages_of(query, history))
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        refuse_tools(tools, "the mock")
+        told = read_messages(messages, with_tools=False)
+        texts = [message.content for message in told]
+        return self.encode("|".join(texts if told[0].role == "system" else ["", *texts]))
+
+    def answer_reader(self, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerReader:
+        refuse_tools(tools, "the mock")
+        return PlainAnswerReader()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         detokenizer = self.detokenizer()

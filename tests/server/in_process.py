@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Optional
 
 from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
@@ -32,11 +33,15 @@ def mock_llm(
     settings: ModelSettings,
     before: Callable[[Call], None] = lambda call: None,
     params: Optional[SamplingParams] = None,
+    chunk: Optional[int] = None,
     **options: Any,
 ) -> MultiUserLLM:
-    """A model in numpy in the place of `MultiUserLLM.from_pretrained`."""
-    config = EngineConfig(users=settings.users, seq_length=SEQ_LENGTH, max_queue=settings.max_queue)
-    runner: Any = MockRunner(settings.users, before)
+    """A model in numpy in the place of `MultiUserLLM.from_pretrained`; causal with a chunk."""
+    config = EngineConfig(
+        settings.users, SEQ_LENGTH, settings.max_queue, cache_prompt=settings.cache_prompt
+    )
+    runner: Any = MockRunner(settings.users, before, chunk=chunk)
+    runner.model = SimpleNamespace(config=SimpleNamespace(is_causal=chunk is not None))
     params = params or SamplingParams(temperature=0.0, max_tokens=64)
     return MultiUserLLM(runner, config, FakeTokenizer(), params, (EOS,), 0.0)
 

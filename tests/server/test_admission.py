@@ -12,9 +12,10 @@ import pytest
 
 from glm_multiuser import MultiUserLLM
 from glm_multiuser.server.admission import Admission
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.errors import Refusal
 from glm_multiuser.server.keys import Caller
-from glm_multiuser.server.service import Ask, Service
+from glm_multiuser.server.service import Service
 from glm_multiuser.server.settings import Limits, ModelSettings
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (

@@ -8,11 +8,12 @@ from typing import Any, Optional, Union
 
 from pydantic import TypeAdapter, ValidationError
 
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.bodies import ROUNDS_MAX, History, Message, as_history, with_round
 from glm_multiuser.server.kserve.fields import Fields, invalid
 from glm_multiuser.server.kserve.tensors import wrong
 from glm_multiuser.server.models import Model
-from glm_multiuser.server.service import Ask, Service
+from glm_multiuser.server.service import Service
 from glm_multiuser.tokenizers import rounds_of
 
 Items = list[Union[tuple[str, str], Message]]
@@ -63,9 +64,8 @@ def question_of(service: Service, model: Model, fields: Fields) -> Question:
         raise wrong("prompt", "or text_input must be given, one of them")
     history = _read_history(fields.history)
     counted = _last_rounds(as_history(history), fields.history_len)
-    return Question(
-        prompt, history, Ask(prompt, counted, service.sampling(model, **fields.sampling()))
-    )
+    params = service.sampling(model, **fields.sampling())
+    return Question(prompt, history, Ask(prompt, counted, params=params))
 
 
 def _read_history(text: str) -> Items:

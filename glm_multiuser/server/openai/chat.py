@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
@@ -9,14 +10,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from glm_multiuser.answer import GenerationResult, Piece
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+from glm_multiuser.server.openai.conversation import conversation
 from glm_multiuser.server.openai.logprobs import chat_logprobs
-from glm_multiuser.server.openai.requests import ChatMessage, ChatRequest
+from glm_multiuser.server.openai.requests import ChatRequest
 from glm_multiuser.server.openai.response_models import ChatCompletion
 from glm_multiuser.server.openai.running import Answers, start
 from glm_multiuser.server.openai.streaming import stream
 from glm_multiuser.server.responses import OPENAI_ERRORS
-from glm_multiuser.server.service import Ask
 
 router = APIRouter()
 
@@ -31,7 +33,7 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
 
     With `stream` it is an event stream of `chat.completion.chunk` objects that ends with `[DONE]`.
     """
-    ask = conversation(body.messages)
+    ask = Ask(messages=conversation(body.messages), tools=body.offered)
     kind = ("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion")
     answers = await start(request, body, [ask], kind, _max_tokens(body), _logprobs(body))
     if body.stream:
@@ -41,39 +43,6 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
         for index, (result, pieces) in enumerate(await answers.whole(request))
     ]
     return JSONResponse({**answers.head, "choices": choices, "usage": answers.usage()})
-
-
-def conversation(messages: Sequence[ChatMessage]) -> Ask:
-    """The open question with what was said before.
-
-    Args:
-        messages: at least one.
-
-    Raises:
-        Refusal: 400, a role where it cannot stand.
-    """
-    expected = ["system", "user"]
-    history = []
-    for place, message in enumerate(messages):
-        role = "system" if message.role == "developer" else message.role
-        if role not in expected:
-            raise _wrong_role(place, message, expected)
-        expected = ["assistant"] if role == "user" else ["user"]
-        history.append({"role": role, "content": message.content})
-    if messages[-1].role != "user":
-        raise _wrong_role(len(messages) - 1, messages[-1], ["user"])
-    return Ask(history.pop()["content"], history)
-
-
-def _wrong_role(place: int, message: ChatMessage, expected: Sequence[str]) -> Refusal:
-    return Refusal(
-        400,
-        BAD_REQUEST,
-        f"messages[{place}] has role {message.role!r} where only {' or '.join(expected)} can "
-        "stand: at most one system message comes first, then user and assistant take turns, and "
-        "the last message is the user's",
-        field="messages",
-    )
 
 
 def _max_tokens(body: ChatRequest) -> Optional[int]:
@@ -111,17 +80,39 @@ def _choice(
     body: ChatRequest,
 ) -> dict[str, Any]:
     logprobs = [one for piece in pieces for one in piece.logprobs or ()]
+    message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
+    if result.tool_calls:
+        message["content"] = result.text or None
+        message["tool_calls"] = _tool_calls(result)
     choice = {
         "index": index,
-        "message": {"role": "assistant", "content": result.text, "refusal": None},
+        "message": message,
         "logprobs": chat_logprobs(answers.tokenizer, logprobs) if body.logprobs else None,
-        "finish_reason": result.finish_reason,
+        "finish_reason": _finish_reason(result),
     }
     return {**choice, "token_ids": result.token_ids} if body.return_token_ids else choice
 
 
+def _finish_reason(result: GenerationResult) -> str:
+    ended_by_itself = result.finish_reason == "stop"
+    return "tool_calls" if result.tool_calls and ended_by_itself else result.finish_reason
+
+
+def _tool_calls(result: GenerationResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in result.tool_calls
+    ]
+
+
 class ChatChunks:
-    """Makes the choices of chunks: first the role, then text, at last why it ended.
+    """Makes the choices of chunks: first the role, then text, then calls, at last why it ended.
+
+    Calls come at the end, each of them whole: only then it is certain that they are some.
 
     Args:
         answers: that are streamed.
@@ -129,8 +120,8 @@ class ChatChunks:
     """
 
     def __init__(self, answers: Answers, body: ChatRequest) -> None:
+        self._generations = answers.generations
         self._tokenizer = answers.tokenizer
-        self._logprobs = bool(body.logprobs)
         self._token_ids = bool(body.return_token_ids)
         self._begun: set[int] = set()
 
@@ -146,13 +137,16 @@ class ChatChunks:
         if piece.text or logprobs or token_ids:
             choice = _chunk(index, {"content": piece.text}, logprobs)
             yield {**choice, "token_ids": token_ids} if self._token_ids else choice
-        if piece.finish_reason is not None:
-            yield _chunk(index, {}, finish_reason=piece.finish_reason)
+        result = self._generations[index].result
+        if piece.finish_reason is not None and result is not None:
+            for place, call in enumerate(_tool_calls(result)):
+                yield _chunk(index, {"tool_calls": [{"index": place, **call}]})
+            yield _chunk(index, {}, finish_reason=_finish_reason(result))
 
 
 def _chunk(
     index: int,
-    delta: dict[str, str],
+    delta: dict[str, Any],
     logprobs: Optional[dict[str, Any]] = None,
     finish_reason: Optional[str] = None,
 ) -> dict[str, Any]:

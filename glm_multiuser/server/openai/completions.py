@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from glm_multiuser.answer import GenerationResult, Piece
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.openai.logprobs import completion_logprobs
 from glm_multiuser.server.openai.requests import CompletionRequest
 from glm_multiuser.server.openai.response_models import Completion
 from glm_multiuser.server.openai.running import Answers, start
 from glm_multiuser.server.openai.streaming import stream
 from glm_multiuser.server.responses import OPENAI_ERRORS
-from glm_multiuser.server.service import Ask
 
 router = APIRouter()
 

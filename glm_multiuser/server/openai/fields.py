@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Optional, Union
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from glm_multiuser.sampling import STOP_LENGTH_MAX, STOP_MAX
@@ -15,15 +23,23 @@ CHOICES_MAX = Limits.choices
 """What the OpenAPI description says; a server's own limit is checked when a request has come."""
 
 
+class Strict(BaseModel):
+    """Refuses fields that it does not have, and values of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 class Only:
     """A field of OpenAI's that is not implemented: accepted where its value changes nothing.
 
     Args:
         neutral: such values, as JSON has them; null is always one.
+        why: what the message says about other values.
     """
 
-    def __init__(self, *neutral: Any) -> None:
+    def __init__(self, *neutral: Any, why: str = "is not implemented here") -> None:
         self.neutral = (*neutral, None)
+        self.why = why
 
     def check(self, value: Any) -> Any:
         """Refuses every other value."""
@@ -33,15 +49,15 @@ class Only:
                 return value
         raise PydanticCustomError(
             "not_implemented",
-            "is not implemented here; it can only be {values}",
-            {"values": " or ".join(map(json.dumps, self.neutral))},
+            "{why}; it can only be {values}",
+            {"why": self.why, "values": " or ".join(map(json.dumps, self.neutral))},
         )
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
-        return {"enum": list(self.neutral), "description": "Not implemented here."}
+        return {"enum": list(self.neutral), "description": f"Anything else {self.why}."}
 
 
 NoEffect = Annotated[Any, Field(description="Accepted, without effect.")]
@@ -75,8 +91,8 @@ Stop = Annotated[
 
 
 def _joined(value: Any) -> Any:
-    """The text of a message's content."""
-    if isinstance(value, str):
+    """The text of a message's content, if there is one."""
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("content", "must be a text or a list of text parts")
@@ -101,11 +117,17 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 
-Content = Annotated[
-    str,
+OptionalContent = Annotated[
+    Optional[str],
     BeforeValidator(_joined),
     WithJsonSchema(
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": _TEXT_PART, "minItems": 1},
+                {"type": "null"},
+            ]
+        }
     ),
 ]
 """A text, or parts of one, which are joined."""

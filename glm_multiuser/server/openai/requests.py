@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Optional
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from glm_multiuser.sampling import LOGPROBS_MAX, REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, Temperature, TopP
 from glm_multiuser.server.keys import SESSION_LENGTH_MAX
 from glm_multiuser.server.openai.fields import (
     CHOICES_MAX,
-    Content,
     NoEffect,
     Only,
     Prompts,
     Stop,
+    Strict,
 )
+from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
 
 TokenId = Annotated[int, Field(ge=0)]
 LogprobsCount = Annotated[Optional[int], Field(ge=0, le=LOGPROBS_MAX)]
 MODES = ("none", "auto")
-
-
-class Strict(BaseModel):
-    """Refuses fields that it does not have."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StreamOptions(Strict):
@@ -49,7 +44,7 @@ class GenerationRequest(Strict):
     max_tokens: MaxTokens = None
     temperature: Temperature = None
     top_p: TopP = None
-    stop: Stop = []
+    stop: Stop = Field(default_factory=list)
     seed: Seed = None
     n: Optional[int] = Field(
         None,
@@ -70,6 +65,9 @@ class GenerationRequest(Strict):
     min_tokens: Optional[int] = Field(None, ge=0)
     ignore_eos: Optional[bool] = None
     stop_token_ids: Optional[list[TokenId]] = None
+    cache_prompt: Optional[bool] = Field(
+        None, description="false: computes also what the session's slot still holds of the prompt."
+    )
     return_token_ids: Optional[bool] = Field(
         None, description="Adds `token_ids` to every choice: all generated tokens."
     )
@@ -89,20 +87,6 @@ class GenerationRequest(Strict):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class ChatMessage(Strict):
-    """One message of a conversation; a developer is a system."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-
-    name: Annotated[Any, Only()] = None
-    refusal: Annotated[Any, Only()] = None
-    audio: Annotated[Any, Only()] = None
-    annotations: Annotated[Any, Only([])] = None
-    tool_calls: Annotated[Any, Only([])] = None
-    function_call: Annotated[Any, Only()] = None
-
-
 class ChatRequest(GenerationRequest):
     """A conversation whose last message is to be answered."""
 
@@ -110,6 +94,10 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: MaxTokens = None
     logprobs: Optional[bool] = None
     top_logprobs: LogprobsCount = Field(None, description="Needs `logprobs`.")
+    tools: Optional[list[Tool]] = Field(
+        None, max_length=TOOLS_MAX, description="What the model may call; some models know none."
+    )
+    tool_choice: Annotated[Any, Only(*MODES, why="cannot be forced upon a model")] = None
 
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(*MODES)] = None
@@ -118,8 +106,6 @@ class ChatRequest(GenerationRequest):
     moderation: Annotated[Any, Only()] = None
     reasoning_effort: Annotated[Any, Only("none")] = None
     response_format: Annotated[Any, Only({"type": "text"})] = None
-    tool_choice: Annotated[Any, Only(*MODES)] = None
-    tools: Annotated[Any, Only([])] = None
     verbosity: Annotated[Any, Only("medium")] = None
     web_search_options: Annotated[Any, Only()] = None
 
@@ -132,6 +118,12 @@ class ChatRequest(GenerationRequest):
     safety_identifier: NoEffect = None
     service_tier: NoEffect = None
     store: NoEffect = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model hears of; none where it must not call one."""
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return [tool.offered() for tool in tools]
 
 
 class CompletionRequest(GenerationRequest):

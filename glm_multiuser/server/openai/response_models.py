@@ -6,7 +6,7 @@ from typing import Literal, Optional
 
 from pydantic import BaseModel
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ModelCard(BaseModel):
@@ -61,12 +61,28 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class FunctionCall(BaseModel):
+    """Which function is called; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallCard(BaseModel):
+    """One call; the message with its result names its id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
-    """The answer."""
+    """The answer; `tool_calls` only if there are any, and then the content may be null."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: Optional[str]
     refusal: None = None
+    tool_calls: Optional[list[ToolCallCard]] = None
 
 
 class ChatChoice(BaseModel):

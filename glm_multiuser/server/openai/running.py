@@ -15,13 +15,13 @@ from starlette.requests import Request
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.errors import GenerationError, GLMMultiUserError
 from glm_multiuser.sampling import SEED_MAX, SamplingParams
+from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import BAD_REQUEST, Refusal, refusal_of
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.openai.merge import Arrival, merged
 from glm_multiuser.server.openai.requests import GenerationRequest
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
-from glm_multiuser.server.service import Ask
 from glm_multiuser.tokenizers import ChatTokenizer
 
 
@@ -143,6 +143,7 @@ async def start(
             stop_token_ids=body.stop_token_ids,
             ignore_eos=body.ignore_eos,
             logprobs=logprobs,
+            cache_prompt=body.cache_prompt,
         )
         asks = [
             replace(prompt, params=_with_seed(params, choice))

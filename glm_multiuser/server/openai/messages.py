@@ -1,0 +1,105 @@
+"""Messages and tools of a chat, as requests have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Optional
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from glm_multiuser.server.openai.fields import NoEffect, Only, OptionalContent, Strict
+
+TOOLS_MAX = 128
+
+
+class CalledFunction(Strict):
+    """Which function is called; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(Strict):
+    """One call of an assistant's message; `index` is what clients keep that join a stream."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: NoEffect = None
+
+
+class ChatMessage(Strict):
+    """One message of a conversation; a developer is a system.
+
+    Only an assistant's message with `tool_calls` can be without content.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Optional[list[CalledTool]] = Field(None, description="Of an assistant.")
+    tool_call_id: Optional[str] = Field(
+        None, validate_default=True, description="Of a tool: the call whose result this is."
+    )
+    content: OptionalContent = Field(None, validate_default=True)
+
+    name: Annotated[Any, Only()] = None
+    refusal: Annotated[Any, Only()] = None
+    audio: Annotated[Any, Only()] = None
+    annotations: Annotated[Any, Only([])] = None
+    function_call: Annotated[Any, Only()] = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _of_an_assistant(cls, calls: Any, info: ValidationInfo) -> Any:
+        if calls and info.data.get("role") != "assistant":
+            raise PydanticCustomError("tool_calls", "can stand in an assistant's message only")
+        return calls
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _of_a_tool(cls, call_id: Any, info: ValidationInfo) -> Any:
+        if (call_id is None) == (info.data.get("role") == "tool"):
+            raise PydanticCustomError(
+                "tool_call_id", "must stand in every message of role 'tool', and in no other"
+            )
+        return call_id
+
+    @field_validator("content")
+    @classmethod
+    def _or_calls(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and not info.data.get("tool_calls"):
+            raise PydanticCustomError(
+                "content",
+                "must be a text or a list of text parts; only an assistant's message with "
+                "tool_calls can be without",
+            )
+        return content
+
+
+class ToolFunction(Strict):
+    """A function that the model may call.
+
+    `strict` is accepted; whether arguments fit `parameters` is not checked.
+    """
+
+    name: str
+    description: Optional[str] = None
+    parameters: Optional[dict[str, Any]] = Field(None, description="A JSON schema.")
+    strict: NoEffect = None
+
+
+class Tool(Strict):
+    """What the model may call."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+    def offered(self) -> dict[str, Any]:
+        """As the library takes it: what was given, without what changes no answer."""
+        function = self.function
+        given = {
+            "name": function.name,
+            "description": function.description,
+            "parameters": function.parameters,
+        }
+        named = {name: value for name, value in given.items() if value is not None}
+        return {"type": self.type, "function": named}
