@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 import typer.core
 
-from glm_multiuser.cli import bench, chat, convert, demo, generate, patch, selfcheck, serve
+from glm_multiuser.cli import bench, chat, convert, demo, generate, patch, plan, selfcheck, serve
 from glm_multiuser.cli.interrupts import keep_ctrl_c
 from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.screen import print_error
@@ -61,7 +61,7 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    """Many users on one ChatGLM-6B: one copy of the weights, one set of compiled graphs, one
+    """Many users on one GLM: one copy of the weights, one set of compiled graphs, one
     key/value cache per user.
 
     Start with `glm-multiuser demo`: eight users ask at once, each in a pane of their
@@ -74,6 +74,7 @@ app.command("chat")(chat.command)
 app.command("generate")(generate.command)
 app.command("serve")(serve.command)
 app.command("bench")(bench.command)
+app.command("plan")(plan.command)
 app.command("selfcheck")(selfcheck.command)
 app.command("patch")(patch.command)
 app.command("convert")(convert.command)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.cli import loading, measure, screen
 from glm_multiuser.config import AnyModelConfig, ModelConfig
 from glm_multiuser.errors import ConfigError
@@ -42,7 +41,7 @@ class RunSettings:
 
     def model_config(self) -> AnyModelConfig:
         if self.checkpoint is not None:
-            return read_model_config(Path(self.checkpoint))
+            return loading.model_config(Path(self.checkpoint))
         return ModelConfig(**self.shape)
 
 

@@ -12,6 +12,7 @@ from glm_multiuser.cli.screen import notice
 from glm_multiuser.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from glm_multiuser.config import AnyModelConfig
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling import SamplingParams
 
@@ -47,6 +48,19 @@ def find_checkpoint(folder: Path) -> Path:
         f"no checkpoint at {folder}: a folder with config.json, weights and tokenizer files is "
         "needed; name another one with --checkpoint"
     )
+
+
+def model_config(folder: Path) -> AnyModelConfig:
+    """What a checkpoint's `config.json` says.
+
+    Imported late: it brings numpy in, whose threads would take Ctrl-C before `keep_ctrl_c` has it.
+
+    Raises:
+        CheckpointError: no checkpoint, or none of a model that can be read.
+    """
+    from glm_multiuser.checkpoint import read_model_config
+
+    return read_model_config(find_checkpoint(folder))
 
 
 def llm_class() -> type[MultiUserLLM]:
