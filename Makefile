@@ -29,7 +29,8 @@ demo serve bench selfcheck: $(INSTALLED)
 	@$(BIN)/glm-multiuser $@
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest --cov --cov-report= --durations=10
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	    --cov --cov-report= --durations=10
 
 browser:
 	@command -v chromium > /dev/null || { echo "Installing Chromium and fonts ..." && \
@@ -61,6 +62,6 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	@rm -rf build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	@rm -rf build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 	    rank_[0-9]* kernel_meta
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

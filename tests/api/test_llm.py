@@ -701,7 +701,7 @@ def test_defaults_that_cannot_work(
 def test_settings_are_checked_before_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="users is 0"):
         MultiUserLLM.from_pretrained(tmp_path / "missing", users=0)
-    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
         MultiUserLLM.from_pretrained(tmp_path / "missing")
 
 

@@ -1,9 +1,7 @@
-"""The commands under test: with the fake model, and with the real small one where it exists."""
+"""The commands under test, and the models that they run on: a fake one, or the real small one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Callable
 
@@ -49,20 +47,6 @@ def glm_tiny() -> Path:
     if not (GLM_TINY / "config.json").is_file():
         pytest.skip("ckpt/glm-tiny has no weights here")
     return GLM_TINY
-
-
-@pytest.fixture(scope="package")
-def compiled_llm(glm_tiny: Path) -> Iterator[Any]:
-    """The real small model, compiled once for all tests that only need it running."""
-    with loading.llm_class().from_pretrained(glm_tiny, users=3) as llm:
-        yield llm
-
-
-@pytest.fixture
-def real_llm(compiled_llm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Every command uses the model that is already there, and leaves it open."""
-    monkeypatch.setattr(loading, "open_llm", lambda *_, **__: nullcontext(compiled_llm))
-    return compiled_llm
 
 
 @pytest.fixture

@@ -71,11 +71,3 @@ def test_help_and_unknown_commands(
     assert result.stdout.count("/user NAME") == 3
     assert "unknown command '/frobnicate'" in result.stdout
     assert fake_llm.opened[0].asked == []
-
-
-def test_two_users_on_the_real_model(run: Callable[..., Any], real_llm: Any) -> None:
-    script = f"{KNOWN[0].question}\n/user bob\n{KNOWN[1].question}\n/users\n"
-    result = run("chat", stdin=script)
-    assert result.exit_code == 0, result.output
-    assert KNOWN[0].answer in result.stdout
-    assert KNOWN[1].answer in result.stdout

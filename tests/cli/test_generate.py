@@ -9,7 +9,6 @@ from typing import Any, Callable
 import pytest
 
 from glm_multiuser.cli import generate
-from glm_multiuser.cli.questions import KNOWN
 from glm_multiuser.errors import QueueFullError
 from tests.cli.fake import FakeLLM, Handle, Params
 
@@ -146,13 +145,3 @@ def test_a_file_that_is_not_there(run: Callable[..., Any], fake_llm: type[FakeLL
     result = run("generate", "no-such-file.txt")
     assert result.exit_code == 2
     assert "cannot read no-such-file.txt" in result.stderr
-
-
-def test_real_model(run: Callable[..., Any], real_llm: Any) -> None:
-    lines = [KNOWN[0].question, json.dumps({"prompt": KNOWN[1].question, "user": "bob"})]
-    result = run("generate", stdin="\n".join(lines))
-    assert result.exit_code == 0, result.output
-    got = rows(result.stdout)
-    assert [row["text"].strip() for row in got] == [KNOWN[0].answer, KNOWN[1].answer]
-    assert all(row["finish_reason"] == "stop" for row in got)
-    assert all(row["usage"]["completion_tokens"] == len(row["token_ids"]) for row in got)

@@ -11,6 +11,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from glm_multiuser import config
 from glm_multiuser.cli import selfcheck
 from glm_multiuser.cli.questions import KNOWN
 from tests.cli.fake import FakeLLM, Params, Result, Stats
@@ -166,7 +167,10 @@ def test_an_engine_that_does_not_start_is_a_failed_check(
 
 
 @pytest.mark.slow
-def test_the_real_model(run: Callable[..., Any], glm_tiny: Path) -> None:
+def test_the_real_model(
+    run: Callable[..., Any], glm_tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "SMALLEST_PROMPT", 256)  # a single graph for prompts
     result = run("selfcheck", "--checkpoint", glm_tiny)
     assert result.exit_code == 0, result.output
     got = statuses(result.stdout)

@@ -39,9 +39,15 @@ def by_urllib(target: Target, question: str) -> Answer:
         return json_answers(json.load(response))[0]
 
 
+@pytest.fixture(scope="module")
+def alone(target: Target) -> list[Answer]:
+    return [ask(target, [question])[0] for question in QUESTIONS]
+
+
 @pytest.mark.parametrize("one_request", [by_http_client, by_urllib])
-def test_ten_requests_from_four_threads(target: Target, one_request: object) -> None:
-    alone = [ask(target, [question])[0] for question in QUESTIONS]
+def test_ten_requests_from_four_threads(
+    target: Target, alone: list[Answer], one_request: object
+) -> None:
     assert callable(one_request)
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(lambda question: one_request(target, question), QUESTIONS))

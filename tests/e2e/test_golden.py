@@ -63,14 +63,11 @@ def check(cases: Iterable[Case], results: Iterable[GenerationResult]) -> None:
             assert abs(logprob - logprobs[token_id]) <= case.tolerance, case.name
 
 
-@pytest.fixture(
-    scope="module", params=[None, 1, 3], ids=["one cell", "a cell each", "cells of three"]
-)
+@pytest.fixture(scope="module", params=[None, 3], ids=["one cell", "cells of three"])
 def llm(request: pytest.FixtureRequest, three: Reference) -> Iterator[MultiUserLLM]:
     """Eight users. With one cell there is room for every short case, otherwise for half of them."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param is not None:
-            patch.setattr(config, "SMALLEST_PROMPT", 32)  # fewer graphs
+        patch.setattr(config, "SMALLEST_PROMPT", 32)  # fewer graphs
         engine = start(
             three.folder,
             users=8,

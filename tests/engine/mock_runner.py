@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -92,6 +93,7 @@ class MockRunner:
     ) -> None:
         self.before = before
         self.chunk = chunk
+        self.model = SimpleNamespace(config=SimpleNamespace(is_causal=chunk is not None))
         self.most_prompts = most_prompts
         self.calls: list[Call] = []
         self.threads: set[int] = set()

@@ -12,7 +12,7 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-DEADLINE = 300
+DEADLINE = 600
 """Seconds until a child is taken to hang. It then prints the stacks of all its threads."""
 
 

@@ -1,7 +1,8 @@
 """Every MindFormers with a GLM, patched by git: many users in threads answer as each alone.
 
-The prompts are those of `tests/golden/chatglm_6b_3layers`. Tokens are compared with what the same
-version answers without the patches, by its own `generate`, and with what the original model does.
+The prompts are those of `tests/golden/chatglm_6b_3layers`. Tokens are compared with what the
+original model answers; those of the oldest and the newest version, too, with what the same version
+answers without the patches, by its own `generate`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import pytest
 
 from tests.mindformers.children import Children
 from tests.mindformers.comparing import Told, answers_of, check, interleaved
-from tests.mindformers.wheels import PATCHES, VERSIONS, make_tree
+from tests.mindformers.wheels import CHOICES, PATCHES, VERSIONS, make_tree
 from tests.models.golden_cases import Case, Reference, read_reference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 USERS = 4
 SHORT = 160
@@ -33,6 +34,11 @@ class Version(NamedTuple):
     cases: list[Case]
     few: list[Case]
     whole: Future[Any]
+
+
+class Plain(NamedTuple):
+    """What they told about a version with upstream's numbers, for one user and for many."""
+
     unpatched: Future[Any]
     users_only: Future[Any]
 
@@ -49,27 +55,37 @@ def version(
     number = request.param
     folder = tmp_path_factory.mktemp("version")
     children = Children(folder)
-
-    def start(choice: str, task: str, **job: Any) -> Future[Any]:
-        tree = make_tree(folder, request.config.cache, number, choice)
-        return children.start(tree, task, folder=str(three.folder), **job)
-
     # Between the newest and the oldest only the ways to call a model differ, not what it computes.
     newest = number == VERSIONS[-1]
     cases = three.short + three.long if newest else three.short
     few = cases[::3]
-    some = prompts_of(three.short[: 3 * USERS], 16)
-    whole = start(  # takes longest
-        "whole",
+    whole = children.start(
+        make_tree(folder, request.config.cache, number, "whole"),
         "everything",
+        folder=str(three.folder),
         prompts=prompts_of(cases, 48 if number in (VERSIONS[0], VERSIONS[-1]) else 16),
         few=prompts_of(few, 8),
         users=USERS,
         seq_length=640 if newest else SHORT,
     )
-    unpatched = start("unpatched", "generate", prompts=some, seq_length=SHORT)
-    users_only = start("users only", "talk", prompts=some, users=USERS, seq_length=SHORT)
-    yield Version(three, cases, few, whole, unpatched, users_only)
+    yield Version(three, cases, few, whole)
+    children.close()
+
+
+@pytest.fixture(scope="module", params=(VERSIONS[0], VERSIONS[-1]))
+def plain(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, three: Reference
+) -> Iterator[Plain]:
+    folder = tmp_path_factory.mktemp("plain")
+    children = Children(folder)
+    prompts = prompts_of(three.short[: 3 * USERS], 16)
+
+    def start(choice: str, task: str, **job: Any) -> Future[Any]:
+        tree = make_tree(folder, request.config.cache, request.param, choice)
+        job.update(folder=str(three.folder), prompts=prompts, seq_length=SHORT)
+        return children.start(tree, task, **job)
+
+    yield Plain(start("unpatched", "generate"), start("users only", "talk", users=USERS))
     children.close()
 
 
@@ -83,9 +99,17 @@ def test_the_versions_are_those_with_patches() -> None:
     )
 
 
-def test_many_users_get_the_tokens_of_the_unpatched_model(version: Version) -> None:
-    told = version.users_only.result()
-    assert answers_of(told["answers"]) == version.unpatched.result()
+@pytest.mark.parametrize("number", VERSIONS)
+def test_the_patches_of_every_choice_apply_without_the_others(
+    number: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    for choice in CHOICES:
+        make_tree(tmp_path, request.config.cache, number, choice)
+
+
+def test_many_users_get_the_tokens_of_the_unpatched_model(plain: Plain) -> None:
+    told = plain.users_only.result()
+    assert answers_of(told["answers"]) == plain.unpatched.result()
     assert interleaved(told["order"])
     assert told["graphs"] == 2  # for all users
 

@@ -19,7 +19,7 @@ from tests.mindformers.comparing import check, interleaved
 from tests.mindformers.wheels import VERSIONS, make_tree
 from tests.models.golden_cases import Case, Reference, read_reference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 TOLERANCES = {"chatglm_6b_28layers": 1e-4, "chatglm_6b_3layers": 5e-4}
@@ -29,11 +29,10 @@ JOBS = [
     # folder, version, numerics, tokens of an answer: each graph of 28 layers compiles for 13 s,
     # and the first token takes one graph, all others together a second.
     ("chatglm_6b_28layers", NEWEST, "fp32", 4),
-    ("chatglm_6b_28layers", NEWEST, "rope16", 1),
-    ("chatglm_6b_28layers", OLDEST, "fp32", 1),
+    ("chatglm_6b_28layers", OLDEST, "rope16", 1),
     ("chatglm_6b_3layers", NEWEST, "rope16", 48),
-    ("chatglm_6b_3layers", OLDEST, "rope16", 48),
-    # test_every_version.py has 3 layers with fp32.
+    # test_every_version.py has 3 layers with fp32. So every two of version, depth and numerics
+    # meet somewhere.
 ]
 
 

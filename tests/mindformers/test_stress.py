@@ -9,7 +9,7 @@ from tests.mindformers.comparing import Told, check
 from tests.mindformers.wheels import VERSIONS, make_tree
 from tests.models.golden_cases import Reference, read_reference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 USERS, THREADS, ROUNDS = 6, 8, 12
 NEW = 12

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -45,8 +46,11 @@ def fetch(version: str, cache: pytest.Cache) -> Path:
     folder = cache.mkdir("wheels")
     wheel = folder / f"mindformers-{version}-py3-none-any.whl"
     if not wheel.exists():
-        command = ["pip", "download", "--no-deps", "-d", str(folder), f"mindformers=={version}"]
-        run([sys.executable, "-m", *command], folder)
+        # Another process of the same run may want it at this moment, and must not see a part of it.
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            command = ["pip", "download", "--no-deps", "-d", own, f"mindformers=={version}"]
+            run([sys.executable, "-m", *command], folder)
+            (Path(own) / wheel.name).replace(wheel)
     return wheel
 
 

@@ -84,8 +84,8 @@ def tokenizer(folder: Path) -> ChatTokenizer:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> GLMForMultiUser:
-    """28 layers, and answers that go over the end of a block."""
-    return make_model(folder, CellLayout.plan(USERS, 26 + NEW, 32))
+    """28 layers, whose graphs compile for long: one for prompts and one for steps."""
+    return make_model(folder, CellLayout.plan(USERS, 26 + NEW))
 
 
 @pytest.mark.parametrize("lock", [threading.Lock(), None], ids=["lock", "no lock"])

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Callable, Optional
 
 from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
@@ -41,7 +40,6 @@ def mock_llm(
         settings.users, SEQ_LENGTH, settings.max_queue, cache_prompt=settings.cache_prompt
     )
     runner: Any = MockRunner(settings.users, before, chunk=chunk)
-    runner.model = SimpleNamespace(config=SimpleNamespace(is_causal=chunk is not None))
     params = params or SamplingParams(temperature=0.0, max_tokens=64)
     return MultiUserLLM(runner, config, FakeTokenizer(), params, (EOS,), 0.0)
 

@@ -63,12 +63,13 @@ def _unknown_fields(value: Any) -> Iterable[str]:
 
 @dataclass
 class Choice:
-    """One answer, whole or joined from its chunks."""
+    """One answer, whole or joined from its chunks; of calls the names and arguments."""
 
     text: str = ""
     finish_reason: Optional[str] = None
     logprobs: Any = None
     token_ids: list[int] = field(default_factory=list)
+    tool_calls: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -89,14 +90,27 @@ def ask(url: str, path: str, **body: Any) -> Answer:
     assert data["object"] == ("chat.completion" if chat else "text_completion")
     choices = {
         one["index"]: Choice(
-            one["message"]["content"] if chat else one["text"],
+            _content(one["message"]) if chat else one["text"],
             one["finish_reason"],
             one["logprobs"],
             one.get("token_ids", []),
+            _calls(one["message"]) if chat else [],
         )
         for one in data["choices"]
     }
     return Answer(choices, data["usage"])
+
+
+def _content(message: dict[str, Any]) -> str:
+    assert message["content"] or (message["content"] is None) == ("tool_calls" in message)
+    return message["content"] or ""
+
+
+def _calls(message: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = message.get("tool_calls", [])
+    assert all(call["id"].startswith("call_") and call["type"] == "function" for call in calls)
+    assert len({call["id"] for call in calls}) == len(calls)
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
 def ask_streaming(url: str, path: str, **body: Any) -> Answer:
@@ -130,6 +144,9 @@ def _add(choice: Choice, entry: dict[str, Any], path: str, chunk: Any, is_first:
         assert chunk["object"] == "chat.completion.chunk"
         assert entry["delta"].get("role") == ("assistant" if is_first else None)
         text = entry["delta"].get("content", "")
+        calls = entry["delta"].get("tool_calls", [])
+        assert [call["index"] for call in calls] == [len(choice.tool_calls)] * len(calls)
+        choice.tool_calls += _calls(entry["delta"])
         assert (entry["delta"] == {}) == (entry["finish_reason"] is not None)
     else:
         # The client's type has no null here, OpenAI's API does.
@@ -138,8 +155,10 @@ def _add(choice: Choice, entry: dict[str, Any], path: str, chunk: Any, is_first:
         parse(Completion, whole, {"token_ids"})
         assert chunk["object"] == "text_completion"
         text = entry["text"]
+        calls = []
         is_first = False
-    something = text or entry["logprobs"] or entry.get("token_ids") or entry["finish_reason"]
+    something = text or calls or entry["logprobs"] or entry.get("token_ids")
+    something = something or entry["finish_reason"]
     assert something or is_first, "a chunk that says nothing"
     choice.text += text
     choice.finish_reason = entry["finish_reason"]

@@ -21,7 +21,7 @@ ARGUMENTS = [
 ]
 WIDE = {"width": 1440, "height": 900}
 NARROW = {"width": 390, "height": 844}
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 COMPLETIONS = "**/v1/chat/completions"
 
 REPORT_VIOLATIONS = """

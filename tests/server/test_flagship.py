@@ -136,7 +136,6 @@ def footprint(pid: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_same_answer_alone_and_under_load_and_nothing_is_left(process: ServerProcess) -> None:
     url, everybody = process.url, asks()
     expected = alone(url, everybody)

@@ -17,6 +17,7 @@ from glm_multiuser.server.openai.requests import (
 )
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 NEUTRAL: dict[str, list[Any]] = {
     "frequency_penalty": [0, 0.0],
     "presence_penalty": [0, -0.0],
@@ -31,8 +32,6 @@ NEUTRAL_IN_CHAT: dict[str, list[Any]] = {
     "moderation": [],
     "reasoning_effort": ["none"],
     "response_format": [{"type": "text"}],
-    "tool_choice": ["none", "auto"],
-    "tools": [[]],
     "verbosity": ["medium"],
     "web_search_options": [],
 }
@@ -128,8 +127,53 @@ def test_what_changes_no_answer_is_taken(field: str, value: Any) -> None:
 
 
 def test_the_message_about_a_field_says_what_it_can_be() -> None:
-    _, message = chat_problem(tool_choice="required")
+    _, message = chat_problem(function_call="required")
     assert '"none" or "auto" or null' in message
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", "any", True, {"type": "function", "function": {"name": "f"}}]
+)
+def test_no_tool_can_be_forced(choice: Any) -> None:
+    place, message = chat_problem(tool_choice=choice)
+    assert place == "tool_choice"
+    assert message == 'cannot be forced upon a model; it can only be "none" or "auto" or null'
+
+
+def test_tools_are_offered_as_they_were_given() -> None:
+    parameters = {"type": "object", "properties": {"b": {"default": None}, "a": {}}}
+    function = {"parameters": parameters, "name": "f", "strict": True, "description": None}
+    tools = [{"type": "function", "function": function}]
+    offered = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    assert chat(tools=tools).offered == offered
+    assert json.dumps(chat(tools=tools, tool_choice="auto").offered) == json.dumps(offered)
+    assert chat(tools=tools, tool_choice="none").offered == []
+    assert chat(tools=[]).offered == chat(tools=None).offered == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "place"),
+    [
+        ("f", "tools.0"),
+        ({"type": "custom", "custom": {"name": "f"}}, "tools.0.type"),
+        ({"type": "function"}, "tools.0.function"),
+        ({"type": "function", "function": {}}, "tools.0.function.name"),
+        ({"type": "function", "function": {"name": 5}}, "tools.0.function.name"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": []}},
+            "tools.0.function.parameters",
+        ),
+        ({"type": "function", "function": {"name": "f", "x": 1}}, "tools.0.function.x"),
+    ],
+)
+def test_a_tool_that_is_none_is_named(tool: Any, place: str) -> None:
+    assert chat_problem(tools=[tool])[0] == place
+
+
+def test_tools_are_not_without_end() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert len(chat(tools=[tool] * 128).offered) == 128
+    assert chat_problem(tools=[tool] * 129)[0] == "tools"
 
 
 @pytest.mark.parametrize(
@@ -246,12 +290,18 @@ def test_the_part_that_is_no_text_is_named() -> None:
 @pytest.mark.parametrize(
     ("message", "place"),
     [
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages.0.role"),
+        ({"role": "tool", "content": "x"}, "messages.0.tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": 1}, "messages.0.tool_call_id"),
+        ({"role": "tool", "tool_call_id": "1"}, "messages.0.content"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages.0.tool_call_id"),
+        ({"role": "user", "content": "x", "tool_calls": [CALLED]}, "messages.0.tool_calls"),
+        ({"role": "assistant", "content": None}, "messages.0.content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "messages.0.content"),
         ({"role": "user"}, "messages.0.content"),
         ({"content": "x"}, "messages.0.role"),
         ({"role": "user", "content": "x", "name": "anna"}, "messages.0.name"),
         ({"role": "user", "content": "x", "nmae": None}, "messages.0.nmae"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages.0.tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages.0.tool_calls.0.id"),
         ("x", "messages.0"),
     ],
 )

