@@ -1,8 +1,8 @@
 """Every error that this library raises on purpose.
 
     GLMMultiUserError
-    ├── ConfigError             a setting or a model configuration that cannot work
-    ├── CheckpointError         a weight file that is missing, broken or of the wrong shape
+    ├── ConfigError             a setting or a shape of a model that cannot work
+    ├── CheckpointError         a file of a checkpoint that is missing, broken or does not fit
     ├── PatchError              a MindFormers that is missing, unknown, changed or in use
     ├── RequestError            a request that was refused before it entered the engine
     │   ├── PromptTooLongError
@@ -23,7 +23,7 @@ class GLMMultiUserError(Exception):
 
 
 class ConfigError(GLMMultiUserError):
-    """A setting or a model configuration that cannot work."""
+    """A setting or a shape of a model that cannot work."""
 
 
 class CheckpointError(GLMMultiUserError):

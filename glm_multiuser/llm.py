@@ -106,15 +106,15 @@ class MultiUserLLM:
         """Loads a checkpoint and compiles every graph; returns when nothing is left to compile.
 
         Args:
-            folder: config.json, weights as safetensors or as MindFormers' .ckpt, and tokenizer
-                files; without the last, prompts and answers are token ids.
+            folder: config.json, weights as safetensors, as pytorch_model*.bin or as MindFormers'
+                .ckpt, and tokenizer files; without the last, prompts and answers are token ids.
             progress: called with (done, total, what); default: a progress bar on a terminal.
 
         The other arguments are those of `EngineConfig`.
 
         Raises:
-            ConfigError: a setting or a config.json that cannot work.
-            CheckpointError: a weight or tokenizer file that is missing or broken.
+            ConfigError: a setting that cannot work.
+            CheckpointError: a file of the folder that is missing, broken, or of another model.
         """
         config = EngineConfig(
             users,

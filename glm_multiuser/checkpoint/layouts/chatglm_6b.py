@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from glm_multiuser.checkpoint.layouts.fields import only
 from glm_multiuser.checkpoint.placement import Placement
 from glm_multiuser.config import ModelConfig
 
+COMPUTED = {"quantization_bit": 0, "quantization_config": None, "pre_seq_len": None}
+"""Fields of `config.json` that published models leave at one value."""
+
 
 def read_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The model that a parsed `config.json` describes; raises ConfigError."""
+    """The model that a parsed `config.json` describes.
+
+    Raises:
+        ConfigError: a size that is missing or cannot work, or something that is not computed here.
+    """
+    only(values, COMPUTED)
     return ModelConfig.from_dict(values)
 
 
