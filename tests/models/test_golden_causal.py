@@ -89,9 +89,12 @@ class Driver:
         return logits
 
 
-def check(driver: Driver, case: Case, slot: int, others: dict[int, Request]) -> None:
-    """One case, beside others that decode whatever comes."""
+def check(
+    driver: Driver, case: Case, slot: int, others: dict[int, Request], held: Sequence[int] = ()
+) -> Request:
+    """One case, beside others that decode whatever comes, from behind what the slot holds of it."""
     request = driver.request(case.token_ids)
+    request.reuse(held)
     rows = [driver.prefill(slot, request)]
     assert worst(rows[0], case.last_logits("fp32")) <= case.tolerance, case.name
     greedy = case.greedy["fp32"]
@@ -101,6 +104,7 @@ def check(driver: Driver, case: Case, slot: int, others: dict[int, Request]) -> 
     if case.has_step_logits("fp32"):
         expected = case.step_logits("fp32")
         assert worst(np.stack(rows)[: len(expected)], expected) <= STEP_TOLERANCE, case.name
+    return request
 
 
 def neighbours(driver: Driver, slots: Sequence[int]) -> dict[int, Request]:
@@ -135,6 +139,13 @@ def test_logits_and_greedy_tokens(
         # A slot that somebody used before, and every other case alone.
         beside = neighbours(driver, (1, 3)) if number % 2 else {}
         check(driver, case, (0, 2)[number // 2 % 2], beside)
+    held: Sequence[int] = ()
+    for case in reference.short:
+        # One user's slot: turns go on from each other, the last prompts share 64 tokens.
+        if case.name.startswith(("chat", "shared_prefix")):
+            request = check(driver, case, 1, {}, held)
+            held = request.held_token_ids()
+            assert request.cached_tokens >= 30 or case.name.endswith(("turn0", "user0"))
 
 
 @pytest.fixture(scope="module")
