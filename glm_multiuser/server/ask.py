@@ -58,7 +58,8 @@ class Ask:
         return len(self.prompt) + sum(len(str(item)) for item in beside)
 
     def logged(self) -> dict[str, Any]:
-        """Its texts, for a log that may have them."""
-        if self.messages:
-            return {"messages": self.messages, "tools": self.tools}
-        return {"prompt": self.prompt, "history": self.history}
+        """Its texts, for a log that may have them; of a conversation the last is the prompt."""
+        if not self.messages:
+            return {"prompt": self.prompt, "history": self.history}
+        *history, last = self.messages
+        return {"prompt": last["content"], "history": history, "tools": self.tools}

@@ -211,6 +211,7 @@ class Service:
             fields["queued_seconds"] = round(result.timings.queued_s, 4)
             if self.settings.log_prompts:
                 fields["answer"] = result.text
+                fields["calls"] = [(call.name, call.arguments) for call in result.tool_calls]
         logger.info("generation ended", extra={FIELDS: fields})
 
     def _retry_seconds(self, model: Model) -> float:

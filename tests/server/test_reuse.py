@@ -85,14 +85,15 @@ def test_the_command_hears_how_prompts_enter(monkeypatch: pytest.MonkeyPatch) ->
 
     async def serve(settings: ServerSettings, listening: Any) -> None:
         told.append(settings)
+        listening.close()
 
     monkeypatch.setattr(run, "serve", serve)
     monkeypatch.setattr(logs, "configure_logging", lambda as_json: None)
     monkeypatch.setattr(logging, "captureWarnings", lambda capture: None)
     flags = ("--prefill-chunk", "64", "--no-cache-prompt")
     for arguments in ((), flags):
-        listening = ("serve", "--port", "0", "--available", f"two={FOLDER}")
-        assert CliRunner().invoke(app, [*listening, *arguments]).exit_code == 0
+        command = ("serve", "--port", "0", "--available", f"two={FOLDER}")
+        assert CliRunner().invoke(app, [*command, *arguments]).exit_code == 0
     ways = [
         [(model.prefill_chunk, model.cache_prompt, model.load) for model in settings.models]
         for settings in told

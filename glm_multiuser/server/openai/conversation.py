@@ -50,7 +50,10 @@ def _told(message: ChatMessage) -> dict[str, Any]:
     told: dict[str, Any] = {"role": role, "content": message.content}
     if message.tool_calls:
         told["tool_calls"] = [
-            {"type": call.type, "function": call.function.model_dump()}
+            {
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
             for call in message.tool_calls
         ]
     return told

@@ -13,10 +13,14 @@ TOOLS_MAX = 128
 
 
 class CalledFunction(Strict):
-    """Which function is called; `arguments` is the text of a JSON object."""
+    """Which function is called; `arguments` is the text of a JSON object.
+
+    `parsed_arguments` is what the official client's stream helper adds.
+    """
 
     name: str
     arguments: str
+    parsed_arguments: NoEffect = None
 
 
 class CalledTool(Strict):
@@ -31,7 +35,8 @@ class CalledTool(Strict):
 class ChatMessage(Strict):
     """One message of a conversation; a developer is a system.
 
-    Only an assistant's message with `tool_calls` can be without content.
+    Only an assistant's message with `tool_calls` can be without content. `parsed` is what the
+    official client's stream helper adds.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -46,6 +51,7 @@ class ChatMessage(Strict):
     audio: Annotated[Any, Only()] = None
     annotations: Annotated[Any, Only([])] = None
     function_call: Annotated[Any, Only()] = None
+    parsed: Annotated[Any, Only()] = None
 
     @field_validator("tool_calls")
     @classmethod
