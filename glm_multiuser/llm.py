@@ -197,7 +197,8 @@ class MultiUserLLM:
                 request takes any slot.
             history: earlier rounds, (question, answer) pairs or {"role", "content"} messages.
             reader: of this answer alone, from `tokenizer.answer_reader(tools)`: text is its
-                content then, and the result has its calls. None: text as the model writes it.
+                content then, and the result has its calls. None: for a question one without
+                tools; for token ids none, so that text is as the model writes it.
 
         Raises:
             InvalidParameterError: a field out of its range.
@@ -206,6 +207,7 @@ class MultiUserLLM:
             EngineClosedError: the engine takes no more requests.
         """
         token_ids = self.prompt_token_ids(prompt, history)
+        reader = reader or self._reader_of(prompt)
         return self._submit(token_ids, params, user, wait=False, reader=reader)
 
     def asubmit(
@@ -228,7 +230,7 @@ class MultiUserLLM:
             user,
             lambda event: _deliver_to(loop, events, event),
         )
-        answer = Answer(request, self.tokenizer, reader)
+        answer = Answer(request, self.tokenizer, reader or self._reader_of(prompt))
         handle = AsyncHandle(answer, events, lambda: self._engine.cancel(request))
         self._engine.submit(request)
         return handle
@@ -256,7 +258,8 @@ class MultiUserLLM:
             GenerationError: the request failed. Otherwise as `submit`.
         """
         history = history or ()
-        result = self.submit(query, params, user, history).result()
+        # Token ids, because `process_response` reads an answer as the model writes it.
+        result = self.submit(self.prompt_token_ids(query, history), params, user).result()
         if result.finish_reason == "error":
             raise result.error or GenerationError("the request failed")
         answer = self.tokenizer.process_response(result.text) if self.tokenizer else result.text
@@ -295,6 +298,7 @@ class MultiUserLLM:
         Raises:
             RequestError: a prompt or its parameters are refused; nothing runs then.
         """
+        prompts = list(prompts)
         all_ids = [self.prompt_token_ids(prompt) for prompt in prompts]
         each = list(params) if isinstance(params, Sequence) else [params] * len(all_ids)
         if len(each) != len(all_ids):
@@ -304,7 +308,8 @@ class MultiUserLLM:
         for token_ids, one in zip(all_ids, each):
             self._request(token_ids, one, None, deliver=lambda event: None)  # or it is refused
         handles = [
-            self._submit(token_ids, one, None, wait=True) for token_ids, one in zip(all_ids, each)
+            self._submit(token_ids, one, None, wait=True, reader=self._reader_of(prompt))
+            for prompt, token_ids, one in zip(prompts, all_ids, each)
         ]
         return [handle.result() for handle in handles]
 
@@ -386,6 +391,11 @@ class MultiUserLLM:
         traceback: Optional[TracebackType],
     ) -> None:
         self.close(drain=30.0 if kind is None else 0.0)
+
+    def _reader_of(self, prompt: Prompt) -> Optional[AnswerReader]:
+        if self.tokenizer is None or not isinstance(prompt, str):
+            return None
+        return self.tokenizer.answer_reader()
 
     def _submit(
         self,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+from corpus import Exchange, groups_of_similar_size, loosely_asked
 from train_tokenizer import PAD_TOKEN_ID
 
 from glm_multiuser.models.attention import MASKED
 from glm_multiuser.tokenizers import ChatGLMTokenizer
-
-Exchange = tuple[str, str]
 
 LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512)
 """Samples are padded to one of these lengths: each is one compiled graph."""
@@ -46,13 +43,6 @@ class Batch:
     weights: np.ndarray
 
 
-def read_dialogues(corpus: Path) -> list[list[Exchange]]:
-    lines = corpus.read_text(encoding="utf-8").splitlines()
-    return [
-        [(question, answer) for question, answer in json.loads(line)["rounds"]] for line in lines
-    ]
-
-
 def make_sample(
     tokenizer: ChatGLMTokenizer, history: Sequence[Exchange], question: str, answer: str
 ) -> Sample:
@@ -67,15 +57,6 @@ def plain_samples(tokenizer: ChatGLMTokenizer, dialogues: list[list[Exchange]]) 
         for dialogue in dialogues
         for number, (question, answer) in enumerate(dialogue)
     ]
-
-
-def loosely_asked(question: str, random: np.random.Generator) -> str:
-    """The same question as somebody in a hurry types it."""
-    if random.random() < 0.7:
-        question = question.rstrip("?？。")
-    if random.random() < 0.5 and question.isascii():
-        question = question[0].lower() + question[1:]
-    return question
 
 
 def varied_samples(
@@ -106,18 +87,11 @@ def padded_batches(
     samples: Sequence[Sample], tokens: int, random: np.random.Generator
 ) -> list[Batch]:
     """Batches of about `tokens` tokens, of samples of similar length, in random order."""
-    by_length: dict[int, list[Sample]] = {}
-    for sample in samples:
-        needed = len(sample.prompt) + len(sample.answer) - 1
-        length = next(length for length in LENGTHS if length >= needed)
-        by_length.setdefault(length, []).append(sample)
-    groups = []
-    for length, same in sorted(by_length.items()):
-        count = max(1, tokens // length)
-        order = random.permutation(len(same))
-        for first in range(0, len(same), count):
-            groups.append((length, count, [same[i] for i in order[first : first + count]]))
-    return [make_batch(*groups[number]) for number in random.permutation(len(groups))]
+    sizes = [len(sample.prompt) + len(sample.answer) - 1 for sample in samples]
+    return [
+        make_batch(length, count, [samples[number] for number in numbers])
+        for length, count, numbers in groups_of_similar_size(sizes, LENGTHS, tokens, random)
+    ]
 
 
 def make_batch(length: int, count: int, samples: Sequence[Sample]) -> Batch:

@@ -8,12 +8,11 @@ single bytes for every character that is not in the vocabulary.
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import re
 from pathlib import Path
 
 import sentencepiece
+from corpus import CORPUS, corpus_lines, train_pieces
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_FOLDER = HERE.parents[1] / "ckpt" / "glm-tiny"
@@ -51,47 +50,23 @@ TOKENIZER_CONFIG = {
 
 
 def read_lines(corpus: Path) -> list[str]:
-    """Every line of every question and answer, without what the special symbols stand for."""
-    lines = ["[Round 0]", "[Round 1]", "[Round 2]", "问：", "答："]
-    for line in corpus.read_text(encoding="utf-8").splitlines():
-        for exchange in json.loads(line)["rounds"]:
-            for text in exchange:
-                lines += [part.strip() for part in re.split(r"[\n\t]| {2,}", text)]
-    # Emoji stay out of the vocabulary: they are spelled in bytes, four tokens each.
-    return [re.sub(r"[\U00010000-\U0010ffff]", "", line) for line in lines if line]
+    """Every line of the corpus, and the words that prompts have around them."""
+    return ["[Round 0]", "[Round 1]", "[Round 2]", "问：", "答：", *corpus_lines(corpus)]
 
 
 def train(lines: list[str]) -> bytes:
-    """Trains on one thread, because the order of summation is then the same on every machine."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=VOCABULARY_SIZE,
-        character_coverage=1.0,
-        byte_fallback=True,
-        # Nothing is normalised, so that decode(encode(text)) is the text again.
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=True,
-        split_digits=True,
-        required_chars="".join(map(chr, range(33, 127))),
+    return train_pieces(
+        lines,
+        VOCABULARY_SIZE,
         control_symbols=CONTROL_SYMBOLS,
         user_defined_symbols=USER_DEFINED_SYMBOLS,
-        unk_id=0,
-        bos_id=1,
-        eos_id=2,
         pad_id=PAD_TOKEN_ID,
-        num_threads=1,
-        minloglevel=2,
     )
-    return model.getvalue()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--corpus", type=Path, default=HERE / "corpus.jsonl")
+    parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--output", type=Path, default=DEFAULT_FOLDER)
     arguments = parser.parse_args()
     lines = read_lines(arguments.corpus)
