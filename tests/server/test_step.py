@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from glm_multiuser import SamplingParams
@@ -88,6 +88,8 @@ def test_polls_of_any_pattern_get_the_whole_text_with_the_right_flags(
     shared: InProcessServer, prompt: str, pattern: list[int]
 ) -> None:
     tokens = tokens_alone(prompt)
+    # The first call waits while its step is made: it may answer between a token and the end.
+    assume(len(tokens) > 1)
     answers = polled(shared, prompt, itertools.cycle(pattern))
     assert "".join(answer["delta_text"] for answer in answers) == answer_alone(prompt)
     seen = itertools.accumulate(itertools.chain([1], itertools.cycle(pattern)))
