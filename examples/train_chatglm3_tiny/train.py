@@ -150,7 +150,7 @@ def main() -> None:
     parser = settings_parser(__doc__.splitlines()[0], DEFAULT_FOLDER)
     parser.set_defaults(steps=2200, tokens=512, learning_rate=2.5e-3)
     parser.add_argument("--again", type=int, default=1200, help="steps after a warm restart")
-    parser.add_argument("--last", type=int, default=700, help="steps on the fixed dialogues")
+    parser.add_argument("--last", type=int, default=2500, help="steps on the fixed dialogues")
     settings = parser.parse_args()
 
     use_cpu()
