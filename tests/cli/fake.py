@@ -25,6 +25,7 @@ class Params:
     seed: Optional[int] = None
     ignore_eos: bool = False
     logprobs: Optional[int] = None
+    cache_prompt: bool = True
 
 
 @dataclass(frozen=True)
