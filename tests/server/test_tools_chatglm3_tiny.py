@@ -14,7 +14,7 @@ from tests.server.process import ROOT, ServerProcess
 
 MODEL = "chatglm3-tiny"
 EXAMPLES = ROOT / "examples/train_chatglm3_tiny"
-SETTINGS = ("--users", "2", "--seq-length", "1024", "--prefill-chunk", "128")
+SETTINGS = ("--users", "2", "--seq-length", "1024", "--prefill-chunk", "32")
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "ckpt" / MODEL / "model.safetensors").is_file(),
