@@ -1,0 +1,333 @@
+// The operators as MindSpore calls them ("aot" custom operators): all inputs and then all outputs,
+// with their shapes and dtypes. Each cuts its work into pieces and shares them between threads.
+// They return 0, or the number of the line that refused the arguments.
+//
+// A graph has one height, and every step as many tokens as it has: `used`, int32 [1], says how many
+// rows exist. What lies behind them is neither read nor written.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "level.hpp"
+#include "pool.hpp"
+
+using glm::PANEL;
+
+#define REFUSE_UNLESS(condition) \
+  if (!(condition)) return __LINE__
+
+#define OPERATOR(name)                                                                   \
+  extern "C" int name(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes, \
+                      void* stream, void* extra)
+
+namespace {
+
+// Less is not worth waking a thread for.
+constexpr int64_t NUMBERS_PER_PIECE = 8192;
+
+// Of weights.
+constexpr int64_t BYTES_PER_PIECE = 1 << 18;
+
+// So many at least, lest one thread waits long for another.
+constexpr int64_t PIECES_PER_THREAD = 4;
+
+// Fewer float32 rows are read where they are.
+constexpr int64_t ROWS_TO_LAY_OUT = 5;
+
+bool kind_of(const char* dtype, glm::Weight& kind) {
+  if (std::strcmp(dtype, "float32") == 0) {
+    kind = glm::Weight::float32;
+  } else if (std::strcmp(dtype, "int16") == 0) {
+    kind = glm::Weight::bfloat16;
+  } else if (std::strcmp(dtype, "int8") == 0) {
+    kind = glm::Weight::int8;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+int64_t panel_bytes(glm::Weight kind, int64_t depth) {
+  switch (kind) {
+    case glm::Weight::float32: return depth * PANEL * 4;
+    case glm::Weight::bfloat16: return (depth + 1) / 2 * 2 * PANEL * 2;
+    case glm::Weight::int8: return (depth + 1) / 2 * 2 * PANEL + PANEL * 4;
+  }
+  return 0;
+}
+
+int64_t rows_in_use(void** data, int64_t** shapes, int used) {
+  return std::max<int64_t>(0, std::min<int64_t>(shapes[0][0], *(const int32_t*)data[used]));
+}
+
+template <class Work>
+void share_rows(int64_t rows, int64_t size, Work work) {
+  const int64_t together = std::max<int64_t>(1, NUMBERS_PER_PIECE / std::max<int64_t>(1, size));
+  glm::share((rows + together - 1) / together, [&](int64_t piece) {
+    const int64_t last = std::min(rows, (piece + 1) * together);
+    for (int64_t row = piece * together; row < last; ++row) work(row);
+  });
+}
+
+// x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
+int linear(void** data, int64_t** shapes, const char** dtypes, const float* residual, float factor,
+           glm::Finish finish, int output) {
+  glm::Weight kind;
+  REFUSE_UNLESS(kind_of(dtypes[2], kind));
+  const int64_t rows = rows_in_use(data, shapes, 1);
+  const int64_t depth = shapes[0][1], columns = shapes[3][0];
+  const int64_t panels = (columns + PANEL - 1) / PANEL, bytes = panel_bytes(kind, depth);
+  REFUSE_UNLESS(shapes[2][0] == panels);
+  const glm::Level& level = glm::level();
+  const void* x = data[0];
+  int64_t row_bytes = depth * (int64_t)sizeof(float);
+  static thread_local std::vector<char> laid_out;
+  if (kind != glm::Weight::float32 || rows >= ROWS_TO_LAY_OUT) {
+    row_bytes = level.row_bytes(kind, depth);
+    laid_out.resize(rows * row_bytes);
+    char* to = laid_out.data();
+    share_rows(rows, depth, [&](int64_t row) {
+      level.lay_row(kind, (const float*)data[0] + row * depth, depth, to + row * row_bytes);
+    });
+    x = to;
+  }
+  // A piece is long enough for the processor to notice that memory is read in order.
+  const int64_t together = std::max<int64_t>(
+      1, std::min(BYTES_PER_PIECE / bytes, panels / (PIECES_PER_THREAD * glm::threads())));
+  share_rows(panels, NUMBERS_PER_PIECE / together, [&](int64_t number) {
+    const int64_t first = number * PANEL;
+    glm::LinearPanel panel;
+    panel.x = x;
+    panel.row_bytes = row_bytes;
+    panel.weight = (const char*)data[2] + number * bytes;
+    panel.next = nullptr;
+    panel.bias = (const float*)data[3] + first;
+    panel.residual = residual == nullptr ? nullptr : residual + first;
+    panel.y = (float*)data[output] + first;
+    panel.rows = rows;
+    panel.depth = depth;
+    panel.stride = columns;
+    panel.columns = (int)std::min<int64_t>(PANEL, columns - first);
+    panel.factor = factor;
+    panel.finish = finish;
+    level.linear(kind, panel);
+  });
+  return 0;
+}
+
+}  // namespace
+
+// x [rows, depth], used, weight, bias [columns] -> [rows, columns]
+OPERATOR(linear) { return linear(data, shapes, dtypes, nullptr, 0, glm::Finish::none, 4); }
+
+// The same, then the GELU in its tanh form.
+OPERATOR(linear_gelu) { return linear(data, shapes, dtypes, nullptr, 0, glm::Finish::gelu, 4); }
+
+// x, used, weight, bias, residual [rows, columns], factor [1]
+// -> residual * factor + what `linear` gives
+OPERATOR(linear_add) {
+  return linear(data, shapes, dtypes, (const float*)data[4], *(const float*)data[5],
+                glm::Finish::add, 6);
+}
+
+// ids int32 [rows], used, weight as for `linear`, settings int32 [2]: vocabulary, width
+// -> [rows, width]
+OPERATOR(embedding) {
+  glm::Weight kind;
+  REFUSE_UNLESS(kind_of(dtypes[2], kind));
+  const auto* ids = (const int32_t*)data[0];
+  const auto* settings = (const int32_t*)data[3];
+  auto* y = (float*)data[4];
+  const int64_t rows = rows_in_use(data, shapes, 1);
+  const int64_t width = settings[1], bytes = panel_bytes(kind, width);
+  for (int64_t row = 0; row < rows; ++row) REFUSE_UNLESS(ids[row] >= 0 && ids[row] < settings[0]);
+  share_rows(rows, width, [&](int64_t row) {
+    const char* panel = (const char*)data[2] + ids[row] / PANEL * bytes;
+    const int column = ids[row] % PANEL;
+    float* to = y + row * width;
+    if (kind == glm::Weight::float32) {
+      const auto* from = (const float*)panel + column;
+      for (int64_t i = 0; i < width; ++i) to[i] = from[i * PANEL];
+    } else if (kind == glm::Weight::bfloat16) {
+      const auto* from = (const uint16_t*)panel + 2 * column;
+      for (int64_t i = 0; i < width; ++i) {
+        const uint32_t bits = (uint32_t)from[i / 2 * 2 * PANEL + i % 2] << 16;
+        std::memcpy(to + i, &bits, sizeof bits);
+      }
+    } else {
+      const float scale = ((const float*)panel)[column];
+      const auto* from = (const int8_t*)panel + PANEL * sizeof(float) + 2 * column;
+      for (int64_t i = 0; i < width; ++i) to[i] = (float)from[i / 2 * 2 * PANEL + i % 2] * scale;
+    }
+  });
+  return 0;
+}
+
+// x [rows, size], used, gamma [size], beta [size], epsilon [1] -> [rows, size]
+OPERATOR(layer_norm) {
+  const int64_t size = shapes[0][1];
+  share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
+    glm::level().layer_norm((const float*)data[0] + row * size, (const float*)data[2],
+                            (const float*)data[3], *(const float*)data[4], size,
+                            (float*)data[5] + row * size);
+  });
+  return 0;
+}
+
+// x [rows, size], used, weight [size], epsilon [1] -> [rows, size]
+OPERATOR(rms_norm) {
+  const int64_t size = shapes[0][1];
+  share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
+    glm::level().rms_norm((const float*)data[0] + row * size, (const float*)data[2],
+                          *(const float*)data[3], size, (float*)data[4] + row * size);
+  });
+  return 0;
+}
+
+// gate [rows, size], up [rows, size], or the same tensor [rows, 2 size] twice; used
+// -> [rows, size]
+OPERATOR(swiglu) {
+  const int64_t size = shapes[3][1], stride = shapes[0][1];
+  const auto* up = (const float*)data[1] + (stride - size);
+  share_rows(rows_in_use(data, shapes, 2), size, [&](int64_t row) {
+    glm::level().swiglu((const float*)data[0] + row * stride, up + row * stride, size,
+                        (float*)data[3] + row * size);
+  });
+  return 0;
+}
+
+// hidden [rows, width], logits [rows, vocabulary], used
+// -> the first of the best tokens, int32 [rows]; 0 where all is finite and NaN where not, [rows]
+OPERATOR(next_token) {
+  const int64_t width = shapes[0][1], vocabulary = shapes[1][1];
+  share_rows(rows_in_use(data, shapes, 2), vocabulary, [&](int64_t row) {
+    const float* logits = (const float*)data[1] + row * vocabulary;
+    const int64_t best = glm::level().argmax(logits, vocabulary);
+    const bool finite = glm::level().all_finite((const float*)data[0] + row * width, width) &&
+                        logits[best] * 0.0f == 0.0f;
+    ((int32_t*)data[3])[row] = (int32_t)best;
+    ((float*)data[4])[row] = finite ? 0.0f : __builtin_nanf("");
+  });
+  return 0;
+}
+
+// Rotary embedding, the new rows into their users' caches, and attention over the rows in use.
+//
+// query, key, value: [tokens, *], which may be one tensor three times
+// used
+// users int32 [tokens]: whose caches
+// positions int32 [2, tokens]: where the token's key and value go, and how many positions it sees
+// angles int32 [parts, tokens]: the row of the tables, for each part of a head
+// cosine, sine [table rows, head_dim / parts], partner int32 [head_dim]:
+//     x[i] becomes x[i] * cosine[i] + x[partner[i]] * sine[i]
+// settings int32 [6]: heads, key/value heads, head_dim, first column of query, key, value
+// scale [1]: of queries
+// then for each user: keys [heads, tiles, head_dim, TILE] and values [heads, positions, head_dim]
+// -> context [tokens, heads * head_dim]
+OPERATOR(attention) {
+  constexpr int USED = 3, FIRST_CACHE = 12;
+  const auto* users = (const int32_t*)data[4];
+  const auto *writes = (const int32_t*)data[5], *sees = writes + shapes[5][1];
+  const auto* angles = (const int32_t*)data[6];
+  const auto *cosine = (const float*)data[7], *sine = (const float*)data[8];
+  const auto* partner = (const int32_t*)data[9];
+  const auto* settings = (const int32_t*)data[10];
+  const float scale = *(const float*)data[11];
+  const int64_t tokens = rows_in_use(data, shapes, USED);
+  const int64_t caches = (count - FIRST_CACHE - 1) / 2;
+  const int64_t heads = settings[0], kv_heads = settings[1], head_dim = settings[2];
+  const int64_t group = heads / kv_heads, width = heads * head_dim;
+  const int64_t parts = shapes[6][0], angles_stride = shapes[6][1], part = shapes[7][1];
+  auto* out = (float*)data[count - 1];
+  REFUSE_UNLESS(caches > 0 && (count - FIRST_CACHE - 1) % 2 == 0 && part * parts == head_dim);
+  const auto capacity = [&](int32_t user) { return shapes[FIRST_CACHE + 2 * user + 1][1]; };
+  for (int64_t t = 0; t < tokens; ++t) {
+    REFUSE_UNLESS(users[t] >= 0 && users[t] < caches);
+    REFUSE_UNLESS(writes[t] >= 0 && writes[t] < capacity(users[t]));
+    REFUSE_UNLESS(sees[t] > 0 && sees[t] <= capacity(users[t]));
+    for (int64_t p = 0; p < parts; ++p) {
+      const int32_t row = angles[p * angles_stride + t];
+      REFUSE_UNLESS(row >= 0 && row < shapes[7][0]);
+    }
+  }
+  const auto row_of = [&](int which, int64_t token) {
+    return (const float*)data[which] + token * shapes[which][1] + settings[3 + which];
+  };
+  const auto keys_of = [&](int32_t user, int64_t head) {
+    const int64_t* shape = shapes[FIRST_CACHE + 2 * user];
+    return (float*)data[FIRST_CACHE + 2 * user] + head * shape[1] * head_dim * glm::TILE;
+  };
+  const auto values_of = [&](int32_t user, int64_t head) {
+    return (float*)data[FIRST_CACHE + 2 * user + 1] + head * capacity(user) * head_dim;
+  };
+
+  // All keys and values are in place before anybody looks at them.
+  share_rows(tokens, 2 * width, [&](int64_t t) {
+    // Turns head by head from x to y, whose numbers are `step` apart.
+    const auto turn = [&](const float* x, float* y, int64_t step, float factor) {
+      for (int64_t p = 0; p < parts; ++p) {
+        const int64_t row = angles[p * angles_stride + t] * part;
+        for (int64_t i = 0; i < part; ++i) {
+          const int64_t at = p * part + i;
+          y[at * step] = (x[at] * cosine[row + i] + x[partner[at]] * sine[row + i]) * factor;
+        }
+      }
+    };
+    for (int64_t head = 0; head < heads; ++head)
+      turn(row_of(0, t) + head * head_dim, out + t * width + head * head_dim, 1, scale);
+    const int64_t tile = writes[t] / glm::TILE, lane = writes[t] % glm::TILE;
+    for (int64_t head = 0; head < kv_heads; ++head) {
+      float* keys = keys_of(users[t], head) + tile * head_dim * glm::TILE + lane;
+      turn(row_of(1, t) + head * head_dim, keys, glm::TILE, 1.0f);
+      std::memcpy(values_of(users[t], head) + writes[t] * head_dim,
+                  row_of(2, t) + head * head_dim, sizeof(float) * head_dim);
+    }
+  });
+
+  // A piece: as many tokens of one user, one behind the other, as ROWS query rows have room for.
+  struct Run {
+    int64_t first, last;
+  };
+  std::vector<Run> runs;
+  const int64_t most = std::max<int64_t>(1, glm::ROWS / group);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const bool goes_on = !runs.empty() && runs.back().last == t && users[t - 1] == users[t] &&
+                         t - runs.back().first < most;
+    if (goes_on) {
+      runs.back().last = t + 1;
+    } else {
+      runs.push_back({t, t + 1});
+    }
+  }
+  glm::share((int64_t)runs.size() * kv_heads, [&](int64_t piece) {
+    const Run run = runs[piece / kv_heads];
+    const int64_t head = piece % kv_heads;
+    static thread_local std::vector<float> scratch;
+    scratch.resize(glm::attention_scratch(head_dim));
+    float* rows[glm::ROWS];
+    int64_t visible[glm::ROWS];
+    glm::Attention task{keys_of(users[run.first], head), values_of(users[run.first], head), rows,
+                        visible, scratch.data(), head_dim, 0};
+    for (int64_t t = run.first; t < run.last; ++t) {
+      for (int64_t query = 0; query < group; ++query) {
+        if (task.count == glm::ROWS) {
+          glm::level().attend(task);
+          task.count = 0;
+        }
+        rows[task.count] = out + t * width + (head * group + query) * head_dim;
+        visible[task.count++] = sees[t];
+      }
+    }
+    glm::level().attend(task);
+  });
+  return 0;
+}
+
+// For Python, which decides how the library is used.
+extern "C" {
+const char* glm_level() { return glm::level().name; }
+int glm_force_level(const char* name) { return glm::force_level(name); }
+void glm_set_threads(int count) { glm::set_threads(count); }
+int glm_threads() { return glm::threads(); }
+void glm_set_patience(int microseconds) { glm::set_patience(microseconds); }
+}

@@ -1,0 +1,88 @@
+// What happens to one row at a time: norms, the gated activation, the choice of the best token.
+#pragma once
+
+#include "vector.hpp"
+
+namespace {
+
+// Adds f(vector) over a row; the order depends on the size alone.
+template <class F>
+inline float reduce(int64_t size, F f) {
+  vec sums{};
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) sums += f(i, WIDTH);
+  if (i < size) sums += f(i, (int)(size - i));
+  return sum(sums);
+}
+
+template <class F>
+inline void each(int64_t size, float* y, F f) {
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) store(y + i, f(i, WIDTH));
+  if (i < size) store_first(y + i, f(i, (int)(size - i)), (int)(size - i));
+}
+
+inline float root(float x) { return __builtin_sqrtf(x); }
+
+void layer_norm(const float* x, const float* gamma, const float* beta, float epsilon, int64_t size,
+                float* y) {
+  const auto of_x = [&](int64_t i, int n) { return load_first(x + i, n); };
+  const float mean = reduce(size, of_x) / (float)size;
+  const float variance = reduce(size, [&](int64_t i, int n) {
+    // The lanes behind the row are zero, and must not count as differences from the mean.
+    const vec difference = n == WIDTH ? load(x + i) - mean : load_first(x + i, n) - mean;
+    vec square = difference * difference;
+    for (int lane = n; lane < WIDTH; ++lane) square[lane] = 0.0f;
+    return square;
+  }) / (float)size;
+  const float scale = 1.0f / root(variance + epsilon);
+  each(size, y, [&](int64_t i, int n) {
+    return (load_first(x + i, n) - mean) * scale * load_first(gamma + i, n) +
+           load_first(beta + i, n);
+  });
+}
+
+void rms_norm(const float* x, const float* weight, float epsilon, int64_t size, float* y) {
+  const float mean = reduce(size, [&](int64_t i, int n) {
+    const vec value = load_first(x + i, n);
+    return value * value;
+  }) / (float)size;
+  const float scale = 1.0f / root(mean + epsilon);
+  each(size, y, [&](int64_t i, int n) {
+    return load_first(x + i, n) * scale * load_first(weight + i, n);
+  });
+}
+
+void swiglu(const float* gate, const float* up, int64_t size, float* y) {
+  each(size, y, [&](int64_t i, int n) {
+    const vec g = load_first(gate + i, n);
+    return g / (1.0f + exponential(-g)) * load_first(up + i, n);
+  });
+}
+
+int64_t argmax(const float* x, int64_t size) {
+  float best = x[0];
+  int64_t place = 0;
+  // Whole groups that hold nothing larger are passed over.
+  constexpr int GROUP = 8 * WIDTH;
+  int64_t i = 0;
+  for (; i + GROUP <= size; i += GROUP) {
+    ivec found{};
+    for (int v = 0; v < 8; ++v) found |= (ivec)(load(x + i + v * WIDTH) > all(best));
+    int any = 0;
+    for (int lane = 0; lane < WIDTH; ++lane) any |= found[lane];
+    if (any)
+      for (int64_t j = i; j < i + GROUP; ++j)
+        if (x[j] > best) best = x[j], place = j;
+  }
+  for (; i < size; ++i)
+    if (x[i] > best) best = x[i], place = i;
+  return place;
+}
+
+bool all_finite(const float* x, int64_t size) {
+  // x * 0 is 0 for a finite x, and not a number otherwise.
+  return reduce(size, [&](int64_t i, int n) { return load_first(x + i, n) * 0.0f; }) == 0.0f;
+}
+
+}  // namespace

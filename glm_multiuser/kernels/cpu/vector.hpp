@@ -1,0 +1,93 @@
+// The vectors of one level, in the compiler's own notation, so that one source serves all levels.
+// Everything is in an unnamed namespace: two levels must never share a function.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+
+typedef float vec __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH)));
+typedef int8_t bytes __attribute__((vector_size(WIDTH)));
+
+template <class V, class T>
+inline V load_as(const T* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline vec load(const float* from) { return load_as<vec>(from); }
+
+inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
+
+inline vec all(float x) { return x - vec{}; }
+
+// The first `count` numbers, and zeros; what lies behind them is not read.
+inline vec load_first(const float* from, int count) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#elif defined(__AVX2__)
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return (vec)_mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
+#else
+  vec v{};
+  std::memcpy(&v, from, sizeof(float) * count);
+  return v;
+#endif
+}
+
+inline void store_first(float* to, vec v, int count) { std::memcpy(to, &v, sizeof(float) * count); }
+
+// A NaN in `a` stays.
+inline vec larger(vec a, vec b) { return a < b ? b : a; }
+
+inline float sum(vec v) {
+  for (int half = WIDTH / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v[i] += v[i + half];
+  return v[0];
+}
+
+inline vec exponential(vec x) {
+  // e^x = 2^n e^r with |r| <= ln(2)/2; the polynomial is the one of the Cephes library (Moshier).
+  // Above 88.37 it stays finite, below -87.3 it is the smallest normal number; a NaN stays.
+  x = x > all(88.3762626f) ? all(88.3762626f) : x;
+  x = x < all(-87.3365479f) ? all(-87.3365479f) : x;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  const vec n = (x * 1.44269504088896341f + shift) - shift;
+  vec r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  vec p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // n is at most 128 and at least -126, so 2^n in two factors is never out of range
+  const ivec whole = (ivec)(n + shift) - (ivec)all(shift);
+  const ivec half = whole >> 1;
+  return p * (vec)((half + 127) << 23) * (vec)((whole - half + 127) << 23);
+}
+
+// x * sigmoid(2 u), which equals 0.5 x (1 + tanh(u)).
+inline vec gelu(vec x) {
+  const vec twice = 1.5957691216057308f * x * (1.0f + 0.044715f * x * x);
+  return x / (1.0f + exponential(-twice));
+}
+
+}  // namespace

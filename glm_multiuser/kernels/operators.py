@@ -1,0 +1,64 @@
+"""The kernels as operators of a graph.
+
+Each takes, among its inputs, `used`, int32 [1]: how many of its rows there are in this step. What
+lies behind them is neither read nor written. `cpu/operators.cpp` says what each input is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import mindspore as ms
+from mindspore import ops
+
+from glm_multiuser.kernels import library
+
+
+def operator(name: str, shape: Callable[..., Any], dtype: Any = ms.float32) -> ops.Custom:
+    """The operator `name` of the library; `shape` makes its output's from those of its inputs."""
+    return ops.Custom(f"{library.path()}:{name}", shape, lambda *dtypes: dtype, "aot")
+
+
+def linear(finish: str = "linear") -> ops.Custom:
+    """(x [rows, in], used, weight, bias [out]) -> [rows, out]; `finish` may be "linear_gelu", or
+    "linear_add" with (residual [rows, out], factor [1]) more."""
+    return operator(finish, lambda x, used, weight, bias, *rest: [x[0], bias[0]])
+
+
+def embedding(width: int) -> ops.Custom:
+    """(ids int32 [rows], used, weight, (vocabulary, width) int32 [2]) -> [rows, width]."""
+    return operator("embedding", lambda ids, *rest: [ids[0], width])
+
+
+def layer_norm() -> ops.Custom:
+    """(x [rows, size], used, gamma, beta, epsilon [1]) -> [rows, size]."""
+    return operator("layer_norm", lambda x, *rest: x)
+
+
+def rms_norm() -> ops.Custom:
+    """(x [rows, size], used, weight, epsilon [1]) -> [rows, size]."""
+    return operator("rms_norm", lambda x, *rest: x)
+
+
+def swiglu() -> ops.Custom:
+    """(gate [rows, size], up [rows, size], used) -> [rows, size]."""
+    return operator("swiglu", lambda gate, up, used: gate)
+
+
+def swiglu_of_halves() -> ops.Custom:
+    """The same of one tensor [rows, 2 * size], given twice."""
+    return operator("swiglu", lambda gate, up, used: [gate[0], gate[1] // 2])
+
+
+def next_token() -> ops.Custom:
+    """(hidden [rows, hidden_size], logits [rows, vocab_size], used) -> what `next_tokens` of a
+    model returns: the best tokens, int32 [rows], and 0 or NaN, [rows]."""
+    return operator(
+        "next_token", lambda hidden, *rest: ([hidden[0]], [hidden[0]]), (ms.int32, ms.float32)
+    )
+
+
+def attention(width: int) -> ops.Custom:
+    """(query, key, value, used, users, positions, angles, cosine, sine, partner, settings, scale,
+    then keys and values of each user) -> [rows, width]."""
+    return operator("attention", lambda query, *rest: [query[0], width])
