@@ -23,7 +23,7 @@ from glm_multiuser.models.users import MOST_PROMPTS, MultiUserLayer, MultiUserMo
 class CausalLayer(MultiUserLayer):
     """Attention, then the MLP, each behind a norm and added to what came in.
 
-    Subclasses make `self.mlp` and say how to `project` and `output`.
+    Subclasses make `self.mlp` and say how to `project`, `project_own` and `output`.
     """
 
     def __init__(
@@ -32,10 +32,12 @@ class CausalLayer(MultiUserLayer):
         numerics: Numerics,
         rotary: RotaryEmbedding,
         layout: CellLayout,
+        columns: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        super().__init__(config, ScaledSoftmax(1, numerics), numerics, layout)
+        softmax = ScaledSoftmax(1, numerics)
+        super().__init__(config, softmax, numerics, rotary, layout, columns)
         self.query_scale = 1.0 / math.sqrt(config.head_dim)
-        self.rotary = rotary
+        self.one = Tensor([1.0], ms.float32) if numerics.native else None
         self.input_layernorm = RMSNorm(config.hidden_size, config.layernorm_epsilon, numerics)
         self.post_attention_layernorm = RMSNorm(
             config.hidden_size, config.layernorm_epsilon, numerics
@@ -45,13 +47,15 @@ class CausalLayer(MultiUserLayer):
         """`[rows, hidden_size]` -> query `[rows, heads, head_dim]`, key and value likewise."""
         raise NotImplementedError
 
-    def output(self, context: Tensor) -> Tensor:
-        """`[rows, heads * head_dim]` -> `[rows, hidden_size]`."""
+    def project_own(self, normed: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What holds queries, keys and values of any tokens, as `attend_own` takes it."""
         raise NotImplementedError
 
-    def construct(
-        self, hidden: Tensor, angles: tuple[Tensor, Tensor], user: Any, step: Any
-    ) -> Tensor:
+    def output(self, context: Tensor, used: Any, hidden: Tensor) -> Tensor:
+        """`[rows, heads * head_dim]` -> `[rows, hidden_size]`, with `hidden` added."""
+        raise NotImplementedError
+
+    def construct(self, hidden: Tensor, angles: Any, user: Any, step: Any) -> Tensor:
         """`hidden` [rows, hidden_size] -> the same shape.
 
         Args:
@@ -60,8 +64,15 @@ class CausalLayer(MultiUserLayer):
             user: (cell, rows in the cell) whose keys and values these are; None: every user in
                 order.
             step: what `decode_step` or `chunk_step` made; a mask `[1, 1, queries * t, t]` for
-                whole prompts of which nothing is cached.
+                whole prompts of which nothing is cached. With native kernels there is nothing
+                else but this, as `AttendOwn` takes it.
         """
+        if self.native:
+            used = step[2]
+            rows = self.project_own(self.input_layernorm(hidden, used), used)
+            context = self.attend_own(rows[0], rows[1], rows[2], step)
+            hidden = self.output(context, used, hidden)
+            return self.mlp(self.post_attention_layernorm(hidden, used), used, hidden, self.one)
         query, key, value = self.project(self.input_layernorm(hidden))
         query = self.rotary(query, angles[0], angles[1]) * self.query_scale
         key = self.rotary(key, angles[0], angles[1])
@@ -86,8 +97,8 @@ class CausalLayer(MultiUserLayer):
             context = self.rows(past, t)
         else:
             context = self.attend_past(query, key, value, user, step)
-        hidden = hidden + self.output(context)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = self.output(context, None, hidden)
+        return self.mlp(self.post_attention_layernorm(hidden), None, hidden, self.one)
 
 
 class CausalForMultiUser(MultiUserModel):
@@ -115,15 +126,12 @@ class CausalForMultiUser(MultiUserModel):
         if layout.seq_length > self.rotary.positions:
             self.rotary.set_positions(layout.seq_length)
 
-    def hidden_states(
-        self, input_ids: Tensor, angles: tuple[Tensor, Tensor], user: Any, step: Any
-    ) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, angles: Any, user: Any, step: Any) -> Tensor:
         """`input_ids` [rows] -> what the last norm makes of them, `[rows, hidden_size]`."""
         raise NotImplementedError
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden_size]` -> `[rows, vocab_size]`."""
-        raise NotImplementedError
+    def tokens_of_users(self, input_ids: Tensor, step: tuple[Tensor, ...]) -> Tensor:
+        return self.hidden_states(input_ids, None, None, step)
 
     def construct(
         self,

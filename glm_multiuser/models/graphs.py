@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from numpy.typing import NDArray
 
 from glm_multiuser.models.layers import NUMPY_TYPES
@@ -37,6 +37,46 @@ class Forward(nn.Cell):
     ) -> tuple[Tensor, Tensor, Tensor]:
         results: tuple[Tensor, Tensor, Tensor] = self.model(
             input_ids, position_ids, positions, user, used_blocks
+        )
+        return results
+
+
+class ForwardUsers(nn.Cell):
+    """Any tokens of any users in one step, by native kernels.
+
+    One graph for every step: of its height, a step uses as many rows as it needs.
+    """
+
+    def __init__(self, model: MultiUserModel) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+        self.gather = ops.Gather()
+
+    def construct(
+        self,
+        input_ids: Tensor,
+        users: Tensor,
+        positions: Tensor,
+        used: Tensor,
+        angles: Tensor,
+        rows: Tensor,
+        rows_used: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """-> what `MultiUserModel.next_tokens` returns, for the rows that have a next token.
+
+        Args:
+            input_ids: int32 [tokens].
+            users: int32 [tokens], whose each token is.
+            positions: int32 [2, tokens]: where it is written, and how many positions it sees.
+            used: int32 [1], how many tokens there are.
+            angles: int32 [parts, tokens], rotary positions.
+            rows: int32 [n], the tokens that have a next token.
+            rows_used: int32 [1], how many of those there are.
+        """
+        hidden = self.model.tokens_of_users(input_ids, (users, positions, used, angles))
+        hidden = self.gather(hidden, rows, 0)
+        results: tuple[Tensor, Tensor, Tensor] = self.model.next_tokens(
+            hidden, self.model.logits(hidden, rows_used), rows_used
         )
         return results
 

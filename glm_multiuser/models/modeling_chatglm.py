@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from glm_multiuser.config import CausalConfig
 from glm_multiuser.models.causal import CausalForMultiUser, CausalLayer
@@ -47,12 +47,12 @@ class MLP(nn.Cell):
         hidden, inner = config.hidden_size, config.inner_hidden_size
         self.dense_h_to_4h = Linear(hidden, 2 * inner, numerics, has_bias=False)
         self.dense_4h_to_h = Linear(inner, hidden, numerics, has_bias=False)
-        self.split = ops.Split(axis=1, output_num=2)
-        self.activation = SwiGLU()
+        self.activation = SwiGLU(numerics)
 
-    def construct(self, hidden: Tensor) -> Tensor:
-        gate, up = self.split(self.dense_h_to_4h(hidden))
-        return self.dense_4h_to_h(self.activation(gate, up))
+    def construct(self, hidden: Tensor, used: Any, residual: Tensor, factor: Any) -> Tensor:
+        """What the MLP makes of `hidden`, and `factor` times `residual`."""
+        inner = self.activation(self.dense_h_to_4h(hidden, used), None, used)
+        return self.dense_4h_to_h(inner, used, residual, factor)
 
 
 class GLMBlock(CausalLayer):
@@ -65,15 +65,21 @@ class GLMBlock(CausalLayer):
         rotary: RotaryEmbedding,
         layout: CellLayout,
     ) -> None:
-        super().__init__(config, numerics, rotary, layout)
+        width = config.num_attention_heads * config.head_dim
+        columns = (0, width, width + config.num_key_value_heads * config.head_dim)
+        super().__init__(config, numerics, rotary, layout, columns)
         self.self_attention = SelfAttention(config, numerics)
         self.mlp = MLP(config, numerics)
 
     def project(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.self_attention.project(normed)
 
-    def output(self, context: Tensor) -> Tensor:
-        return self.self_attention.dense(context)
+    def project_own(self, normed: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = self.self_attention.query_key_value(normed, used)
+        return rows, rows, rows
+
+    def output(self, context: Tensor, used: Any, hidden: Tensor) -> Tensor:
+        return self.self_attention.dense(context, used, hidden, self.one)
 
 
 class ChatGLMModel(nn.Cell):
@@ -97,16 +103,16 @@ class ChatGLMModel(nn.Cell):
             config.hidden_size, config.layernorm_epsilon, numerics
         )
         self.output_layer = Linear(config.hidden_size, config.vocab_size, numerics, has_bias=False)
+        self.native = numerics.native
         if config.tied:
             self.output_layer.weight = self.embedding.word_embeddings.weight
 
-    def construct(
-        self, input_ids: Tensor, angles: tuple[Tensor, Tensor], user: Any, step: Any
-    ) -> Tensor:
-        hidden = self.embedding.word_embeddings(input_ids)
+    def construct(self, input_ids: Tensor, angles: Any, user: Any, step: Any) -> Tensor:
+        used = step[2] if self.native else None
+        hidden = self.embedding.word_embeddings(input_ids, used)
         for layer in self.encoder.layers:
             hidden = layer(hidden, angles, user, step)
-        return self.encoder.final_layernorm(hidden)
+        return self.encoder.final_layernorm(hidden, used)
 
 
 class ChatGLMForMultiUser(CausalForMultiUser):
@@ -134,10 +140,8 @@ class ChatGLMForMultiUser(CausalForMultiUser):
             self.transformer.output_layer,
         ]
 
-    def hidden_states(
-        self, input_ids: Tensor, angles: tuple[Tensor, Tensor], user: Any, step: Any
-    ) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, angles: Any, user: Any, step: Any) -> Tensor:
         return self.transformer(input_ids, angles, user, step)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.transformer.output_layer(hidden)
+    def logits(self, hidden: Tensor, used: Any = None) -> Tensor:
+        return self.transformer.output_layer(hidden, used)

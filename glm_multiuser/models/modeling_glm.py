@@ -11,13 +11,13 @@ import math
 from typing import Any, Optional
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.models.attention import MASKED, ScaledSoftmax
 from glm_multiuser.models.graphs import User
 from glm_multiuser.models.kv_past import NO_USERS, CellLayout
-from glm_multiuser.models.layers import LayerNorm, Linear, Numerics, TanhGelu, zeros
+from glm_multiuser.models.layers import Embedding, LayerNorm, Linear, Numerics
 from glm_multiuser.models.rotary import RotaryEmbedding2D
 from glm_multiuser.models.stream_chat import StreamChat
 from glm_multiuser.models.users import MOST_PROMPTS, MultiUserLayer, MultiUserModel
@@ -29,12 +29,12 @@ class MLP(nn.Cell):
     def __init__(self, config: ModelConfig, numerics: Numerics) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.inner_hidden_size
-        self.dense_h_to_4h = Linear(hidden, inner, numerics)
+        self.dense_h_to_4h = Linear(hidden, inner, numerics, gelu=True)
         self.dense_4h_to_h = Linear(inner, hidden, numerics)
-        self.gelu = TanhGelu()
 
-    def construct(self, hidden: Tensor) -> Tensor:
-        return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(hidden)))
+    def construct(self, hidden: Tensor, alpha: Any, used: Any) -> Tensor:
+        """What the MLP makes of `hidden`, and `alpha` times `hidden`."""
+        return self.dense_4h_to_h(self.dense_h_to_4h(hidden, used), used, hidden, alpha)
 
 
 class SelfAttention(nn.Cell):
@@ -77,9 +77,18 @@ class DeepNormWithGLULayer(MultiUserLayer):
         rotary: RotaryEmbedding2D,
         layout: CellLayout,
     ) -> None:
-        super().__init__(config, ScaledSoftmax(layer_number, numerics), numerics, layout)
+        hidden = config.hidden_size
+        super().__init__(
+            config,
+            ScaledSoftmax(layer_number, numerics),
+            numerics,
+            rotary,
+            layout,
+            columns=(0, hidden, 2 * hidden),
+        )
         depth = config.deepnorm_layers or config.num_layers
-        self.alpha = math.sqrt(2.0 * depth)
+        alpha = math.sqrt(2.0 * depth)
+        self.alpha = Tensor([alpha], ms.float32) if numerics.native else alpha
         self.input_layernorm = LayerNorm(config.hidden_size, config.layernorm_epsilon, numerics)
         self.attention = SelfAttention(config, layer_number, numerics, rotary)
         self.post_attention_layernorm = LayerNorm(
@@ -90,7 +99,7 @@ class DeepNormWithGLULayer(MultiUserLayer):
     def construct(
         self,
         hidden: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: Any,
         mask: Optional[Tensor],
         user: Any,
         step: Any,
@@ -104,17 +113,22 @@ class DeepNormWithGLULayer(MultiUserLayer):
             user: (cell, rows in the cell) whose keys and values these are. None: for new tokens
                 every user in order; for prompts nobody, nothing is cached.
             step: for new tokens, what `decode_step` made; for prompts, bool `[prompts, 1, t, 1]`
-                that says which tokens are real.
+                that says which tokens are real. With native kernels there is nothing else but
+                this, as `AttendOwn` takes it.
         """
-        normed = self.input_layernorm(hidden)
-        query, key, value = self.attention.project(normed, angles)
-        if mask is None:
-            context = self.attend_past(query, key, value, user, step)
+        used = step[2] if self.native else None
+        normed = self.input_layernorm(hidden, used)
+        if self.native:
+            projected = self.attention.query_key_value(normed, used)
+            context = self.attend_own(projected, projected, projected, step)
         else:
-            context = self.attend_prompt(query, key, value, mask, user, step)
-        hidden = normed * self.alpha + self.attention.dense(context)
-        normed = self.post_attention_layernorm(hidden)
-        return normed * self.alpha + self.mlp(normed)
+            query, key, value = self.attention.project(normed, angles)
+            if mask is None:
+                context = self.attend_past(query, key, value, user, step)
+            else:
+                context = self.attend_prompt(query, key, value, mask, user, step)
+        hidden = self.attention.dense(context, used, normed, self.alpha)
+        return self.mlp(self.post_attention_layernorm(hidden, used), self.alpha, used)
 
     def attend_prompt(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, user: Any, real: Any
@@ -150,10 +164,8 @@ class GLMModel(nn.Cell):
 
     def __init__(self, config: ModelConfig, numerics: Numerics, layout: CellLayout) -> None:
         super().__init__()
-        self.word_embeddings = nn.Cell()
-        self.word_embeddings.embedding_table = Parameter(
-            zeros(config.vocab_size, config.hidden_size, dtype=numerics.compute_type),
-            name="embedding_table",
+        self.word_embeddings = Embedding(
+            config.vocab_size, config.hidden_size, numerics, name="embedding_table"
         )
         self.rotary = RotaryEmbedding2D(config.head_dim, config.max_sequence_length + 1, numerics)
         self.layers = nn.CellList(
@@ -163,12 +175,12 @@ class GLMModel(nn.Cell):
             ]
         )
         self.final_layernorm = LayerNorm(config.hidden_size, config.layernorm_epsilon, numerics)
-        self.gather = ops.Gather()
+        self.native = numerics.native
 
     def construct(
         self,
         input_ids: Tensor,
-        position_ids: Tensor,
+        position_ids: Any,
         mask: Optional[Tensor] = None,
         user: Any = None,
         step: Any = None,
@@ -177,11 +189,12 @@ class GLMModel(nn.Cell):
 
         The other arguments are those of `DeepNormWithGLULayer.construct`.
         """
-        hidden = self.gather(self.word_embeddings.embedding_table, input_ids, 0)
-        angles = self.rotary.tables(position_ids)
+        used = step[2] if self.native else None
+        hidden = self.word_embeddings(input_ids, used)
+        angles = None if self.native else self.rotary.tables(position_ids)
         for layer in self.layers:
             hidden = layer(hidden, angles, mask, user, step)
-        return self.final_layernorm(hidden)
+        return self.final_layernorm(hidden, used)
 
 
 class GLMForMultiUser(MultiUserModel, StreamChat):
@@ -259,7 +272,13 @@ class GLMForMultiUser(MultiUserModel, StreamChat):
         else:
             step = self.decode_step(positions, home, used_blocks)
             hidden = self.transformer(input_ids, position_ids, None, home, step)
-        return self.next_tokens(hidden, self.lm_head(hidden))
+        return self.next_tokens(hidden, self.logits(hidden))
+
+    def tokens_of_users(self, input_ids: Tensor, step: tuple[Tensor, ...]) -> Tensor:
+        return self.transformer(input_ids, None, None, None, step)
+
+    def logits(self, hidden: Tensor, used: Any = None) -> Tensor:
+        return self.lm_head(hidden, used)
 
     def prompt_mask(self, length: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`positions` [n, 2] -> mask [n, heads, length, length], real [n, 1, length, 1]."""

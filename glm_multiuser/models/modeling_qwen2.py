@@ -46,10 +46,12 @@ class Qwen2MLP(nn.Cell):
         self.gate_proj = Linear(hidden, inner, numerics, has_bias=False)
         self.up_proj = Linear(hidden, inner, numerics, has_bias=False)
         self.down_proj = Linear(inner, hidden, numerics, has_bias=False)
-        self.activation = SwiGLU()
+        self.activation = SwiGLU(numerics)
 
-    def construct(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_proj(hidden), self.up_proj(hidden)))
+    def construct(self, hidden: Tensor, used: Any, residual: Tensor, factor: Any) -> Tensor:
+        """What the MLP makes of `hidden`, and `factor` times `residual`."""
+        gate, up = self.gate_proj(hidden, used), self.up_proj(hidden, used)
+        return self.down_proj(self.activation(gate, up, used), used, residual, factor)
 
 
 class Qwen2DecoderLayer(CausalLayer):
@@ -69,8 +71,16 @@ class Qwen2DecoderLayer(CausalLayer):
     def project(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.self_attn.project(normed)
 
-    def output(self, context: Tensor) -> Tensor:
-        return self.self_attn.o_proj(context)
+    def project_own(self, normed: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention = self.self_attn
+        return (
+            attention.q_proj(normed, used),
+            attention.k_proj(normed, used),
+            attention.v_proj(normed, used),
+        )
+
+    def output(self, context: Tensor, used: Any, hidden: Tensor) -> Tensor:
+        return self.self_attn.o_proj(context, used, hidden, self.one)
 
 
 class Qwen2Model(nn.Cell):
@@ -89,14 +99,14 @@ class Qwen2Model(nn.Cell):
             [Qwen2DecoderLayer(config, numerics, rotary, layout) for _ in range(config.num_layers)]
         )
         self.norm = RMSNorm(config.hidden_size, config.layernorm_epsilon, numerics)
+        self.native = numerics.native
 
-    def construct(
-        self, input_ids: Tensor, angles: tuple[Tensor, Tensor], user: Any, step: Any
-    ) -> Tensor:
-        hidden = self.embed_tokens(input_ids)
+    def construct(self, input_ids: Tensor, angles: Any, user: Any, step: Any) -> Tensor:
+        used = step[2] if self.native else None
+        hidden = self.embed_tokens(input_ids, used)
         for layer in self.layers:
             hidden = layer(hidden, angles, user, step)
-        return self.norm(hidden)
+        return self.norm(hidden, used)
 
 
 class Qwen2ForMultiUser(CausalForMultiUser):
@@ -128,10 +138,8 @@ class Qwen2ForMultiUser(CausalForMultiUser):
             self.lm_head,
         ]
 
-    def hidden_states(
-        self, input_ids: Tensor, angles: tuple[Tensor, Tensor], user: Any, step: Any
-    ) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, angles: Any, user: Any, step: Any) -> Tensor:
         return self.model(input_ids, angles, user, step)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
+    def logits(self, hidden: Tensor, used: Any = None) -> Tensor:
+        return self.lm_head(hidden, used)

@@ -46,6 +46,8 @@ class RotaryEmbedding2D(nn.Cell):
     def __init__(self, head_dim: int, positions: int, numerics: Numerics) -> None:
         super().__init__()
         cosine, sine = rotary_tables(positions, head_dim // 2, numerics.rotary)
+        quarters = np.arange(head_dim, dtype=np.int32).reshape(4, -1)
+        self.partner = Tensor(quarters[[1, 0, 3, 2]].reshape(-1))
         self.cosine = Tensor(cosine, numerics.compute_type)
         self.sine = Tensor(sine, numerics.compute_type)
         self.gather = ops.Gather()
@@ -135,7 +137,11 @@ class RotaryEmbedding(nn.Cell):
         dtype = NUMPY_TYPES[numerics.compute_type]
         self.dtype = dtype
         self.head_dim = config.head_dim
-        self.partners = Tensor(partners(config).astype(dtype))
+        matrix = partners(config)
+        self.partners = Tensor(matrix.astype(dtype))
+        # Where nothing turns, the sine is 0 and the partner may be any.
+        self.partner = Tensor(np.abs(matrix).argmax(axis=0).astype(np.int32))
+        self.signs = matrix.sum(axis=0) if numerics.native else np.ones(config.head_dim, np.float32)
         self.matmul = ops.MatMul()
         self.gather = ops.Gather()
         self.set_positions(min(TABLE_ROWS, config.max_sequence_length))
@@ -145,7 +151,8 @@ class RotaryEmbedding(nn.Cell):
         cosine, sine = causal_tables(self.config, positions)
         self.positions = positions
         self.cosine = Tensor(cosine.astype(self.dtype))
-        self.sine = Tensor(sine.astype(self.dtype))
+        # Native kernels know which number is whose partner, and take the sign from the sine.
+        self.sine = Tensor((sine * self.signs).astype(self.dtype))
 
     def tables(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows for `position_ids` [rows] -> cosine, sine `[rows, 1, head_dim]`."""

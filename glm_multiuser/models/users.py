@@ -13,24 +13,39 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from glm_multiuser.config import AnyModelConfig
+from glm_multiuser.kernels import operators
+from glm_multiuser.kernels.packing import Packing
 from glm_multiuser.models.attention import MASKED, ScaledSoftmax
 from glm_multiuser.models.graphs import User
 from glm_multiuser.models.kv_past import CellLayout, KVPast
-from glm_multiuser.models.layers import Linear, Numerics
+from glm_multiuser.models.layers import Embedding, Linear, Numerics
+from glm_multiuser.models.user_past import AttendOwn, UserPast
 
 MOST_PROMPTS = 4
 """Prompts that one graph call takes in at most."""
 
 
 class MultiUserLayer(nn.Cell):
-    """A transformer layer that is the home of its users' keys and values."""
+    """A transformer layer that is the home of its users' keys and values.
+
+    Args:
+        config: of the model.
+        softmax: of this layer.
+        numerics: types to compute in, and with which operators.
+        rotary: the model's rotary embedding.
+        layout: where each user's keys and values live.
+        columns: where queries, keys and values begin in what the products of this layer make,
+            for native kernels.
+    """
 
     def __init__(
         self,
         config: AnyModelConfig,
         softmax: ScaledSoftmax,
         numerics: Numerics,
+        rotary: Any,
         layout: CellLayout,
+        columns: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         super().__init__()
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
@@ -40,11 +55,21 @@ class MultiUserLayer(nn.Cell):
         self.softmax = softmax
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
+        self.rotary = rotary
+        self.native = numerics.native
+        if self.native:
+            self.attention_of_users = AttendOwn(config, columns)
         self.set_layout(layout)
 
     def set_layout(self, layout: CellLayout) -> None:
         """Gives every user of `layout` a home of zeros; what was cached before is dropped."""
         self.layout = layout
+        if self.native:
+            length = layout.seq_length
+            self.kv_past = nn.CellList(
+                [UserPast(self.kv_heads, length, self.head_dim) for _ in range(layout.users)]
+            )
+            return
         self.kv_past = nn.CellList(
             [
                 KVPast(
@@ -58,6 +83,25 @@ class MultiUserLayer(nn.Cell):
                 for users in layout.sizes
             ]
         )
+
+    def attend_own(
+        self, query: Tensor, key: Tensor, value: Tensor, step: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Attention of any tokens of any users over their own past, by native kernels.
+
+        Args:
+            query: `[tokens, *]`, with columns as given to this layer; not rotated, not scaled.
+            key: likewise; `value` too. They may be one tensor.
+            step: what `AttendOwn` needs.
+
+        Returns:
+            `[tokens, hidden_size]`.
+        """
+        past: tuple[Any, ...] = ()
+        for user in self.kv_past:
+            past = (*past, user.key_past, user.value_past)
+        rotary = (self.rotary.cosine, self.rotary.sine, self.rotary.partner)
+        return self.attention_of_users((query, key, value), step, rotary, past)
 
     def attend_itself(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Attention of whole prompts over themselves.
@@ -170,6 +214,9 @@ class MultiUserModel(nn.Cell):
         self.first_rows = Tensor(np.arange(MOST_PROMPTS), ms.int32)
         self.argmax = ops.Argmax(axis=-1, output_type=ms.int32)
         self.gather = ops.Gather()
+        self.native = self.numerics.native
+        if self.native:
+            self.best_tokens = operators.next_token()
 
     def layer_cells(self) -> nn.CellList:
         """Every `MultiUserLayer`, in order."""
@@ -178,6 +225,31 @@ class MultiUserModel(nn.Cell):
     def linears(self) -> list[Linear]:
         """One linear layer of each shape."""
         raise NotImplementedError
+
+    def tokens_of_users(self, input_ids: Tensor, step: tuple[Tensor, ...]) -> Tensor:
+        """With native kernels: any tokens of any users -> what the last norm makes of them.
+
+        Args:
+            input_ids: int32 [tokens].
+            step: what `AttendOwn` needs.
+
+        Returns:
+            `[tokens, hidden_size]`.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor, used: Any = None) -> Tensor:
+        """`[rows, hidden_size]` -> `[rows, vocab_size]`."""
+        raise NotImplementedError
+
+    def packings(self) -> dict[str, Packing]:
+        """How the weights are packed that are: by the name of their Parameter."""
+        packings = {}
+        for _, cell in self.cells_and_names():
+            if isinstance(cell, (Linear, Embedding)) and cell.packing is not None:
+                (weight,) = (one for one in cell.get_parameters(expand=False) if one.ndim > 1)
+                packings[weight.name] = cell.packing
+        return packings
 
     def set_layout(self, layout: CellLayout) -> None:
         """Rebuilds every layer's cells; graphs of the old layout must not be used again."""
@@ -195,12 +267,17 @@ class MultiUserModel(nn.Cell):
             return 0, rows
         return ops.reshape(rows // per_cell, ()), rows % per_cell
 
-    def next_tokens(self, hidden: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def next_tokens(
+        self, hidden: Tensor, logits: Tensor, used: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """-> what every model returns for its rows.
 
         The most likely next token, int32 [n]; 0 where all is finite and NaN where not, [n];
         logits, [n, vocab_size] in the softmax type.
         """
+        if self.native:
+            tokens, finite = self.best_tokens(hidden, logits, used)
+            return tokens, finite, logits
         logits = ops.cast(logits, self.softmax_type)
         tokens = self.argmax(logits)
         best = ops.gather_d(logits, 1, tokens.reshape(-1, 1))
