@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 from mindspore import Parameter, Tensor
+from numpy.typing import NDArray
 
 from glm_multiuser import device
 from glm_multiuser.checkpoint import load_checkpoint
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.engine.chunked_prompts import ChunkRunner
+from glm_multiuser.engine.one_graph import OneGraphRunner
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.whole_prompts import WholePromptRunner
+from glm_multiuser.errors import ConfigError
+from glm_multiuser.kernels import library
+from glm_multiuser.kernels.packing import Packing
 from glm_multiuser.models.layers import NUMPY_TYPES, Numerics
 from glm_multiuser.models.registry import make_model
+from glm_multiuser.models.users import MultiUserModel
 from glm_multiuser.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-Fill = Callable[[Mapping[str, Parameter], Progress], None]
-"""Puts values into a model's parameters."""
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter to fill.
+
+    Attributes:
+        shape: of the values; the parameter's own unless it is packed.
+        dtype: of the values.
+        assign: takes them.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    assign: Callable[[NDArray[Any]], None]
+
+
+Fill = Callable[[Mapping[str, Weight], Progress], None]
+"""Puts values into a model's weights, by their names."""
 
 
 def build_runner(
@@ -36,13 +61,12 @@ def build_runner(
         CheckpointError: from `fill`.
     """
     config.check_fits(model_config)
+    numerics = choose_numerics(config)
     device.configure(config.device_target, config.device_id)
-    dtype = config.dtype or device.DEFAULT_DTYPE[config.device_target]
-    model = make_model(model_config, Numerics.of(dtype, config.device_target))
+    model = make_model(model_config, numerics)
     model.set_train(False)
-    fill({parameter.name: parameter for parameter in model.get_parameters()}, progress)
-    runner_class = ChunkRunner if model_config.is_causal else WholePromptRunner
-    runner = runner_class(model, config)
+    fill(weights_of(model), progress)
+    runner = make_runner(model, config)
     runner.compile(progress)
     if not runner.batch_invariant:
         logger.warning(
@@ -52,19 +76,84 @@ def build_runner(
     return runner
 
 
+def choose_numerics(config: EngineConfig) -> Numerics:
+    """Native kernels where they are wanted and can be used.
+
+    Raises:
+        ConfigError: they are asked for and cannot be used, or something that only they can do.
+    """
+    numerics = Numerics.of(
+        config.dtype or device.DEFAULT_DTYPE[config.device_target], config.device_target
+    )
+    reason = why_not_native(config, numerics)
+    if not reason:
+        return replace(numerics, native=True, weight=config.weight_dtype or "float32")
+    if config.kernels == "native":
+        raise ConfigError(f"kernels is 'native', but {reason}")
+    if config.weight_dtype not in (None, numerics.compute):
+        raise ConfigError(
+            f"weight_dtype {config.weight_dtype!r} needs native kernels, but {reason}"
+        )
+    if config.kernels == "auto":
+        logger.info("MindSpore's operators are used instead of native kernels: %s", reason)
+    return numerics
+
+
+def why_not_native(config: EngineConfig, numerics: Numerics) -> str:
+    """Why native kernels are not used; "" if they are."""
+    if config.kernels == "portable":
+        return "kernels is 'portable'"
+    if numerics.compute != "float32":
+        return f"they compute in float32, not in {numerics.compute}"
+    if config.users_per_cell not in (None, 1):
+        return f"they have a cell for each user, not one for {config.users_per_cell}"
+    if config.kernels == "auto" and os.environ.get(library.SWITCH) == "0":
+        return f"{library.SWITCH} is 0"
+    return library.why_not(config.device_target)
+
+
+def make_runner(model: MultiUserModel, config: EngineConfig) -> GraphRunner:
+    if model.numerics.native:
+        return OneGraphRunner(model, config)
+    return (
+        ChunkRunner(model, config) if model.config.is_causal else WholePromptRunner(model, config)
+    )
+
+
+def weights_of(model: MultiUserModel) -> dict[str, Weight]:
+    """Every weight of a model, packed or not."""
+    packings = model.packings()
+    weights = {}
+    for parameter in model.get_parameters():
+        name, packing = parameter.name, packings.get(parameter.name)
+        if packing is None:
+            dtype, shape = np.dtype(NUMPY_TYPES[parameter.dtype]), tuple(parameter.shape)
+            assign = partial(_assign, parameter)
+        else:
+            dtype, shape = np.dtype(np.float32), (packing.outputs, packing.inputs)
+            assign = partial(_pack, parameter, packing)
+        weights[name] = Weight(shape, dtype, assign)
+    return weights
+
+
+def _assign(parameter: Parameter, values: NDArray[Any]) -> None:
+    parameter.set_data(Tensor(values))
+
+
+def _pack(parameter: Parameter, packing: Packing, values: NDArray[Any]) -> None:
+    parameter.set_data(Tensor(packing.pack(values)))
+
+
 def load_weights(folder: Path, model_config: AnyModelConfig) -> Fill:
     """Fills parameters from a checkpoint folder, tensor by tensor."""
 
-    def fill(parameters: Mapping[str, Parameter], progress: Progress) -> None:
-        wanted = {
-            name: (tuple(parameter.shape), np.dtype(NUMPY_TYPES[parameter.dtype]))
-            for name, parameter in parameters.items()
-        }
+    def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
+        wanted = {name: (weight.shape, weight.dtype) for name, weight in weights.items()}
         load_checkpoint(
             folder,
             model_config,
             wanted,
-            lambda name, values: parameters[name].set_data(Tensor(values)),
+            lambda name, values: weights[name].assign(values),
             progress,
         )
 
@@ -74,13 +163,13 @@ def load_weights(folder: Path, model_config: AnyModelConfig) -> Fill:
 def random_weights(seed: int) -> Fill:
     """Matrices of small normal numbers, norms and biases as a new model has them."""
 
-    def fill(parameters: Mapping[str, Parameter], progress: Progress) -> None:
+    def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
         random = np.random.default_rng(seed)
-        for done, (name, parameter) in enumerate(parameters.items()):
-            progress(done, len(parameters), name)
-            if len(parameter.shape) > 1:
-                values = random.standard_normal(parameter.shape, dtype=np.float32)
+        for done, (name, weight) in enumerate(weights.items()):
+            progress(done, len(weights), name)
+            if len(weight.shape) > 1:
+                values = random.standard_normal(weight.shape, dtype=np.float32)
                 values *= np.float32(0.02)
-                parameter.set_data(Tensor(values.astype(NUMPY_TYPES[parameter.dtype])))
+                weight.assign(values.astype(weight.dtype))
 
     return fill

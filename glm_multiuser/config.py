@@ -225,6 +225,12 @@ def _check_sizes(config: AnyModelConfig, *names: str) -> None:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
+KERNELS = ("auto", "native", "portable")
+
+WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
+"""Of native kernels."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine is set up.
@@ -244,6 +250,11 @@ class EngineConfig:
         cache_prompt: of a causal model: whether a prompt starts behind what its user's slot still
             holds of it.
         dtype: "float32", "float16", or None for the device's own choice.
+        kernels: "native", the kernels of `glm_multiuser.kernels`, which are for the CPU;
+            "portable", MindSpore's operators; or "auto", native where they can be used. They
+            compute in float32 and have a cell for each user.
+        weight_dtype: of the matrices: "float32", "bfloat16" or "int8" with native kernels; None:
+            `dtype`.
         device_target: "CPU" or "Ascend".
         device_id: which card.
 
@@ -260,6 +271,8 @@ class EngineConfig:
     prefill_chunk: Optional[int] = None
     cache_prompt: bool = True
     dtype: Optional[str] = None
+    kernels: str = "auto"
+    weight_dtype: Optional[str] = None
     device_target: str = "CPU"
     device_id: int = 0
 
@@ -281,6 +294,15 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value!r}; it must be between {low} and {high}")
         if self.dtype not in (None, "float32", "float16"):
             raise ConfigError(f"dtype is {self.dtype!r}; it must be 'float32' or 'float16'")
+        if self.kernels not in KERNELS:
+            raise ConfigError(
+                f"kernels is {self.kernels!r}; it must be one of {', '.join(KERNELS)}"
+            )
+        if self.weight_dtype not in (None, *WEIGHT_DTYPES):
+            raise ConfigError(
+                f"weight_dtype is {self.weight_dtype!r}; it must be one of "
+                f"{', '.join(WEIGHT_DTYPES)}"
+            )
         if self.device_target not in ("CPU", "Ascend"):
             raise ConfigError(
                 f"device_target is {self.device_target!r}; it must be 'CPU' or 'Ascend'"

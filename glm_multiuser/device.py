@@ -16,6 +16,9 @@ form; nobody has measured there."""
 PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
 """Tokens of a causal model's prompt that enter between two decode steps of the others."""
 
+PREFILL_CHUNK_NATIVE = 32
+"""The same for native kernels, which take prompts and decode rows in at once."""
+
 _configured: list[tuple[str, int]] = []
 
 

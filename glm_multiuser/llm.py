@@ -101,6 +101,8 @@ class MultiUserLLM:
         batch_invariant: bool = True,
         prefill_chunk: Optional[int] = None,
         cache_prompt: bool = True,
+        kernels: str = "auto",
+        weight_dtype: Optional[str] = None,
         progress: Optional[Progress] = None,
     ) -> MultiUserLLM:
         """Loads a checkpoint and compiles every graph; returns when nothing is left to compile.
@@ -126,6 +128,8 @@ class MultiUserLLM:
             prefill_chunk,
             cache_prompt,
             dtype,
+            kernels,
+            weight_dtype,
             device_target,
             device_id,
         )

@@ -7,7 +7,7 @@ there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from glm_multiuser import device
 from glm_multiuser.config import prompt_lengths
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job
-from glm_multiuser.engine.scheduler import ALONE, PromptGroup
+from glm_multiuser.engine.runner import DeviceResults, Job
+from glm_multiuser.engine.scheduler import Piece
+from glm_multiuser.engine.two_graphs import TwoGraphRunner
 
 
-class ChunkRunner(GraphRunner):
+class ChunkRunner(TwoGraphRunner):
     """Takes prompts in chunk by chunk, behind what their slots already hold of them."""
 
     def _lay_out(self, users: int) -> None:
@@ -43,17 +44,17 @@ class ChunkRunner(GraphRunner):
         # It leaves one token at position 0, which the first chunk of any prompt replaces.
         self._run_chunk(0, [0], 0, length, blocks)
 
-    def prompt_group(self, request: Request) -> PromptGroup:
-        return ALONE
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        """The next chunk of the first prompt."""
+        request = prompts[0]
+        rest = len(request.prompt_token_ids) - request.computed_tokens
+        return [min(rest, self._chunk_lengths[-1])]
 
-    def next_chunk(self, request: Request) -> int:
-        return min(len(request.prompt_token_ids) - request.computed_tokens, self._chunk_lengths[-1])
-
-    def prefill(self, requests: Mapping[int, Request]) -> DeviceResults:
+    def prefill(self, prompts: Mapping[int, Piece]) -> DeviceResults:
         """The next chunk of one request, by slot; the result is that of its last token."""
-        ((slot, request),) = requests.items()
-        start = request.computed_tokens
-        token_ids = request.prompt_token_ids[start : start + self.next_chunk(request)]
+        ((slot, piece),) = prompts.items()
+        start = piece.request.computed_tokens
+        token_ids = piece.request.prompt_token_ids[start : start + piece.tokens]
         length = next(length for length in self._chunk_lengths if length >= len(token_ids))
         used = self.layout.blocks_for(start + len(token_ids))
         blocks = next(count for count in self._block_counts if count >= used)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 from glm_multiuser.engine.request import Nobody, Request
 from glm_multiuser.engine.runner import RowResults, Runner
-from glm_multiuser.engine.scheduler import Decode, Scheduler, Step
+from glm_multiuser.engine.scheduler import Scheduler, Step
 from glm_multiuser.engine.slots import Slots
 from glm_multiuser.errors import (
     EngineClosedError,
@@ -44,7 +44,7 @@ class StepReport:
     """One step that was run.
 
     Attributes:
-        kind: "prefill" or "decode".
+        kind: "prefill", "decode", or "mixed" where one graph does both.
         rows: requests that took part.
         seconds: from the schedule to the last token handed out.
     """
@@ -121,8 +121,7 @@ class Engine:
         device_thread.attach(self.step)
 
     def _new_scheduler(self, users: int) -> Scheduler:
-        runner = self.runner
-        return Scheduler(Slots(users), runner.prompt_group, runner.next_chunk, self._reuse)
+        return Scheduler(Slots(users), self.runner.take, self._reuse)
 
     # Called from any thread.
 
@@ -238,70 +237,74 @@ class Engine:
             return False
 
     def _step(self) -> bool:
-        start = time.perf_counter()
         self._drop_cancelled()
         with self._lock:
             step = self._scheduler.schedule()
             if step is None:
                 self._scheduler.check()
                 return False
-        self._run(step)
-        seconds = time.perf_counter() - start
-        self.counters.steps += 1
-        self.counters.step_seconds += seconds
-        kind = "decode" if isinstance(step, Decode) else "prefill"
-        self.on_step(StepReport(kind, len(step.requests), seconds))
+        for slot, request in step.returning.items():
+            self._put_back(slot, request)
+        for part in self.runner.parts(step):
+            start = time.perf_counter()
+            self._run(part)
+            seconds = time.perf_counter() - start
+            self.counters.steps += 1
+            self.counters.step_seconds += seconds
+            kind = "mixed" if part.decodes else "prefill"
+            self.on_step(
+                StepReport(kind if part.prompts else "decode", len(part.requests), seconds)
+            )
         return True
+
+    def _put_back(self, slot: int, request: Request) -> None:
+        saved, request.saved_past = request.saved_past, None
+        try:
+            self.runner.restore(slot, request, saved)
+        except Exception as error:  # whatever the device or MindSpore throws
+            self._device_failed({slot: request}, error)
 
     def _run(self, step: Step) -> None:
         """Runs one graph, chooses the next token of every row and hands it out.
 
-        Rows of a prompt that is not wholly in have no next token. A device error ends the requests
-        of this step and nobody else's.
+        A prompt that is not wholly in has no next token. A device error ends the requests of this
+        graph and nobody else's.
 
         Raises:
-            GenerationError: `FAILED_STEPS_MAX` steps in a row have failed: the device is gone.
+            GenerationError: `FAILED_STEPS_MAX` graphs in a row have failed: the device is gone.
         """
-        requests = step.requests
+        answered = step.answered
         try:
-            results = self._run_graph(step)
-            if results is None:
-                return
-            choices = _choose(results, list(requests.values()))
+            results = self.runner.run(step)
+            self._count(step)
+            choices = _choose(results, list(answered.values()))
         except Exception as error:  # whatever the device or MindSpore throws
-            logger.exception("a step with %d requests failed", len(requests))
-            for slot in requests:
-                failure = GenerationError(f"the device failed in this request's step: {error}")
-                self._finish(slot, "error", failure)
-            self._failed_steps += 1
-            if self._failed_steps >= FAILED_STEPS_MAX:
-                raise GenerationError(
-                    f"the device failed in {self._failed_steps} steps in a row: {error}"
-                ) from error
+            self._device_failed(step.requests, error)
             return
         self._failed_steps = 0
-        for slot, choice in zip(requests, choices):
+        for slot, choice in zip(answered, choices):
             self._hand_out(slot, choice)
 
-    def _run_graph(self, step: Step) -> Optional[RowResults]:
-        if isinstance(step, Decode):
-            self.counters.decode_steps += 1
-            self.counters.decode_rows += len(step.requests)
-            results = self.runner.decode(step.requests)
-            for request in step.requests.values():
-                request.computed_tokens += 1
-            return results
-        slot, request = next(iter(step.requests.items()))
-        if request.saved_past is not None:
-            saved, request.saved_past = request.saved_past, None
-            self.runner.restore(slot, request, saved)
-            return None
-        chunks = [self.runner.next_chunk(one) for one in step.requests.values()]
-        results = self.runner.prefill(step.requests)
-        for one, chunk in zip(step.requests.values(), chunks):
-            one.computed_tokens += chunk
-            self.counters.prompt_tokens += chunk
-        return results if request.prompt_is_in else None
+    def _count(self, step: Step) -> None:
+        """What the slots hold now."""
+        for piece in step.prompts.values():
+            piece.request.computed_tokens += piece.tokens
+            self.counters.prompt_tokens += piece.tokens
+        for request in step.decodes.values():
+            request.computed_tokens += 1
+        self.counters.decode_steps += bool(step.decodes)
+        self.counters.decode_rows += len(step.decodes)
+
+    def _device_failed(self, requests: Mapping[int, Request], error: Exception) -> None:
+        logger.exception("a step with %d requests failed", len(requests))
+        for slot in requests:
+            failure = GenerationError(f"the device failed in this request's step: {error}")
+            self._finish(slot, "error", failure)
+        self._failed_steps += 1
+        if self._failed_steps >= FAILED_STEPS_MAX:
+            raise GenerationError(
+                f"the device failed in {self._failed_steps} steps in a row: {error}"
+            ) from error
 
     def _hand_out(self, slot: int, choice: Optional[Choice]) -> None:
         if choice is None:

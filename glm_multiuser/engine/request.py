@@ -110,9 +110,15 @@ class Request:
         """Whether its slot holds the whole prompt."""
         return self.computed_tokens >= len(self.prompt_token_ids)
 
+    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
+        """Tokens `start` to `stop` of prompt and answer, not more than there are."""
+        prompt, answer = self.prompt_token_ids, self.output_token_ids
+        first = max(0, start - len(prompt))
+        return (*prompt[start:stop], *answer[first : max(0, stop - len(prompt))])
+
     def held_token_ids(self) -> tuple[int, ...]:
         """The tokens whose keys and values its slot holds."""
-        return (*self.prompt_token_ids, *self.output_token_ids)[: self.computed_tokens]
+        return self.token_ids(0, self.computed_tokens)
 
     def reuse(self, held: Sequence[int]) -> None:
         """Starts behind what its prompt has in common with the tokens that its slot holds.

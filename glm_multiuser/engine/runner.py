@@ -6,12 +6,9 @@ Every method runs on the device thread.
 from __future__ import annotations
 
 import gc
-import itertools
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Callable, Optional, Protocol
 
 import mindspore as ms
@@ -19,21 +16,16 @@ import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
 
-from glm_multiuser.config import BLOCK_LENGTH, EngineConfig
-from glm_multiuser.engine.padding import invariant_rows
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import PromptGroup
+from glm_multiuser.engine.scheduler import Step
 from glm_multiuser.memory import cache_bytes_per_user
-from glm_multiuser.models.graphs import Forward, ReplacePast, read_past, zero_past
-from glm_multiuser.models.kv_past import CellLayout
 from glm_multiuser.models.users import MultiUserModel
 from glm_multiuser.progress import Progress
 
-SMALLEST_BATCH = 4
-
 
 class RowResults(Protocol):
-    """What a graph says about the next token of some rows."""
+    """What a graph says about the next token of the rows of `Step.answered`."""
 
     tokens: NDArray[Any]
     """int32 [rows]: the most likely next token of each."""
@@ -49,13 +41,11 @@ class Runner(Protocol):
 
     vocab_size: int
 
-    def prompt_group(self, request: Request) -> PromptGroup: ...
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]: ...
 
-    def next_chunk(self, request: Request) -> int: ...
+    def parts(self, step: Step) -> Sequence[Step]: ...
 
-    def prefill(self, requests: Mapping[int, Request]) -> RowResults: ...
-
-    def decode(self, requests: Mapping[int, Request]) -> RowResults: ...
+    def run(self, step: Step) -> RowResults: ...
 
     def save(self, slot: int, request: Request) -> Any: ...
 
@@ -83,35 +73,21 @@ class DeviceResults:
         return host[[self.device_rows[row] for row in rows]]
 
 
-def block_counts(blocks: int) -> tuple[int, ...]:
-    """How many cache blocks the decode graphs read: powers of two, and all."""
-    return (*(2**power for power in range(math.ceil(math.log2(blocks)))), blocks)
-
-
-def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
-    """How many users the decode graphs serve: at most three sizes, however many users there are.
-
-    A graph for fewer than all users copies their rows out of the caches, which pays up to about a
-    third of them, and only if one cell holds everybody.
-    """
-    users = layout.users
-    if len(layout.sizes) > 1:
-        return (users,)
-    quarter = users // 4
-    return tuple(sorted({size for size in (min(SMALLEST_BATCH, quarter), quarter, users) if size}))
-
-
-Job = tuple[str, Callable[[], Any]]
-"""A graph to compile: what it is, and a call that does it."""
+Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
+"""A graph to compile: what it is, and a call that does it and may return logits that must be equal
+to those of the others."""
 
 
 class GraphRunner:
-    """Runs a model's graphs for an engine; subclasses know how a prompt enters the caches.
+    """Runs a model's graphs for an engine; subclasses know which graphs there are.
 
     Args:
         model: with its weights; its caches are laid out here.
-        engine: users, sequence length, users per cell.
+        engine: users, sequence length, and what else the layout depends on.
     """
+
+    kernels: str
+    """"native" or "portable"."""
 
     def __init__(self, model: MultiUserModel, engine: EngineConfig) -> None:
         self.model = model
@@ -124,28 +100,24 @@ class GraphRunner:
         self._lay_out(engine.users)
 
     def _lay_out(self, users: int) -> None:
-        self.users = users
-        self.layout = CellLayout.plan(
-            users,
-            self.engine.seq_length,
-            BLOCK_LENGTH,
-            None if self.engine.users_per_cell is None else min(self.engine.users_per_cell, users),
-        )
-        self.model.set_layout(self.layout)
-        self._forward: Any = Forward(self.model)
-        self._replace_past: Any = ReplacePast(self.model)
-        zeros = {length: zero_past(self.model, length) for length in set(self.layout.block_lengths)}
-        self._zeros = [zeros[length] for length in self.layout.block_lengths]
-        self._block_counts = block_counts(len(self.layout.block_lengths))
-        self._batch_sizes = batch_sizes(self.layout)
-        self._rows = {size: size for size in self._batch_sizes}
-        self._written_blocks = [0] * users
+        """Makes caches and entry cells for so many users; nothing is compiled yet."""
+        raise NotImplementedError
+
+    def _entries(self) -> Sequence[Any]:
+        """The entry cells, whose compiled graphs count."""
+        raise NotImplementedError
+
+    def _forget_entries(self) -> None:
+        raise NotImplementedError
+
+    def _jobs(self) -> list[Job]:
+        """Every graph."""
+        raise NotImplementedError
 
     @property
     def compiles(self) -> int:
         """Graphs compiled so far."""
-        entries = [entry for entry in (self._forward, self._replace_past) if entry is not None]
-        return self._retired_compiles + sum(len(entry.compile_cache) for entry in entries)
+        return self._retired_compiles + sum(len(entry.compile_cache) for entry in self._entries())
 
     @property
     def cache_bytes_per_user(self) -> int:
@@ -156,16 +128,7 @@ class GraphRunner:
     def compile(self, progress: Progress) -> None:
         """Compiles and runs every graph once, with rows that write nothing."""
         start, graph_seconds = time.monotonic(), self.graph_seconds
-        # A single slot has nobody to share with and may use the faster one-row product.
-        if self.engine.batch_invariant and self.users > 1:
-            self._rows = invariant_rows(self.model.linears(), self._batch_sizes)
-        jobs = self._prompt_jobs()
-        for block in range(len(self.layout.block_lengths)):
-            jobs.append((f"clear block {block}", partial(self._clear, 0, block)))
-        for size, blocks in itertools.product(self._batch_sizes, self._block_counts):
-            positions = sum(self.layout.block_lengths[:blocks])
-            what = f"decode {size} users, {positions} positions"
-            jobs.append((what, partial(self._try_decode, size, blocks)))
+        jobs = self._jobs()
         rows: list[NDArray[Any]] = []
         for done, (what, job) in enumerate(jobs):
             progress(done, len(jobs), what)
@@ -177,79 +140,25 @@ class GraphRunner:
         self.compile_seconds = time.monotonic() - start
         self.graph_seconds = graph_seconds
 
-    def _try_decode(self, size: int, blocks: int) -> NDArray[Any]:
-        """-> logits of a step in which every row holds the same token: rows that must be equal."""
-        rows = self._rows[size]
-        results = self._run_decode(
-            np.zeros(rows), self._position_ids(rows, {}), np.full(size, -1), np.arange(size), blocks
-        )
-        logits: NDArray[Any] = results[2].asnumpy()
-        return logits[:size].copy()
-
-    def _prompt_jobs(self) -> list[Job]:
-        """Every graph that takes prompts in."""
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        """How many tokens of each of the first prompts enter in the next step."""
         raise NotImplementedError
 
-    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
-        """Position ids for a decode graph of so many rows; `places`: row -> (slot, position)."""
+    def parts(self, step: Step) -> Sequence[Step]:
+        """The steps that one graph each can run."""
         raise NotImplementedError
 
-    def prompt_group(self, request: Request) -> PromptGroup:
-        """Which prompts enter together with this one, and how many."""
+    def run(self, step: Step) -> RowResults:
+        """Runs one of `parts`; result rows in the order of `Step.answered`."""
         raise NotImplementedError
-
-    def next_chunk(self, request: Request) -> int:
-        """How many tokens of the prompt enter in one step."""
-        raise NotImplementedError
-
-    def prefill(self, requests: Mapping[int, Request]) -> DeviceResults:
-        """The next tokens of prompts, by slot; result rows in the order of `requests`."""
-        raise NotImplementedError
-
-    def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
-        """One new token for each request, by slot; result rows in the order of `requests`."""
-        size = next(size for size in self._batch_sizes if size >= len(requests))
-        everybody = size == self.users
-        rows = self._rows[size]
-        # With everybody in the graph a user's row is its slot; otherwise rows are taken in turn,
-        # and the rows that are left over point at other slots and write nothing.
-        slots = list(requests)
-        if not everybody:
-            others = (slot for slot in range(self.users) if slot not in requests)
-            slots += [next(others) for _ in range(size - len(requests))]
-        row_of = {slot: slot if everybody else row for row, slot in enumerate(slots)}
-        input_ids, positions = np.zeros(rows, np.int32), np.full(size, -1, np.int32)
-        places = {}
-        for slot, request in requests.items():
-            row, position = row_of[slot], len(request) - 1
-            input_ids[row] = request.output_token_ids[-1]
-            positions[row] = position
-            places[row] = (slot, position)
-            used = self.layout.blocks_for(position + 1)
-            self._written_blocks[slot] = max(self._written_blocks[slot], used)
-        used = self.layout.blocks_for(int(positions.max()) + 1)
-        blocks = next(count for count in self._block_counts if count >= used)
-        tokens, finite, logits = self._run_decode(
-            input_ids,
-            self._position_ids(rows, places),
-            positions,
-            np.array(slots, np.int32),
-            blocks,
-        )
-        order = [row_of[slot] for slot in requests]
-        return DeviceResults(tokens[order], finite[order], logits, order)
 
     def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
-        """Copies a slot's keys and values to the host, block by block."""
-        blocks = self.layout.blocks_for(request.computed_tokens)
-        return [read_past(self.model, slot, block) for block in range(blocks)]
+        """Copies a slot's keys and values to the host."""
+        raise NotImplementedError
 
     def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
         """Puts into a slot what `save` copied out of this or another one."""
-        self._written_blocks[slot] = max(self._written_blocks[slot], len(saved))
-        for block, past in enumerate(saved):
-            self._replace(slot, block, Tensor(past))
-        self._clear_behind(slot, len(saved))
+        raise NotImplementedError
 
     def resize(self, users: int, progress: Progress) -> None:
         """Lays the caches out for another number of users; what they held is gone."""
@@ -260,47 +169,14 @@ class GraphRunner:
     def close(self) -> None:
         """Lets go of the graphs; what frees them is a call to MindSpore too."""
         self._retired_compiles = self.compiles
-        self._forward = self._replace_past = None
+        self._forget_entries()
         gc.collect()
 
-    def _clear_behind(self, slot: int, blocks: int) -> None:
-        """Makes what an earlier user wrote behind the first `blocks` new memory."""
-        for block in range(blocks, self._written_blocks[slot]):
-            self._clear(slot, block)
-        self._written_blocks[slot] = blocks
-
-    def _clear(self, slot: int, block: int) -> None:
-        self._replace(slot, block, self._zeros[block])
-
-    def _replace(self, slot: int, block: int, past: Tensor) -> None:
-        self._replace_past(to_tensor(np.array(slot)), past, block).asnumpy()
-
-    def _run_decode(
-        self,
-        input_ids: NDArray[Any],
-        position_ids: NDArray[Any],
-        positions: NDArray[Any],
-        slots: NDArray[Any],
-        blocks: int,
-    ) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
-        everybody = len(positions) == self.users
-        return self._run(input_ids, position_ids, positions, None if everybody else slots, blocks)
-
-    def _run(
-        self,
-        input_ids: NDArray[Any],
-        position_ids: NDArray[Any],
-        positions: NDArray[Any],
-        users: Optional[NDArray[Any]],
-        blocks: int,
-    ) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
+    def _run_graph(self, graph: Any, *inputs: Any) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
+        """-> what `MultiUserModel.next_tokens` returns; arrays become int32 tensors."""
         start = time.perf_counter()
-        tokens, finite, logits = self._forward(
-            to_tensor(input_ids),
-            to_tensor(position_ids),
-            to_tensor(positions),
-            None if users is None else to_tensor(users),
-            blocks,
+        tokens, finite, logits = graph(
+            *(to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs)
         )
         host_tokens, host_finite = tokens.asnumpy(), np.isfinite(finite.asnumpy())
         self.graph_seconds += time.perf_counter() - start

@@ -2,132 +2,130 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Callable, Optional, Union
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Callable, Optional
 
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.slots import Slots
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """Prompts, or a chunk of one, or after a resize what was saved of one, enter by slot."""
+class Piece:
+    """The next tokens of a prompt."""
 
-    requests: dict[int, Request]
+    request: Request
+    tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt is in afterwards, so that there is a next token."""
+        return self.request.computed_tokens + self.tokens >= len(self.request.prompt_token_ids)
 
 
 @dataclass(frozen=True)
-class Decode:
-    """One token for every running request, by slot."""
+class Step:
+    """Everything by slot: pieces of prompts, and one token for every other running request.
 
-    requests: dict[int, Request]
+    Attributes:
+        prompts: what enters.
+        decodes: who gets the next token.
+        returning: what was saved before a resize, and goes back before anything else.
+    """
+
+    prompts: dict[int, Piece] = field(default_factory=dict)
+    decodes: dict[int, Request] = field(default_factory=dict)
+    returning: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> dict[int, Request]:
+        """Who takes part in the graph."""
+        return {**{slot: piece.request for slot, piece in self.prompts.items()}, **self.decodes}
+
+    @property
+    def answered(self) -> dict[int, Request]:
+        """Who has a next token when the step has run, in the order of its rows."""
+        done = {slot: piece.request for slot, piece in self.prompts.items() if piece.is_last}
+        return {**done, **self.decodes}
+
+    def parts(self) -> list[Step]:
+        """The same as one step for prompts and one for the others."""
+        parts = [Step(prompts=self.prompts), Step(decodes=self.decodes)]
+        return [part for part in parts if part.requests]
 
 
-Step = Union[Prefill, Decode]
-
-PromptGroup = tuple[int, int]
-"""(kind, most): prompts of one kind may enter together, up to so many."""
-
-ALONE: PromptGroup = (0, 1)
-
-
-def whole_prompt(request: Request) -> int:
-    return len(request.prompt_token_ids)
+Take = Callable[[Sequence[Request]], Sequence[int]]
+"""Of requests whose prompts are not in, in the order of their turns: how many tokens of each of the
+first ones enter in the next step."""
 
 
 class Scheduler:
-    """Requests wait in order of arrival; prefills and decode steps alternate, so nobody starves.
+    """Requests wait for a slot in order of arrival; whoever has one takes part in every step.
 
     A request whose user is busy lets others pass; no other request is ever overtaken on its way
-    into a slot. There, prompts of several chunks take turns, so a short one is not held up by a
-    long one.
+    into a slot. There, prompts that enter in several pieces take turns, so a short one is not held
+    up by a long one.
 
     Args:
         slots: who may run.
-        prompt_group: of a request: the kind of its prompt, and how many of that kind, one behind
-            the other in the queue, may enter in one step.
-        next_chunk: of a request: how many more tokens of its prompt one step takes in.
+        take: how much of which prompts enters in a step.
         reuse: whether a prompt may start behind what its user's slot still holds of it.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        prompt_group: Callable[[Request], PromptGroup],
-        next_chunk: Callable[[Request], int] = whole_prompt,
-        reuse: bool = False,
-    ) -> None:
+    def __init__(self, slots: Slots, take: Take, reuse: bool = False) -> None:
         self.slots = slots
-        self.prompt_group = prompt_group
-        self.next_chunk = next_chunk
+        self.take = take
         self.reuse = reuse
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}
-        self._entering: list[dict[int, Request]] = []
-        """Groups whose prompts are not wholly in, in the order of their turns."""
-        self._decode_is_due = False
+        self._entering: list[int] = []
+        """Slots whose prompts are not wholly in, in the order of their turns."""
 
     def schedule(self) -> Optional[Step]:
         """The next step, or None when there is nothing to do."""
-        decoding = self._decoding()
-        if not (self._decode_is_due and decoding):
-            prefill = self._prefill()
-            if prefill is not None:
-                self._decode_is_due = True
-                return prefill
-        self._decode_is_due = False
-        return Decode(decoding) if decoding else None
-
-    def _decoding(self) -> dict[int, Request]:
-        entering = {slot for group in self._entering for slot in group}
-        return {slot: one for slot, one in self.running.items() if slot not in entering}
-
-    def _prefill(self) -> Optional[Prefill]:
-        admitted = self._admit()
-        if admitted:
-            self._entering.append(admitted)
-        if not self._entering:
-            return None
-        group = self._entering.pop(0)
-        if not all(self._is_in_after_this(request) for request in group.values()):
-            self._entering.append(group)
-        return Prefill(dict(group))
-
-    def _is_in_after_this(self, request: Request) -> bool:
-        # What was saved comes back in a step of its own.
-        chunk = 0 if request.saved_past is not None else self.next_chunk(request)
-        return request.computed_tokens + chunk >= len(request.prompt_token_ids)
+        returning = self._admit()
+        away = {*self._entering, *returning}
+        decodes = {slot: one for slot, one in self.running.items() if slot not in away}
+        step = Step(self._pieces(returning), decodes, returning)
+        return step if step.requests or returning else None
 
     def _admit(self) -> dict[int, Request]:
-        entering: dict[int, Request] = {}
-        group: Optional[PromptGroup] = None
+        """Gives out slots; returns who comes back with something saved."""
+        returning = {}
         for request in list(self.waiting):
             if self.slots.is_busy(request.user):
                 continue
-            if group is not None and (group != self._group(request) or len(entering) == group[1]):
-                break
             slot = self.slots.acquire(request.user)
             if slot is None:
                 break
-            group = self._group(request)
             self.waiting.remove(request)
-            self.running[slot] = entering[slot] = request
-            if self.reuse and request.params.cache_prompt and request.saved_past is None:
+            self.running[slot] = request
+            if request.saved_past is not None:
+                returning[slot] = request
+            elif self.reuse and request.params.cache_prompt:
                 request.reuse(self.slots.held(request.user))
+            if not request.prompt_is_in:
+                self._entering.append(slot)
             request.enter()
-        return entering
+        return returning
 
-    def _group(self, request: Request) -> PromptGroup:
-        return ALONE if request.saved_past is not None else self.prompt_group(request)
+    def _pieces(self, returning: dict[int, Request]) -> dict[int, Piece]:
+        turns = [slot for slot in self._entering if slot not in returning]
+        counts = self.take([self.running[slot] for slot in turns]) if turns else []
+        pieces = {slot: Piece(self.running[slot], count) for slot, count in zip(turns, counts)}
+        for slot, piece in pieces.items():
+            self._entering.remove(slot)
+            if not piece.is_last:
+                self._entering.append(slot)
+        return pieces
 
     def finish(self, slot: int, keep: bool = True) -> Request:
         """The request in `slot` has ended; `keep` leaves the slot to its user."""
         request = self.running[slot]
         self.slots.release(request.user, keep, request.held_token_ids())
         del self.running[slot]
-        for group in self._entering:
-            group.pop(slot, None)
-        self._entering = [group for group in self._entering if group]
+        if slot in self._entering:
+            self._entering.remove(slot)
         return request
 
     def pause(self, slots: Slots) -> list[tuple[int, Request]]:
@@ -151,8 +149,7 @@ class Scheduler:
         """
         self.slots.check()
         held = {self.slots.slot_of(request.user): request for request in self.running.values()}
-        entering = {slot: one for group in self._entering for slot, one in group.items()}
-        if not entering.items() <= self.running.items():
-            raise RuntimeError(f"prompts {entering} enter slots that are not theirs")
+        if not set(self._entering) <= self.running.keys():
+            raise RuntimeError(f"prompts enter slots {self._entering}, which are not all theirs")
         if held != self.running or self.slots.busy != len(self.running):
             raise RuntimeError(f"running requests {self.running} do not match the slots")

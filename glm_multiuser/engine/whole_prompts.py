@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from glm_multiuser.config import ModelConfig, prompt_lengths
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job
-from glm_multiuser.engine.scheduler import PromptGroup
+from glm_multiuser.engine.runner import DeviceResults, Job
+from glm_multiuser.engine.scheduler import Piece
+from glm_multiuser.engine.two_graphs import TwoGraphRunner
 from glm_multiuser.models.kv_past import CellLayout
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.models.users import MOST_PROMPTS
@@ -33,7 +35,7 @@ def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
     return (1, 1 << most.bit_length() - 1) if most > 1 else (1,)
 
 
-class WholePromptRunner(GraphRunner):
+class WholePromptRunner(TwoGraphRunner):
     """Takes whole prompts in, several short ones of one padded length at once."""
 
     def _lay_out(self, users: int) -> None:
@@ -66,16 +68,16 @@ class WholePromptRunner(GraphRunner):
         length = len(request.prompt_token_ids)
         return next(padded for padded in self._prompt_counts if padded >= length)
 
-    def prompt_group(self, request: Request) -> PromptGroup:
-        """Prompts that are padded to one length enter together, as many as a graph takes in."""
-        length = self._padded_length(request)
-        return length, self._prompt_counts[length][-1]
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        """The first prompt and those behind it that are padded to the same length, whole."""
+        length = self._padded_length(prompts[0])
+        most = self._prompt_counts[length][-1]
+        alike = itertools.takewhile(lambda one: self._padded_length(one) == length, prompts[:most])
+        return [len(request.prompt_token_ids) for request in alike]
 
-    def next_chunk(self, request: Request) -> int:
-        return len(request.prompt_token_ids)
-
-    def prefill(self, requests: Mapping[int, Request]) -> DeviceResults:
-        """Whole prompts of one group, by slot; result rows in the order of `requests`."""
+    def prefill(self, prompts: Mapping[int, Piece]) -> DeviceResults:
+        """Whole prompts of one length, by slot; result rows in the order of `prompts`."""
+        requests = {slot: piece.request for slot, piece in prompts.items()}
         length = max(self._padded_length(request) for request in requests.values())
         replaced = self.layout.blocks_for(length)
         for slot in requests:
@@ -85,8 +87,8 @@ class WholePromptRunner(GraphRunner):
         slots = list(requests)
         # What is left over brings the first prompt again, to the same place.
         slots += slots[:1] * (count - len(slots))
-        prompts = [requests[slot].prompt_token_ids for slot in slots]
-        tokens, finite, logits = self._run_prompts(slots, prompts, length)
+        token_ids = [requests[slot].prompt_token_ids for slot in slots]
+        tokens, finite, logits = self._run_prompts(slots, token_ids, length)
         for slot in requests:
             self._clear_behind(slot, replaced)
         rows = range(len(requests))

@@ -9,6 +9,7 @@ Memory that nobody uses is filled with NaN, so that whoever reads it fails visib
 
 from __future__ import annotations
 
+import itertools
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import ALONE, PromptGroup
+from glm_multiuser.engine.scheduler import Piece, Step
 from glm_multiuser.progress import Progress
 
 VOCAB = 50
@@ -119,24 +120,30 @@ class MockRunner:
         self.threads.add(threading.get_ident())
         self.before(call)
 
-    def prompt_group(self, request: Request) -> PromptGroup:
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
         """Prompts of about the same length enter together, more of the shorter ones."""
         if self.chunk is not None:
-            return ALONE
-        kind = len(request.prompt_token_ids) // 4
-        return kind, self.most_prompts if kind < 2 else 1
+            rest = len(prompts[0].prompt_token_ids) - prompts[0].computed_tokens
+            return [min(self.chunk, rest)]
+        lengths = [len(request.prompt_token_ids) for request in prompts]
+        most = self.most_prompts if lengths[0] < 8 else 1
+        alike = itertools.takewhile(lambda one: one // 4 == lengths[0] // 4, lengths[:most])
+        return list(alike)
 
-    def next_chunk(self, request: Request) -> int:
-        rest = len(request.prompt_token_ids) - request.computed_tokens
-        return rest if self.chunk is None else min(self.chunk, rest)
+    def parts(self, step: Step) -> Sequence[Step]:
+        return step.parts()
 
-    def prefill(self, requests: Mapping[int, Request]) -> MockResults:
+    def run(self, step: Step) -> MockResults:
+        return self.prefill(step.prompts) if step.prompts else self.decode(step.decodes)
+
+    def prefill(self, prompts: Mapping[int, Piece]) -> MockResults:
         with self._alone():
-            self._enter(Call("prefill", dict(requests)))
+            self._enter(Call("prefill", {slot: piece.request for slot, piece in prompts.items()}))
             rows = []
-            for slot, request in requests.items():
+            for slot, piece in prompts.items():
+                request = piece.request
                 start = request.computed_tokens
-                end = start + self.next_chunk(request)
+                end = start + piece.tokens
                 chunk = _written(request.prompt_token_ids[start:end])
                 self._overwrite(slot, np.concatenate((self.memory[slot, :start], chunk)))
                 rows.append(self._logits(slot, request, end))
