@@ -34,6 +34,9 @@ class OneGraphRunner(GraphRunner):
         self.layout = CellLayout.plan(users, self.engine.seq_length, self.engine.seq_length, 1)
         self.model.set_layout(self.layout)
         self._forward: Any = ForwardUsers(self.model)
+        # MindSpore's phase for incremental inference: once compiled, a call goes straight to the
+        # graph. Its checks of arguments and cells, which cannot have changed, cost milliseconds.
+        self._forward.phase = "increment"
         self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
         config = self.model.config
         chunk = self.engine.prefill_chunk or device.PREFILL_CHUNK_NATIVE

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor
 
 from glm_multiuser import device
-from glm_multiuser.build import Fill, load_weights
+from glm_multiuser.build import Fill, load_weights, weights_of
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.padding import invariant_rows
@@ -86,8 +86,7 @@ class DrivenModel:
         device.configure("CPU", 0)
         cell = GLMForMultiUser(self.config, numerics)
         cell.set_train(False)
-        parameters = {parameter.name: parameter for parameter in cell.get_parameters()}
-        fill(parameters, lambda done, total, what: None)
+        fill(weights_of(cell), lambda done, total, what: None)
         cell.set_layout(self.layout)
         return cell
 

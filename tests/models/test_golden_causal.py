@@ -7,6 +7,7 @@ whole and in chunks, one cell for everybody and one for each, alone and beside o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Optional
 
 import numpy as np
@@ -15,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glm_multiuser import device
-from glm_multiuser.build import load_weights
+from glm_multiuser.build import load_weights, weights_of
 from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.config import CausalConfig, EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.chunked_prompts import ChunkRunner
 from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.scheduler import Piece
 from glm_multiuser.models.layers import Numerics
 from glm_multiuser.models.registry import make_model
 from glm_multiuser.sampling import SamplingParams
@@ -52,8 +54,9 @@ class Driver:
             device.configure("CPU", 0)
             model = make_model(config, Numerics())
             model.set_train(False)
-            parameters = {parameter.name: parameter for parameter in model.get_parameters()}
-            load_weights(reference.folder, config)(parameters, lambda done, total, what: None)
+            load_weights(reference.folder, config)(
+                weights_of(model), lambda done, total, what: None
+            )
             return ChunkRunner(model, engine)
 
         self.runner = DEVICE_THREAD.call(make)
@@ -70,8 +73,9 @@ class Driver:
     def prefill(self, slot: int, request: Request) -> np.ndarray:
         """Takes the rest of the prompt in -> logits of its last token."""
         while not request.prompt_is_in:
-            chunk = self.runner.next_chunk(request)
-            results = DEVICE_THREAD.call(lambda: self.runner.prefill({slot: request}))
+            (chunk,) = self.runner.take([request])
+            pieces = {slot: Piece(request, chunk)}
+            results = DEVICE_THREAD.call(partial(self.runner.prefill, pieces))
             request.computed_tokens += chunk
         assert results.finite[0]
         request.output_token_ids.append(int(results.tokens[0]))
@@ -209,8 +213,7 @@ def test_half_precision_computes_the_same_within_its_range() -> None:
         device.configure("CPU", 0)
         model = make_model(config, Numerics.of("float16"))
         model.set_train(False)
-        parameters = {parameter.name: parameter for parameter in model.get_parameters()}
-        load_weights(reference.folder, config)(parameters, lambda done, total, what: None)
+        load_weights(reference.folder, config)(weights_of(model), lambda done, total, what: None)
         runner = ChunkRunner(model, engine)
         logits: np.ndarray = runner._run_chunk(0, case.token_ids, 0, 16, 1)[2].asnumpy()[0]
         return logits

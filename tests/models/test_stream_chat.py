@@ -15,7 +15,7 @@ import pytest
 from mindspore import Tensor
 
 from glm_multiuser import device
-from glm_multiuser.build import load_weights
+from glm_multiuser.build import load_weights, weights_of
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import (
@@ -40,7 +40,7 @@ def make_model(folder: Path, layout: CellLayout) -> GLMForMultiUser:
         config = ModelConfig.from_folder(folder)
         model = GLMForMultiUser(config, layout=layout)
         model.set_train(False)
-        weights = {one.name: one for one in model.get_parameters() if "past" not in one.name}
+        weights = {name: one for name, one in weights_of(model).items() if "past" not in name}
         load_weights(folder, config)(weights, lambda done, total, what: None)
         return model
 

@@ -1,0 +1,149 @@
+"""A `OneGraphRunner` that tests drive step by step, so that every logit can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+
+from glm_multiuser import device
+from glm_multiuser.build import load_weights, weights_of
+from glm_multiuser.checkpoint import read_model_config
+from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine.one_graph import OneGraphRunner
+from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.scheduler import Piece, Step
+from glm_multiuser.models.layers import Numerics
+from glm_multiuser.models.registry import make_model
+from glm_multiuser.sampling import SamplingParams
+from tests.models.golden_cases import STEP_TOLERANCE, Case, Reference, worst
+
+
+class NativeDriver:
+    """Native kernels with the weights of a folder.
+
+    Args:
+        folder: of the checkpoint.
+        users: slots.
+        seq_length: positions of each.
+        chunk: tokens of prompts in one step.
+        weight: type of the matrices.
+        rotary: type in which the rotary tables are computed.
+        config: of the model; default: what the folder says.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        users: int,
+        seq_length: int,
+        chunk: int = 16,
+        weight: str = "float32",
+        rotary: str = "float32",
+        config: Optional[AnyModelConfig] = None,
+    ) -> None:
+        self.config = config or read_model_config(folder)
+        engine = EngineConfig(users, seq_length, prefill_chunk=chunk)
+        numerics = Numerics(native=True, weight=weight, rotary=rotary)
+
+        def make() -> OneGraphRunner:
+            device.configure("CPU", 0)
+            model = make_model(self.config, numerics)
+            model.set_train(False)
+            load_weights(folder, self.config)(weights_of(model), lambda done, total, what: None)
+            return OneGraphRunner(model, engine)
+
+        self.runner = DEVICE_THREAD.call(make)
+
+    def request(self, token_ids: Sequence[int]) -> Request:
+        params = SamplingParams(temperature=0.0, ignore_eos=True)
+        room = self.runner.engine.seq_length - len(token_ids)
+        vocab_size = self.config.vocab_size
+        return Request(token_ids, params, object(), (), room, vocab_size, lambda event: None)
+
+    def step(self, requests: Mapping[int, Request], most: int = 1 << 30) -> dict[int, np.ndarray]:
+        """One step of all, up to `most` tokens of each prompt -> logits, by slot, of the answered.
+
+        A request whose prompt is in decodes.
+        """
+        entering = {slot: one for slot, one in requests.items() if not one.prompt_is_in}
+        counts = self.runner.take(list(entering.values())) if entering else []
+        pieces = {
+            slot: Piece(one, min(count, most))
+            for (slot, one), count in zip(entering.items(), counts)
+        }
+        step = Step(pieces, {slot: one for slot, one in requests.items() if slot not in entering})
+        results = DEVICE_THREAD.call(lambda: self.runner.run(step))
+        answered = step.answered
+        for slot, piece in step.prompts.items():
+            assert requests[slot] is piece.request
+            piece.request.computed_tokens += piece.tokens
+        for request in step.decodes.values():
+            request.computed_tokens += 1
+        assert results.finite.all()
+        logits = results.logits(range(len(answered)))
+        for token, request in zip(results.tokens, answered.values()):
+            request.output_token_ids.append(int(token))
+        return dict(zip(answered, logits))
+
+    def neighbours(self, slots: Sequence[int]) -> dict[int, Request]:
+        """Users who decode from random prompts."""
+        random = np.random.default_rng(3)
+        found = {}
+        for slot in slots:
+            request = self.request(random.integers(0, self.config.vocab_size, 9).tolist())
+            while not request.output_token_ids:
+                self.step({slot: request})
+            found[slot] = request
+        return found
+
+    def answer(
+        self,
+        slot: int,
+        request: Request,
+        count: int,
+        others: Mapping[int, Request] = {},
+        most: int = 1 << 30,
+    ) -> np.ndarray:
+        """Up to `count` tokens, beside others -> the logits that each came from."""
+        rows: list[np.ndarray] = []
+        while len(request.output_token_ids) < count:
+            rows += [
+                logits
+                for answered, logits in self.step({slot: request, **others}, most).items()
+                if answered == slot
+            ]
+        return np.stack(rows)
+
+    def check(
+        self,
+        case: Case,
+        slot: int,
+        others: Mapping[int, Request] = {},
+        held: Sequence[int] = (),
+        numerics: str = "fp32",
+    ) -> Request:
+        """One case of the original code, from behind what the slot holds of it."""
+        request = self.request(case.token_ids)
+        request.reuse(held)
+        greedy = case.greedy[numerics]
+        rows = self.answer(slot, request, len(greedy), others)
+        assert worst(rows[0], case.last_logits(numerics)) <= case.tolerance, case.name
+        assert request.output_token_ids == greedy, case.name
+        if case.has_step_logits(numerics):
+            expected = case.step_logits(numerics)
+            assert worst(rows[: len(expected)], expected) <= STEP_TOLERANCE, case.name
+        return request
+
+
+def driver_of(
+    reference: Reference, users: int, seq_length: int, **settings: object
+) -> NativeDriver:
+    config = read_model_config(reference.folder)
+    if "deepnorm_layers" in settings:
+        config = dataclasses.replace(config, deepnorm_layers=settings.pop("deepnorm_layers"))
+    return NativeDriver(reference.folder, users, seq_length, config=config, **settings)  # type: ignore[arg-type]
