@@ -7,6 +7,7 @@ nothing but its own tokens, so a prompt may be cut anywhere and stand beside any
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class OneGraphRunner(GraphRunner):
         # MindSpore's phase for incremental inference: once compiled, a call goes straight to the
         # graph. Its checks of arguments and cells, which cannot have changed, cost milliseconds.
         self._forward.phase = "increment"
+        self._on_the_way: list[Request] = []
+        """Prompts that go through the layers together, and not yet through all of them."""
+        self._first_layer = self._last_layer = 0
         self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
         config = self.model.config
         chunk = self.engine.prefill_chunk or device.PREFILL_CHUNK_NATIVE
@@ -57,22 +61,37 @@ class OneGraphRunner(GraphRunner):
 
     def _try(self) -> None:
         # No token: nothing is written.
-        self._run_tokens([], [], [])
+        self._run_tokens([], [], [], 0, [0, 0, 0, 0])
 
     def take(self, prompts: Sequence[Request]) -> Sequence[int]:
-        """Prompts in turn, as long as there is room; the last one is cut if it may be."""
+        """Prompts in turn, as long as there is room.
+
+        The last one of a causal model is cut. Others enter whole: one that is longer than there is
+        room goes through some layers in each step, and the last step takes it in.
+        """
+        if not self.model.config.is_causal:
+            return self._take_whole(prompts)
         counts: list[int] = []
+        room = self._room
         for request in prompts:
-            rest = len(request.prompt_token_ids) - request.computed_tokens
-            room = self._room - sum(counts)
-            if self.model.config.is_causal:
-                rest = min(rest, room)
-            elif counts and rest > room:
+            if room <= 0:
                 break
-            if rest <= 0:
-                break
-            counts.append(rest)
+            counts.append(min(len(request.prompt_token_ids) - request.computed_tokens, room))
+            room -= counts[-1]
         return counts
+
+    def _take_whole(self, prompts: Sequence[Request]) -> Sequence[int]:
+        lengths = [len(request.prompt_token_ids) for request in prompts]
+        on_the_way = self._on_the_way
+        if not on_the_way or list(prompts[: len(on_the_way)]) != on_the_way:
+            fit = [total <= self._room for total in itertools.accumulate(lengths)]
+            self._on_the_way = list(prompts[: max(1, sum(fit))])
+            self._first_layer = 0
+        lengths = lengths[: len(self._on_the_way)]
+        all_layers = self.model.config.num_layers
+        layers = max(1, self._room * all_layers // sum(lengths))
+        self._last_layer = min(self._first_layer + layers, all_layers)
+        return lengths if self._last_layer == all_layers else [0] * len(lengths)
 
     def parts(self, step: Step) -> Sequence[Step]:
         """One graph does it all."""
@@ -80,15 +99,41 @@ class OneGraphRunner(GraphRunner):
 
     def run(self, step: Step) -> DeviceResults:
         """Result rows in the order of `Step.answered`."""
-        counts = {slot: piece.tokens for slot, piece in step.prompts.items()}
         tokens: list[tuple[int, ...]] = []
         last: dict[int, int] = {}
-        for slot, request in step.requests.items():
-            tokens += self._tokens_of(slot, request, counts.get(slot, 1))
+        for slot, request in step.decodes.items():
+            tokens += self._tokens_of(slot, request, 1)
             last[slot] = len(tokens) - 1
+        always = len(tokens)
+        for slot, piece in step.prompts.items():
+            request = piece.request
+            whole = len(request.prompt_token_ids)
+            count = piece.tokens if self.model.config.is_causal else whole
+            tokens += self._tokens_of(slot, request, count)
+            last[slot] = len(tokens) - 1
+        first_layer, last_layer = self._layers_of(step)
         rows = [last[slot] for slot in step.answered]
         columns = np.array(tokens, np.int32).T
-        return self._run_tokens(columns[:4], columns[4:], rows)
+        results = self._run_tokens(
+            columns[:4],
+            columns[4:],
+            rows,
+            always if first_layer else len(tokens),
+            [len(tokens), always, first_layer, last_layer],
+        )
+        return results
+
+    def _layers_of(self, step: Step) -> tuple[int, int]:
+        """The layers that the prompts go through in this step; the final norm is the last one."""
+        everything = self.model.config.num_layers + 1
+        if self.model.config.is_causal or not step.prompts:
+            return 0, everything
+        first, last = self._first_layer, self._last_layer
+        self._first_layer = last
+        if last < self.model.config.num_layers:
+            return first, last
+        self._on_the_way = []
+        return first, everything
 
     def _tokens_of(self, slot: int, request: Request, count: int) -> Iterator[tuple[int, ...]]:
         """(token id, slot, its position, how many positions it sees, rotary positions) of each."""
@@ -115,8 +160,10 @@ class OneGraphRunner(GraphRunner):
             self._prefixes[slot] = known
         return known[1]
 
-    def _run_tokens(self, tokens: Any, angles: Any, rows: Sequence[int]) -> DeviceResults:
-        count = len(tokens[0]) if len(tokens) else 0
+    def _run_tokens(
+        self, tokens: Any, angles: Any, rows: Sequence[int], new: int, plan: Sequence[int]
+    ) -> DeviceResults:
+        count = plan[0]
         columns = np.zeros((4 + self._parts_of_head, self._height), np.int32)
         if count:
             columns[:, :count] = (*tokens, *angles)
@@ -127,8 +174,9 @@ class OneGraphRunner(GraphRunner):
             columns[0],
             columns[1],
             columns[2:4],
-            np.array([count]),
+            np.array([new]),
             columns[4:],
+            np.array(plan),
             padded_rows,
             np.array([len(rows)]),
         )

@@ -12,7 +12,7 @@ from glm_multiuser.engine.slots import Slots
 
 @dataclass(frozen=True)
 class Piece:
-    """The next tokens of a prompt."""
+    """The next tokens of a prompt; none while it is on its way through the layers."""
 
     request: Request
     tokens: int
@@ -114,9 +114,11 @@ class Scheduler:
         counts = self.take([self.running[slot] for slot in turns]) if turns else []
         pieces = {slot: Piece(self.running[slot], count) for slot, count in zip(turns, counts)}
         for slot, piece in pieces.items():
-            self._entering.remove(slot)
-            if not piece.is_last:
-                self._entering.append(slot)
+            # Who is on the way and took nothing keeps the turn.
+            if piece.tokens:
+                self._entering.remove(slot)
+                if not piece.is_last:
+                    self._entering.append(slot)
         return pieces
 
     def finish(self, slot: int, keep: bool = True) -> Request:

@@ -35,6 +35,12 @@ def layer_norm() -> ops.Custom:
     return operator("layer_norm", lambda x, *rest: x)
 
 
+def layer_norm_of_layer() -> ops.Custom:
+    """(x [rows, size], plan int32 [4], layer int32 [1], saved [*, size], gamma, beta, epsilon [1])
+    -> ([rows, size], used int32 [1])."""
+    return operator("layer_norm_of_layer", lambda x, *rest: (x, [1]), (ms.float32, ms.int32))
+
+
 def rms_norm() -> ops.Custom:
     """(x [rows, size], used, weight, epsilon [1]) -> [rows, size]."""
     return operator("rms_norm", lambda x, *rest: x)

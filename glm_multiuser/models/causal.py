@@ -70,7 +70,7 @@ class CausalLayer(MultiUserLayer):
         if self.native:
             used = step[2]
             rows = self.project_own(self.input_layernorm(hidden, used), used)
-            context = self.attend_own(rows[0], rows[1], rows[2], step)
+            context = self.attend_own(rows[0], rows[1], rows[2], step[:4])
             hidden = self.output(context, used, hidden)
             return self.mlp(self.post_attention_layernorm(hidden, used), used, hidden, self.one)
         query, key, value = self.project(self.input_layernorm(hidden))

@@ -59,6 +59,7 @@ class ForwardUsers(nn.Cell):
         positions: Tensor,
         used: Tensor,
         angles: Tensor,
+        plan: Tensor,
         rows: Tensor,
         rows_used: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,12 +69,14 @@ class ForwardUsers(nn.Cell):
             input_ids: int32 [tokens].
             users: int32 [tokens], whose each token is.
             positions: int32 [2, tokens]: where it is written, and how many positions it sees.
-            used: int32 [1], how many tokens there are.
+            used: int32 [1], how many tokens are new in this step.
             angles: int32 [parts, tokens], rotary positions.
+            plan: int32 [4], which tokens are in which layers, as `LayerNorm.at_layer` takes it;
+                in a causal model all of them are.
             rows: int32 [n], the tokens that have a next token.
             rows_used: int32 [1], how many of those there are.
         """
-        hidden = self.model.tokens_of_users(input_ids, (users, positions, used, angles))
+        hidden = self.model.tokens_of_users(input_ids, (users, positions, used, angles, plan))
         hidden = self.gather(hidden, rows, 0)
         results: tuple[Tensor, Tensor, Tensor] = self.model.next_tokens(
             hidden, self.model.logits(hidden, rows_used), rows_used

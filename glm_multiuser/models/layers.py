@@ -171,6 +171,7 @@ class LayerNorm(nn.Cell):
         self.native = numerics.native
         if self.native:
             self.rows, self.epsilon = operators.layer_norm(), Tensor([epsilon], ms.float32)
+            self.rows_of_layer = operators.layer_norm_of_layer()
         self.norm = ops.LayerNorm(begin_norm_axis=1, begin_params_axis=1, epsilon=epsilon)
         self.softmax_type = numerics.softmax_type
         self.compute_type = numerics.compute_type
@@ -180,6 +181,26 @@ class LayerNorm(nn.Cell):
             return self.rows(x, used, self.gamma, self.beta, self.epsilon)
         y, _, _ = self.norm(ops.cast(x, self.softmax_type), self.gamma, self.beta)
         return ops.cast(y, self.compute_type)
+
+    def at_layer(
+        self, x: Tensor, plan: Tensor, layer: Tensor, saved: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The norm in front of a layer that not every row may be in, by native kernels.
+
+        Args:
+            x: `[rows, size]`.
+            plan: int32 [4]: how many rows there are; how many of them, from the first on, are in
+                every layer; the others are in the layers from the third number up to the fourth.
+            layer: int32 [1], the number of this one; the final norm counts as the last layer.
+            saved: `[*, size]`, a Parameter in which the others wait between two steps.
+
+        Returns:
+            `[rows, size]`, and how many rows are in this layer, int32 [1].
+        """
+        normed, used = self.rows_of_layer(
+            x, plan, layer, saved, self.gamma, self.beta, self.epsilon
+        )
+        return normed, used
 
 
 class RMSNorm(nn.Cell):

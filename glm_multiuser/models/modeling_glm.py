@@ -11,13 +11,13 @@ import math
 from typing import Any, Optional
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.models.attention import MASKED, ScaledSoftmax
 from glm_multiuser.models.graphs import User
 from glm_multiuser.models.kv_past import NO_USERS, CellLayout
-from glm_multiuser.models.layers import Embedding, LayerNorm, Linear, Numerics
+from glm_multiuser.models.layers import Embedding, LayerNorm, Linear, Numerics, zeros
 from glm_multiuser.models.rotary import RotaryEmbedding2D
 from glm_multiuser.models.stream_chat import StreamChat
 from glm_multiuser.models.users import MOST_PROMPTS, MultiUserLayer, MultiUserModel
@@ -89,6 +89,7 @@ class DeepNormWithGLULayer(MultiUserLayer):
         depth = config.deepnorm_layers or config.num_layers
         alpha = math.sqrt(2.0 * depth)
         self.alpha = Tensor([alpha], ms.float32) if numerics.native else alpha
+        self.number = Tensor([layer_number - 1], ms.int32)
         self.input_layernorm = LayerNorm(config.hidden_size, config.layernorm_epsilon, numerics)
         self.attention = SelfAttention(config, layer_number, numerics, rotary)
         self.post_attention_layernorm = LayerNorm(
@@ -114,14 +115,17 @@ class DeepNormWithGLULayer(MultiUserLayer):
                 every user in order; for prompts nobody, nothing is cached.
             step: for new tokens, what `decode_step` made; for prompts, bool `[prompts, 1, t, 1]`
                 that says which tokens are real. With native kernels there is nothing else but
-                this, as `AttendOwn` takes it.
+                this: what `AttendOwn` takes, then plan and saved as `LayerNorm.at_layer` does.
         """
-        used = step[2] if self.native else None
-        normed = self.input_layernorm(hidden, used)
+        used = None
         if self.native:
+            users, positions, _, angles, plan, saved = step
+            normed, used = self.input_layernorm.at_layer(hidden, plan, self.number, saved)
             projected = self.attention.query_key_value(normed, used)
-            context = self.attend_own(projected, projected, projected, step)
+            own = (users, positions, used, angles)
+            context = self.attend_own(projected, projected, projected, own)
         else:
+            normed = self.input_layernorm(hidden)
             query, key, value = self.attention.project(normed, angles)
             if mask is None:
                 context = self.attend_past(query, key, value, user, step)
@@ -164,6 +168,7 @@ class GLMModel(nn.Cell):
 
     def __init__(self, config: ModelConfig, numerics: Numerics, layout: CellLayout) -> None:
         super().__init__()
+        self.hidden_size = config.hidden_size
         self.word_embeddings = Embedding(
             config.vocab_size, config.hidden_size, numerics, name="embedding_table"
         )
@@ -176,6 +181,14 @@ class GLMModel(nn.Cell):
         )
         self.final_layernorm = LayerNorm(config.hidden_size, config.layernorm_epsilon, numerics)
         self.native = numerics.native
+        self.number = Tensor([config.num_layers], ms.int32)
+        self.set_positions(layout.seq_length)
+
+    def set_positions(self, positions: int) -> None:
+        """Room for a prompt of so many tokens that waits between two layers."""
+        if self.native and positions:
+            waiting = zeros(positions, self.hidden_size, dtype=ms.float32)
+            self.waiting = Parameter(waiting, name="waiting", requires_grad=False)
 
     def construct(
         self,
@@ -189,12 +202,17 @@ class GLMModel(nn.Cell):
 
         The other arguments are those of `DeepNormWithGLULayer.construct`.
         """
-        used = step[2] if self.native else None
-        hidden = self.word_embeddings(input_ids, used)
-        angles = None if self.native else self.rotary.tables(position_ids)
+        if self.native:
+            hidden = self.word_embeddings(input_ids, step[2])
+            step = (*step, self.waiting)
+            for layer in self.layers:
+                hidden = layer(hidden, None, None, None, step)
+            return self.final_layernorm.at_layer(hidden, step[4], self.number, self.waiting)[0]
+        hidden = self.word_embeddings(input_ids)
+        angles = self.rotary.tables(position_ids)
         for layer in self.layers:
             hidden = layer(hidden, angles, mask, user, step)
-        return self.final_layernorm(hidden, used)
+        return self.final_layernorm(hidden)
 
 
 class GLMForMultiUser(MultiUserModel, StreamChat):
@@ -273,6 +291,10 @@ class GLMForMultiUser(MultiUserModel, StreamChat):
             step = self.decode_step(positions, home, used_blocks)
             hidden = self.transformer(input_ids, position_ids, None, home, step)
         return self.next_tokens(hidden, self.logits(hidden))
+
+    def set_layout(self, layout: CellLayout) -> None:
+        super().set_layout(layout)
+        self.transformer.set_positions(layout.seq_length)
 
     def tokens_of_users(self, input_ids: Tensor, step: tuple[Tensor, ...]) -> Tensor:
         return self.transformer(input_ids, None, None, None, step)

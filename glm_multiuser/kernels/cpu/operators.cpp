@@ -174,6 +174,41 @@ OPERATOR(layer_norm) {
   return 0;
 }
 
+// The same at the beginning of a layer, where prompts may enter and leave the step: a prompt that has
+// to enter whole, and is long, goes through some layers in each step.
+//
+// x [rows, size]
+// plan int32 [4]: rows; of them, the first that are in every layer; the others are in the layers
+//     from plan[2] up to, not including, plan[3]
+// layer int32 [1]
+// saved [*, size]: where the others wait between two steps
+// gamma [size], beta [size], epsilon [1]
+// -> [rows, size]; used int32 [1], the rows that are in this layer
+OPERATOR(layer_norm_of_layer) {
+  const int64_t size = shapes[0][1];
+  const auto* plan = (const int32_t*)data[1];
+  const int64_t rows = rows_in_use(data, shapes, 1), always = plan[1];
+  const int32_t layer = *(const int32_t*)data[2], first = plan[2], last = plan[3];
+  auto* saved = (float*)data[3];
+  REFUSE_UNLESS(always >= 0 && always <= rows && rows - always <= shapes[3][0]);
+  const bool inside = first <= layer && layer < last;
+  share_rows(inside || layer == last ? rows : always, size, [&](int64_t row) {
+    const float* x = (const float*)data[0] + row * size;
+    if (row >= always) {
+      float* own = saved + (row - always) * size;
+      if (layer == last) {
+        std::memcpy(own, x, sizeof(float) * size);
+        return;
+      }
+      if (layer == first && first > 0) x = own;
+    }
+    glm::level().layer_norm(x, (const float*)data[4], (const float*)data[5],
+                            *(const float*)data[6], size, (float*)data[7] + row * size);
+  });
+  *(int32_t*)data[8] = (int32_t)(inside ? rows : always);
+  return 0;
+}
+
 // x [rows, size], used, weight [size], epsilon [1] -> [rows, size]
 OPERATOR(rms_norm) {
   const int64_t size = shapes[0][1];
