@@ -94,8 +94,10 @@ def choose_numerics(config: EngineConfig) -> Numerics:
         raise ConfigError(
             f"weight_dtype {config.weight_dtype!r} needs native kernels, but {reason}"
         )
-    if config.kernels == "auto":
-        logger.info("MindSpore's operators are used instead of native kernels: %s", reason)
+    # Worth a line that is seen where nobody asked for it: these operators are the slower ones.
+    surprising = config.kernels == "auto" and reason == library.why_not("CPU")
+    level = logging.WARNING if surprising else logging.INFO
+    logger.log(level, "native kernels are not used, but MindSpore's operators: %s", reason)
     return numerics
 
 

@@ -52,6 +52,12 @@ class EngineStats:
     overhead_seconds: float
     """Time in steps that was not spent in graphs."""
     cache_bytes_per_user: int
+    kernels: str
+    """"native" or "portable"."""
+    kernel_level: str
+    """Of native kernels, the processor's instructions that they use; "" for others."""
+    weight_dtype: str
+    """Type of the matrices."""
     batch_invariant: bool
     """Whether a row's logits were bit for bit the same in every compiled batch at start-up."""
 
@@ -359,6 +365,9 @@ class MultiUserLLM:
             graph_seconds=runner.graph_seconds,
             overhead_seconds=counters.step_seconds - runner.graph_seconds,
             cache_bytes_per_user=runner.cache_bytes_per_user,
+            kernels=runner.kernels,
+            kernel_level=runner.kernel_level,
+            weight_dtype=runner.weight_dtype,
             batch_invariant=runner.batch_invariant,
         )
 

@@ -7,7 +7,7 @@ import math
 from glm_multiuser.checkpoint.layouts import parameter_shapes
 from glm_multiuser.config import BLOCK_LENGTH, AnyModelConfig, EngineConfig
 
-BYTES = {"float32": 4, "float16": 2}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 def weight_count(config: AnyModelConfig) -> int:
@@ -28,4 +28,4 @@ def total_bytes(config: AnyModelConfig, engine: EngineConfig, dtype: str) -> int
     """
     zeros = cache_bytes_per_user(config, min(engine.seq_length, 2 * BLOCK_LENGTH), dtype)
     caches = engine.users * cache_bytes_per_user(config, engine.seq_length, dtype)
-    return weight_count(config) * BYTES[dtype] + caches + zeros
+    return weight_count(config) * BYTES[engine.weight_dtype or dtype] + caches + zeros

@@ -49,6 +49,8 @@ def command(
         Optional[str],
         typer.Option(help="float32 or float16.", show_default="the device's own"),
     ] = None,
+    kernels: loading.Kernels = "auto",
+    weight_dtype: loading.WeightDtype = None,
     device_target: loading.DeviceTarget = "CPU",
     device_id: loading.DeviceId = 0,
 ) -> None:
@@ -64,6 +66,8 @@ def command(
     options = {
         "batch_invariant": batch_invariant,
         "dtype": dtype,
+        "kernels": kernels,
+        "weight_dtype": weight_dtype,
         "device_target": device_target,
         "device_id": device_id,
     }

@@ -37,12 +37,22 @@ def command(
     seed: Annotated[Optional[int], typer.Option(help="Repeats a sampled answer.")] = None,
     device_target: loading.DeviceTarget = "CPU",
     device_id: loading.DeviceId = 0,
+    kernels: loading.Kernels = "auto",
+    weight_dtype: loading.WeightDtype = None,
 ) -> None:
     """Chat as several users, each with a history of their own.
 
     Reads lines from a terminal or from a pipe; /help lists the commands.
     """
-    with loading.open_llm(checkpoint, users, seq_length, device_target, device_id) as llm:
+    with loading.open_llm(
+        checkpoint,
+        users,
+        seq_length,
+        device_target,
+        device_id,
+        kernels=kernels,
+        weight_dtype=weight_dtype,
+    ) as llm:
         params = loading.sampling_params(max_tokens=max_tokens, temperature=temperature, seed=seed)
         Conversations(llm, params, screen.output()).run()
 

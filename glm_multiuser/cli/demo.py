@@ -27,12 +27,22 @@ def command(
     seq_length: loading.SeqLength = 256,
     device_target: loading.DeviceTarget = "CPU",
     device_id: loading.DeviceId = 0,
+    kernels: loading.Kernels = "auto",
+    weight_dtype: loading.WeightDtype = None,
 ) -> None:
     """Many users ask at once; then each asks alone, and the answers must be identical.
 
     Ends with exit code 1 if one of them is not.
     """
-    with loading.open_llm(checkpoint, users, seq_length, device_target, device_id) as llm:
+    with loading.open_llm(
+        checkpoint,
+        users,
+        seq_length,
+        device_target,
+        device_id,
+        kernels=kernels,
+        weight_dtype=weight_dtype,
+    ) as llm:
         params = loading.sampling_params(max_tokens=max_tokens, temperature=0.0)
         answers = [
             Answer(f"user {number}", question)

@@ -55,6 +55,8 @@ def command(
     seed: Annotated[Optional[int], typer.Option(help="Repeats sampled answers.")] = None,
     device_target: loading.DeviceTarget = "CPU",
     device_id: loading.DeviceId = 0,
+    kernels: loading.Kernels = "auto",
+    weight_dtype: loading.WeightDtype = None,
 ) -> None:
     """Answer every prompt of a file, many at a time; one JSON line per prompt, in their order.
 
@@ -70,7 +72,15 @@ def command(
     failed = 0
     with ExitStack() as stack:
         llm = stack.enter_context(
-            loading.open_llm(checkpoint, users, seq_length, device_target, device_id)
+            loading.open_llm(
+                checkpoint,
+                users,
+                seq_length,
+                device_target,
+                device_id,
+                kernels=kernels,
+                weight_dtype=weight_dtype,
+            )
         )
         target = stack.enter_context(open_target(out)) if out is not None else sys.stdout
         bar = stack.enter_context(screen.progress_bar())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -33,6 +33,13 @@ SeqLength = Annotated[
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 DeviceTarget = Annotated[str, typer.Option(help="CPU or Ascend.")]
 DeviceId = Annotated[int, typer.Option(help="Which card.")]
+Kernels = Annotated[str, typer.Option(help="auto, native (our own, for the CPU) or portable.")]
+WeightDtype = Annotated[
+    Optional[str],
+    typer.Option(
+        help="Weights of native kernels: float32, bfloat16 or int8.", show_default="float32"
+    ),
+]
 
 
 def find_checkpoint(folder: Path) -> Path:

@@ -51,6 +51,7 @@ def command(
     ] = GOLDEN,
     device_target: loading.DeviceTarget = "CPU",
     device_id: loading.DeviceId = 0,
+    kernels: loading.Kernels = "auto",
 ) -> None:
     """Check this machine: golden logits, known answers, isolation, compiled graphs.
 
@@ -59,7 +60,11 @@ def command(
     """
     folder = loading.find_checkpoint(checkpoint)
     results = []
-    for result, seconds in timed(run_checks(folder, golden, device_target, device_id)):
+    for result, seconds in timed(
+        run_checks(
+            folder, golden, device_target=device_target, device_id=device_id, kernels=kernels
+        )
+    ):
         screen.notice(f"{result.status:8}{result.name} ({seconds:.1f} s)")
         results.append(result)
     print_report(results)
@@ -75,20 +80,27 @@ def timed(checks: Iterator[CheckResult]) -> Iterator[tuple[CheckResult, float]]:
         started = time.perf_counter()
 
 
-def run_checks(
-    folder: Path, golden: Path, device_target: str, device_id: int
-) -> Iterator[CheckResult]:
+def run_checks(folder: Path, golden: Path, **device: Any) -> Iterator[CheckResult]:
     """All checks; one that raises has failed, and the next ones still run."""
-    yield guarded("golden logits", lambda: golden_logits(golden, device_target, device_id))
+    yield guarded("golden logits", lambda: golden_logits(golden, **device))
     try:
-        llm = loading.open_llm(folder, USERS, 256, device_target, device_id)
+        llm = loading.open_llm(folder, USERS, 256, **device)
     except Exception as error:
         yield CheckResult("start", "FAILED", one_line(error))
         return
     yield CheckResult("start", "ok", f"{folder} is ready for {USERS} users")
+    yield CheckResult("kernels", "ok", kernels_of(llm))
     with llm:
         for name, check in MODEL_CHECKS.items():
             yield guarded(name, lambda check=check: check(llm, folder))  # type: ignore[misc]
+
+
+def kernels_of(llm: "MultiUserLLM") -> str:
+    """Which kernels compute, and with which instructions."""
+    stats = llm.stats()
+    if stats.kernels == "native":
+        return f"native, {stats.kernel_level}"
+    return "MindSpore's own operators"
 
 
 def guarded(name: str, check: Callable[[], Outcome]) -> CheckResult:
@@ -107,7 +119,7 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def golden_logits(golden: Path, device_target: str, device_id: int) -> Outcome:
+def golden_logits(golden: Path, **device: Any) -> Outcome:
     """Greedy tokens exactly, and the first token's log-probabilities, of every golden case."""
     if not (golden / "expected.json").is_file():
         return None, "no golden folder"
@@ -124,9 +136,8 @@ def golden_logits(golden: Path, device_target: str, device_id: int) -> Outcome:
         str(golden),
         users=2,
         seq_length=256,
-        device_target=device_target,
-        device_id=device_id,
         dtype="float32",
+        **device,
     ) as llm:
         each = [
             loading.sampling_params(

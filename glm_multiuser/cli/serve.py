@@ -87,6 +87,8 @@ def command(
     ] = False,
     device_target: loading.DeviceTarget = "CPU",
     device_id: loading.DeviceId = 0,
+    kernels: loading.Kernels = "auto",
+    weight_dtype: loading.WeightDtype = None,
 ) -> None:
     """Serve OpenAI, KServe v2 (Triton), step and simple clients, and a web page, on one port.
 
@@ -138,6 +140,8 @@ def command(
         log_prompts=log_prompts,
         device_target=device_target,
         device_id=device_id,
+        kernels=kernels,
+        weight_dtype=weight_dtype,
         **({} if warm_up is None else {"warm_up": read_prompts(warm_up)}),
     )
     listening = listen(host, port)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,14 @@ from glm_multiuser.config import ModelConfig
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job
 from glm_multiuser.engine.scheduler import Step
+from glm_multiuser.kernels import library
 from glm_multiuser.models.graphs import ForwardUsers
 from glm_multiuser.models.kv_past import CellLayout
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.models.user_past import read_user_past, write_user_past
+
+ROWS_TRIED = 16
+"""Rows that are compared with one alone when an engine starts."""
 
 
 class OneGraphRunner(GraphRunner):
@@ -56,12 +61,28 @@ class OneGraphRunner(GraphRunner):
     def _forget_entries(self) -> None:
         self._forward = None
 
-    def _jobs(self) -> list[Job]:
-        return [("the graph of every step", self._try)]
+    @property
+    def kernel_level(self) -> str:
+        return library.level()
 
-    def _try(self) -> None:
-        # No token: nothing is written.
-        self._run_tokens([], [], [], 0, [0, 0, 0, 0])
+    @property
+    def weight_dtype(self) -> str:
+        return self.model.numerics.weight
+
+    def _jobs(self) -> list[Job]:
+        jobs: list[Job] = [("the graph of every step", partial(self._try, 1))]
+        if self.users > 1:
+            jobs.append(("several users in it", partial(self._try, min(self.users, ROWS_TRIED))))
+        return jobs
+
+    def _try(self, users: int) -> NDArray[Any]:
+        """-> logits of as many users who bring the same token: rows that must be equal."""
+        # What it leaves at the first position, nobody reads before it is overwritten.
+        angles = [0] * self._parts_of_head
+        columns = np.array([(0, user, 0, 1, *angles) for user in range(users)], np.int32).T
+        everything = [users, users, 0, self.model.config.num_layers + 1]
+        results = self._run_tokens(columns[:4], columns[4:], range(users), users, everything)
+        return results.logits(range(users)).copy()
 
     def take(self, prompts: Sequence[Request]) -> Sequence[int]:
         """Prompts in turn, as long as there is room.

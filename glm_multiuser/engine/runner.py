@@ -120,6 +120,16 @@ class GraphRunner:
         return self._retired_compiles + sum(len(entry.compile_cache) for entry in self._entries())
 
     @property
+    def kernel_level(self) -> str:
+        """Which of the processor's instructions native kernels use."""
+        return ""
+
+    @property
+    def weight_dtype(self) -> str:
+        """Type of the matrices."""
+        return self.model.numerics.compute
+
+    @property
     def cache_bytes_per_user(self) -> int:
         """Keys and values of all layers and positions."""
         dtype = self.model.numerics.compute

@@ -59,6 +59,8 @@ def bring_up(
             model,
             device_target=server.device_target,
             device_id=server.device_id,
+            kernels=server.kernels,
+            weight_dtype=server.weight_dtype,
             progress=report,
         )
         try:
@@ -92,14 +94,19 @@ def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerS
         ConfigError: a size out of its range, or no memory left by `others`.
     """
     engine = EngineConfig(
-        model.users, model.seq_length, model.max_queue, prefill_chunk=model.prefill_chunk
+        model.users,
+        model.seq_length,
+        model.max_queue,
+        prefill_chunk=model.prefill_chunk,
+        kernels=server.kernels,
+        weight_dtype=server.weight_dtype,
     )
     engine.check_fits(read_model_config(model.folder))
     limit = server.memory_bytes
     if limit is None:
         return
-    needed = memory_bytes(model, server.device_target)
-    taken = sum(memory_bytes(other, server.device_target) for other in others)
+    needed = memory_bytes(model, server)
+    taken = sum(memory_bytes(other, server) for other in others)
     if needed + taken > limit:
         raise ConfigError(
             f"model {model.name!r} needs {needed / 2**20:.1f} MiB for its weights and caches; "
@@ -107,11 +114,13 @@ def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerS
         )
 
 
-def memory_bytes(model: ModelSettings, device_target: str) -> int:
+def memory_bytes(model: ModelSettings, server: ServerSettings) -> int:
     """Weights and caches, computed from the checkpoint's `config.json`."""
-    engine = EngineConfig(users=model.users, seq_length=model.seq_length)
+    engine = EngineConfig(
+        users=model.users, seq_length=model.seq_length, weight_dtype=server.weight_dtype
+    )
     config = read_model_config(model.folder)
-    return memory.total_bytes(config, engine, DEFAULT_DTYPE[device_target])
+    return memory.total_bytes(config, engine, DEFAULT_DTYPE[server.device_target])
 
 
 @contextmanager

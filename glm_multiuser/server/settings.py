@@ -90,7 +90,7 @@ class ServerSettings:
         memory_bytes: that all models together may take; None: no limit.
         cors_origins: other origins whose pages may read answers.
         log_prompts: whether prompts and answers may stand in the log.
-        device_target, device_id: as in `EngineConfig`.
+        device_target, device_id, kernels, weight_dtype: as in `EngineConfig`.
 
     Raises:
         ConfigError: no model, or two with one name.
@@ -106,6 +106,8 @@ class ServerSettings:
     log_prompts: bool = False
     device_target: str = "CPU"
     device_id: int = 0
+    kernels: str = "auto"
+    weight_dtype: Optional[str] = None
 
     def __post_init__(self) -> None:
         names = [model.name for model in self.models]
