@@ -16,9 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import numpy as np
 import pytest
-from mindspore import Tensor
 
 from glm_multiuser import (
     CausalConfig,
@@ -31,6 +29,7 @@ from glm_multiuser import (
 from glm_multiuser.device_thread import DEVICE_THREAD
 from tests.engine.stepping import PATIENCE
 from tests.golden_data import golden_folder
+from tests.poison import fill_with_nan
 
 FAMILIES = ("chatglm_6b_3layers", "chatglm3_6b", "glm4", "qwen2")
 USERS, USERS_LATER = 3, 5
@@ -85,11 +84,13 @@ def asks(family: str) -> list[Ask]:
     return made
 
 
-def open_llm(family: str) -> MultiUserLLM:
+def open_llm(family: str, kernels: str) -> MultiUserLLM:
     folder = golden_folder(family, "model.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "SMALLEST_PROMPT", 128)  # one graph for whole prompts
-        return MultiUserLLM.from_pretrained(folder, users=USERS, seq_length=128, prefill_chunk=16)
+        return MultiUserLLM.from_pretrained(
+            folder, users=USERS, seq_length=128, prefill_chunk=16, kernels=kernels
+        )
 
 
 def closest_call(result: GenerationResult) -> float:
@@ -97,10 +98,10 @@ def closest_call(result: GenerationResult) -> float:
     return min(first - second for first, second in best)
 
 
-@pytest.fixture(scope="module")
-def llms() -> Iterator[dict[str, MultiUserLLM]]:
+@pytest.fixture(scope="module", params=["native", "portable"])
+def llms(request: pytest.FixtureRequest) -> Iterator[dict[str, MultiUserLLM]]:
     with ExitStack() as stack:
-        yield {family: stack.enter_context(open_llm(family)) for family in FAMILIES}
+        yield {family: stack.enter_context(open_llm(family, request.param)) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +124,7 @@ def put_nan(llm: MultiUserLLM, of_user: Optional[str]) -> None:
         for number, slot in enumerate(llm.slots()):
             chosen = slot.user == of_user if of_user else slot.state == "free"
             if chosen:
-                for block, zeros in enumerate(runner._zeros):
-                    nan = np.full(zeros.shape, np.nan, np.float32)
-                    runner._replace(number, block, Tensor(nan))
+                fill_with_nan(runner, number)
 
     DEVICE_THREAD.call(put)
 

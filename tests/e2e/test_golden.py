@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -63,16 +63,22 @@ def check(cases: Iterable[Case], results: Iterable[GenerationResult]) -> None:
             assert abs(logprob - logprobs[token_id]) <= case.tolerance, case.name
 
 
-@pytest.fixture(scope="module", params=[None, 3], ids=["one cell", "cells of three"])
+@pytest.fixture(
+    scope="module",
+    params=[("native", None), ("portable", None), ("portable", 3)],
+    ids=["native", "one cell", "cells of three"],
+)
 def llm(request: pytest.FixtureRequest, three: Reference) -> Iterator[MultiUserLLM]:
-    """Eight users. With one cell there is room for every short case, otherwise for half of them."""
+    """Eight users. In cells of three there is room for half of the cases, otherwise for all."""
+    kernels, users_per_cell = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "SMALLEST_PROMPT", 32)  # fewer graphs
         engine = start(
             three.folder,
             users=8,
-            seq_length=160 if request.param is None else 64,
-            users_per_cell=request.param,
+            seq_length=160 if users_per_cell is None else 64,
+            users_per_cell=users_per_cell,
+            kernels=kernels,
         )
     with engine:
         yield engine
@@ -106,9 +112,17 @@ def test_one_user_asks_again_and_again(llm: MultiUserLLM, three: Reference) -> N
     check(cases, [handle.result(TIMEOUT) for handle in handles])
 
 
-def test_resize_in_the_middle(three: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kernels", "users_per_cell"), [("native", None), ("portable", 3)])
+def test_resize_in_the_middle(
+    kernels: str,
+    users_per_cell: Optional[int],
+    three: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(config, "SMALLEST_PROMPT", 64)  # fewer graphs
-    with start(three.folder, users=4, seq_length=58, users_per_cell=3) as engine:
+    with start(
+        three.folder, users=4, seq_length=58, users_per_cell=users_per_cell, kernels=kernels
+    ) as engine:
         cases = fitting(engine, three.short)
         assert len(cases) == 8
         handles = [
@@ -123,10 +137,11 @@ def test_resize_in_the_middle(three: Reference, monkeypatch: pytest.MonkeyPatch)
         check(cases, answer(engine, cases))
 
 
-def test_long_prompts(three: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernels", ["native", "portable"])
+def test_long_prompts(kernels: str, three: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "SMALLEST_PROMPT", 512)  # fewer graphs
     cases = [*three.long, three.short[5]]
-    with start(three.folder, users=3, seq_length=640) as engine:
+    with start(three.folder, users=3, seq_length=640, kernels=kernels) as engine:
         check(cases, answer(engine, cases))
         assert engine.stats().compiles_after_ready == 0
 
