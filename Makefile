@@ -4,6 +4,7 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+KERNELS := glm_multiuser/kernels/compiler.py $(wildcard glm_multiuser/kernels/cpu/*.[ch]pp)
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 11) or \
     sys.exit("MindSpore needs Python 3.9, 3.10 or 3.11, this is %d.%d; try make PYTHON=..." % v)'
@@ -52,7 +53,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	@$(BIN)/mypy
 
-$(INSTALLED): setup.py pyproject.toml constraints.txt
+$(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }

@@ -1,22 +1,54 @@
 """The metadata is in pyproject.toml; here is what a wheel needs beyond Python files."""
 
+from __future__ import annotations
+
 import shutil
+import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
+sys.path.insert(0, str(Path(__file__).parent))  # a build in isolation does not look here
 
-class BuildWithPatches(build_py):
-    """Copies `patches/` into wheels. It stands at the top of the repository, where people look for
-    it, and package data has to be inside the package; an editable install finds the original."""
+from glm_multiuser.kernels.compiler import BuildError, build
+
+
+class BuildEverything(build_py):
+    """Compiles the kernels, and copies `patches/` into wheels. It stands at the top of the
+    repository, where people look for it, and package data has to be inside the package; an
+    editable install finds the original."""
 
     def run(self) -> None:
         super().run()
+        package = Path("." if self.editable_mode else self.build_lib, "glm_multiuser")
+        library = package / "kernels" / "native.so"
+        try:
+            build(library)
+        except BuildError as error:
+            library.unlink(missing_ok=True)  # may be there from an earlier time
+            print(f"glm_multiuser is installed without its kernels: {error}", file=sys.stderr)
         if not self.editable_mode:
-            target = Path(self.build_lib, "glm_multiuser", "mindformers", "patches")
+            target = package / "mindformers" / "patches"
             shutil.rmtree(target, ignore_errors=True)  # `build` may be there from an earlier time
             shutil.copytree("patches", target)
 
 
-setup(cmdclass={"build_py": BuildWithPatches})
+class WheelForAnyPython(bdist_wheel):
+    """The kernels are for one kind of processor, but do not know Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+class WithBinary(Distribution):
+    """What is in the wheel depends on the machine that built it."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+setup(
+    cmdclass={"build_py": BuildEverything, "bdist_wheel": WheelForAnyPython}, distclass=WithBinary
+)

@@ -72,7 +72,8 @@ class Packing:
         if self.dtype == "int8":
             scales = np.abs(weight).max(axis=1) / np.float32(127)
             scales[scales == 0] = 1.0
-            weight = np.rint(weight / scales[:, None]).astype(np.int8)
+            # A scale that is too small to be a normal number may be too small for the largest.
+            weight = np.clip(np.rint(weight / scales[:, None]), -127, 127).astype(np.int8)
             packed[:, :SCALE_BYTES] = scales.reshape(-1, PANEL).view(np.int8)
             packed, pairs = packed[:, SCALE_BYTES:], packed.shape[1] - SCALE_BYTES
             packed = packed.reshape(-1, pairs // (2 * PANEL), PANEL, 2)

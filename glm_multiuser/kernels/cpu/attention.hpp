@@ -83,6 +83,20 @@ inline void add_values(const float* weights, const float* values, int count, int
     for (int v = 0; v < NV; ++v) store(contexts[r] + v * WIDTH, sums[r][v]);
 }
 
+// The same where some contexts see more positions than others: no row is to meet a value that it
+// does not see, not even with weight 0, because the value may be infinite.
+template <int R, int NV>
+inline void add_visible(const float* weights, const float* values, const int* counts, int least,
+                        int64_t head_dim, float* const* contexts, const float* factors,
+                        int lanes) {
+  add_values<R, NV>(weights, values, least, head_dim, contexts, factors, lanes);
+  const float as_it_is = 1.0f;
+  for (int r = 0; r < R; ++r)
+    if (counts[r] > least)
+      add_values<1, NV>(weights + r * KEYS + least, values + least * head_dim, counts[r] - least,
+                        head_dim, contexts + r, &as_it_is, lanes);
+}
+
 // Where the state of a row is kept between two blocks of positions.
 struct State {
   float* largest;
@@ -95,11 +109,12 @@ template <int R>
 void block_of_positions(const Attention& a, const State& state, int row, int64_t begin,
                         float* scores) {
   int counts[R];
-  int most = 0;
+  int most = 0, least = KEYS;
   for (int r = 0; r < R; ++r) {
     const int64_t rest = a.visible[row + r] - begin;
     counts[r] = rest < 0 ? 0 : rest < KEYS ? (int)rest : KEYS;
     most = counts[r] > most ? counts[r] : most;
+    least = counts[r] < least ? counts[r] : least;
   }
   if (most == 0) return;
   for (int first = 0; first < most; first += TILE) {
@@ -120,12 +135,13 @@ void block_of_positions(const Attention& a, const State& state, int row, int64_t
   };
   for (; at + VALUE_VECTORS * WIDTH <= a.head_dim; at += VALUE_VECTORS * WIDTH) {
     move();
-    add_values<R, VALUE_VECTORS>(scores, values + at, most, a.head_dim, contexts, factors, WIDTH);
+    add_visible<R, VALUE_VECTORS>(scores, values + at, counts, least, a.head_dim, contexts, factors,
+                                  WIDTH);
   }
   for (; at < a.head_dim; at += WIDTH) {
     move();
     const int lanes = a.head_dim - at < WIDTH ? (int)(a.head_dim - at) : WIDTH;
-    add_values<R, 1>(scores, values + at, most, a.head_dim, contexts, factors, lanes);
+    add_visible<R, 1>(scores, values + at, counts, least, a.head_dim, contexts, factors, lanes);
   }
 }
 

@@ -62,7 +62,8 @@ struct Level {
 constexpr int KEYS = 128;  // positions between two corrections of the streaming softmax
 
 inline int64_t attention_scratch(int64_t head_dim) {
-  return ROWS * (2 * head_dim + 2) + 4 * KEYS;
+  constexpr int64_t WIDEST = 16;  // vector of any level; contexts are rounded up to whole ones
+  return ROWS * (head_dim + WIDEST + 2) + 4 * KEYS;
 }
 
 const Level& level();              // the best that this processor has, or what was forced

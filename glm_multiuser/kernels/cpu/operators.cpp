@@ -232,7 +232,8 @@ OPERATOR(swiglu) {
 }
 
 // hidden [rows, width], logits [rows, vocabulary], used
-// -> the first of the best tokens, int32 [rows]; 0 where all is finite and NaN where not, [rows]
+// -> the first of the best tokens, int32 [rows]; 0 where the row of hidden and the best logit are
+//    finite and NaN where not, [rows]
 OPERATOR(next_token) {
   const int64_t width = shapes[0][1], vocabulary = shapes[1][1];
   share_rows(rows_in_use(data, shapes, 2), vocabulary, [&](int64_t row) {

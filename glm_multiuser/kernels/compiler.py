@@ -1,0 +1,77 @@
+"""Builds the C++ sources in `cpu/`. An installation calls it, before anything else is installed: it
+needs the standard library only."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).with_name("cpu")
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
+FLAGS += ["-Wno-unused-parameter", "-Wno-maybe-uninitialized"]  # GCC's headers set the latter off
+
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
+LEVEL_FLAGS: dict[str, list[str]] = {
+    "plain": [],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": AVX512,
+    "avx512bf16": [*AVX512, "-mavx512vbmi", "-mavx512bf16"],
+}
+
+
+class BuildError(Exception):
+    """There is no compiler, or it refused the sources."""
+
+
+def build(target: Path, extra: Sequence[str] = ()) -> None:
+    """Writes the library to `target`; `extra` are flags behind ours.
+
+    Raises:
+        BuildError: it could not be built; a library that was there is as it was.
+    """
+    compiler = _compiler()
+    levels = [name for name in LEVEL_FLAGS if _knows(compiler, LEVEL_FLAGS[name])]
+    have = [f"-DHAVE_{name}" for name in levels]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def compiled(source: str, name: str, flags: Sequence[str]) -> str:
+            made = str(Path(folder, f"{name}.o"))
+            command = [*compiler, *FLAGS, *flags, *extra, "-c", str(SOURCES / source), "-o", made]
+            _run(command)
+            return made
+
+        pieces = [
+            ("level_body.cpp", f"level_{n}", [*LEVEL_FLAGS[n], f"-DLEVEL={n}"]) for n in levels
+        ]
+        pieces += [(f"{name}.cpp", name, have) for name in ("levels", "operators", "pool")]
+        objects = list(pool.map(lambda piece: compiled(*piece), pieces))
+        linked = target.with_name(f"{target.name}.new")
+        _run([*compiler, *FLAGS, *extra, "-shared", *objects, "-o", str(linked)])
+    # Never written in place: a process that runs the old library would die of it.
+    linked.replace(target)
+
+
+def _compiler() -> list[str]:
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    for command in [wanted] if wanted else [["c++"], ["g++"], ["clang++"]]:
+        if shutil.which(command[0]):
+            return command
+    raise BuildError(f"no C++ compiler: {' '.join(wanted) or 'c++, g++, clang++'} not found")
+
+
+def _knows(compiler: list[str], flags: Sequence[str]) -> bool:
+    """An old compiler lacks the newest instructions; any compiler, those of other processors."""
+    command = [*compiler, "-Werror", *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+    return not flags or subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise BuildError(f"{shlex.join(command)}\n{result.stderr}")

@@ -1,0 +1,186 @@
+"""One step of attention: its tokens, everybody's caches, and what should come out, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm_multiuser.kernels.packing import TILE
+from tests.kernels.calling import call, number
+from tests.kernels.memory import placed
+from tests.kernels.weights import EPSILON
+
+TABLE_ROWS = 50
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all tokens of a model have in common."""
+
+    kv_heads: int = 2
+    group: int = 2
+    head_dim: int = 16
+    parts: int = 1
+    in_one_tensor: bool = False
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+
+@dataclass(frozen=True)
+class Token:
+    """Whose it is, where its key and value go, how many positions it sees, its rotary positions."""
+
+    user: int
+    position: int
+    visible: int
+    angles: tuple[int, ...]
+
+
+@dataclass
+class Cache:
+    """Of one user, [kv_heads, tiles, head_dim, TILE] and [kv_heads, capacity, head_dim]."""
+
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+
+    def positions(self, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Keys and values of the first positions, [kv_heads, count, head_dim] each."""
+        flat = np.moveaxis(self.keys, 2, 3).reshape(len(self.keys), -1, self.keys.shape[2])
+        return flat[:, :count].astype(np.float64), self.values[:, :count].astype(np.float64)
+
+    def copy(self) -> Cache:
+        return Cache(placed(self.keys), placed(self.values))
+
+
+def random_cache(shape: Shape, capacity: int, filled: int, seed: int) -> Cache:
+    """NaN where nothing was written so far."""
+    generator = np.random.default_rng(seed)
+    tiles = -(-capacity // TILE)
+    keys = generator.standard_normal((shape.kv_heads, tiles, shape.head_dim, TILE))
+    values = generator.standard_normal((shape.kv_heads, capacity, shape.head_dim))
+    values[:, filled:] = np.nan
+    for position in range(filled, tiles * TILE):
+        keys[:, position // TILE, :, position % TILE] = np.nan
+    return Cache(placed(keys.astype(np.float32)), placed(values.astype(np.float32)))
+
+
+@dataclass
+class Step:
+    """Some tokens; rows [tokens, ...] are theirs, in order."""
+
+    shape: Shape
+    tokens: list[Token]
+    query: NDArray[np.float32]
+    key: NDArray[np.float32]
+    value: NDArray[np.float32]
+    cosine: NDArray[np.float32]
+    sine: NDArray[np.float32]
+    partner: NDArray[np.int32]
+    scale: float = 0.3
+
+    @staticmethod
+    def random(shape: Shape, tokens: list[Token], seed: int) -> Step:
+        # One generator for what all steps of a model share, and one for the tokens.
+        model, generator = np.random.default_rng(shape.head_dim), np.random.default_rng(seed)
+
+        def normal(*sizes: int) -> NDArray[np.float32]:
+            return generator.standard_normal(sizes).astype(np.float32)
+
+        table = (TABLE_ROWS, shape.head_dim // shape.parts)
+        angles = model.uniform(-3, 3, table)
+        kv_width = shape.kv_heads * shape.head_dim
+        return Step(
+            shape,
+            tokens,
+            normal(len(tokens), shape.heads * shape.head_dim),
+            normal(len(tokens), kv_width),
+            normal(len(tokens), kv_width),
+            np.cos(angles).astype(np.float32),
+            np.sin(angles).astype(np.float32),
+            model.permutation(shape.head_dim).astype(np.int32),
+        )
+
+    def only(self, rows: list[int]) -> Step:
+        return replace(
+            self,
+            tokens=[self.tokens[row] for row in rows],
+            query=self.query[rows],
+            key=self.key[rows],
+            value=self.value[rows],
+        )
+
+    def arguments(self, caches: list[Cache], height: int) -> list[NDArray[Any]]:
+        """As the operator takes them, with rows behind the tokens that hold what nobody reads."""
+        shape, behind = self.shape, height - len(self.tokens)
+        rows = [self.query, self.key, self.value]
+        columns = [0, 0, 0]
+        if shape.in_one_tensor:
+            widths = [each.shape[1] for each in rows]
+            columns = [3, 3 + widths[0], 5 + widths[0] + widths[1]]
+            gap = np.full((len(self.tokens), 3), np.nan, np.float32)
+            both = [gap, rows[0], rows[1], gap[:, :2], rows[2]]
+            rows = [np.concatenate(both, axis=1)] * 3
+        rows = [np.pad(each, ((0, behind), (0, 0)), constant_values=np.nan) for each in rows]
+
+        def table(values: list[Any]) -> NDArray[np.int32]:
+            return np.pad(
+                np.array(values, np.int32), ((0, 0), (0, behind)), constant_values=-(2**30)
+            )
+
+        settings = [shape.heads, shape.kv_heads, shape.head_dim, *columns]
+        return [
+            *rows,
+            number(len(self.tokens)),
+            table([[token.user for token in self.tokens]])[0],
+            table([[t.position for t in self.tokens], [t.visible for t in self.tokens]]),
+            table([[t.angles[p] for t in self.tokens] for p in range(shape.parts)]),
+            self.cosine,
+            self.sine,
+            self.partner,
+            np.array(settings, np.int32),
+            number(self.scale, np.float32),
+            *[array for cache in caches for array in (cache.keys, cache.values)],
+        ]
+
+    def run(self, caches: list[Cache], height: Optional[int] = None) -> NDArray[np.float32]:
+        """-> contexts [height, width]; writes into the caches."""
+        height = height or len(self.tokens)
+        width = self.shape.heads * self.shape.head_dim
+        output = placed(np.full((height, width), np.nan, np.float32))
+        arguments = self.arguments(caches, height)
+        code = call(
+            "attention", *[placed(each) for each in arguments[:12]], *arguments[12:], output
+        )
+        assert code == 0, f"refused in line {code} of operators.cpp"
+        return output
+
+    def turned(self, rows: NDArray[np.float32], heads: int) -> NDArray[np.float64]:
+        """Rows [tokens, heads * head_dim] after the rotary embedding, [tokens, heads, head_dim]."""
+        x = rows.reshape(len(self.tokens), heads, -1).astype(np.float64)
+        angles = np.array([token.angles for token in self.tokens])
+        cosine = np.concatenate(list(self.cosine[angles.T]), axis=1)[:, None]
+        sine = np.concatenate(list(self.sine[angles.T]), axis=1)[:, None]
+        return x * cosine + x[:, :, self.partner] * sine
+
+    def expected(self, caches: list[Cache]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Contexts, from the caches as the step left them, and how far off float32 may be."""
+        shape = self.shape
+        queries = self.turned(self.query, shape.heads) * np.float64(np.float32(self.scale))
+        contexts, errors = np.empty(queries.shape), np.empty(queries.shape)
+        for row, token in enumerate(self.tokens):
+            keys, values = caches[token.user].positions(token.visible)
+            keys, values = keys.repeat(shape.group, axis=0), values.repeat(shape.group, axis=0)
+            scores = np.einsum("hd,hpd->hp", queries[row], keys)
+            sizes = np.einsum("hd,hpd->hp", np.abs(queries[row]), np.abs(keys))
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            contexts[row] = np.einsum("hp,hpd->hd", weights, values)
+            off = EPSILON * ((shape.head_dim + 16) * sizes.max(axis=1) + token.visible + 32)
+            errors[row] = 4 * off[:, None] * np.abs(values).max(axis=1)
+        width = shape.heads * shape.head_dim
+        return contexts.reshape(-1, width), errors.reshape(-1, width)

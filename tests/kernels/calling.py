@@ -1,0 +1,65 @@
+"""Calls an operator as MindSpore does, with arrays of numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from numpy.typing import NDArray
+
+from glm_multiuser.kernels import library
+from tests.kernels.memory import placed
+
+PATH = Path(os.environ.get("GLM_MULTIUSER_TEST_LIBRARY", library.PATH))
+
+PROPERTY = settings(
+    max_examples=int(os.environ.get("GLM_MULTIUSER_TEST_EXAMPLES", "25")), deadline=None
+)
+
+
+@functools.lru_cache(maxsize=1)
+def native() -> ctypes.CDLL:
+    opened = ctypes.CDLL(str(PATH))
+    opened.glm_level.restype = ctypes.c_char_p
+    opened.glm_force_level.argtypes = [ctypes.c_char_p]
+    return opened
+
+
+def call(name: str, *arrays: NDArray[Any]) -> int:
+    """Inputs, then outputs, where they are -> 0, or what says that they were refused."""
+    count = len(arrays)
+    shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+    pointer = ctypes.POINTER(ctypes.c_int64)
+    code: int = getattr(native(), name)(
+        count,
+        (ctypes.c_void_p * count)(*[array.ctypes.data for array in arrays]),
+        (ctypes.c_int * count)(*[array.ndim for array in arrays]),
+        (pointer * count)(*[ctypes.cast(shape, pointer) for shape in shapes]),
+        (ctypes.c_char_p * count)(*[str(array.dtype).encode() for array in arrays]),
+        None,
+        None,
+    )
+    return code
+
+
+def run(name: str, *inputs: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """One float32 output of `shape`; what the operator does not write stays NaN."""
+    output = placed(np.full(shape, np.nan, np.float32))
+    code = call(name, *[placed(each) for each in inputs], output)
+    assert code == 0, f"{name} refused its arguments in line {code} of operators.cpp"
+    return output
+
+
+def number(value: float, dtype: Any = np.int32) -> NDArray[Any]:
+    """A tensor [1], as `used`, factors and epsilons are given."""
+    return np.array([value], dtype)
+
+
+def bits(array: NDArray[Any]) -> bytes:
+    """What is compared where answers must not differ at all."""
+    return np.ascontiguousarray(array).tobytes()

@@ -1,0 +1,39 @@
+"""The levels and thread counts that operators are tested with."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+
+from glm_multiuser.kernels.library import LEVELS
+from tests.kernels.calling import PATH, native
+
+THREADS = 2
+
+
+@pytest.fixture(scope="session")
+def kernels() -> ctypes.CDLL:
+    if not PATH.exists():
+        pytest.skip(f"{PATH.name} was not built: no C++ compiler when the package was installed")
+    return native()
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def level(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> Iterator[str]:
+    """Each one that this processor has."""
+    if not kernels.glm_force_level(request.param.encode()):
+        pytest.skip(f"this processor, or this build, has no {request.param}")
+    kernels.glm_set_threads(THREADS)
+    yield request.param
+    kernels.glm_force_level(b"")
+
+
+@pytest.fixture
+def best_level(kernels: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    """For tests that change the level or the threads themselves."""
+    kernels.glm_set_threads(THREADS)
+    yield kernels
+    kernels.glm_force_level(b"")
+    kernels.glm_set_threads(THREADS)

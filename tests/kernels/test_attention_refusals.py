@@ -1,0 +1,75 @@
+"""Arguments that would lead outside of somebody's memory: refused before anything is written."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+import pytest
+
+from tests.kernels.attention_step import TABLE_ROWS, Cache, Shape, Step, Token, random_cache
+from tests.kernels.calling import bits, call
+
+pytestmark = pytest.mark.usefixtures("level")
+
+CAPACITY = 20
+GOOD = Token(user=1, position=4, visible=5, angles=(4, 4))
+
+BAD = {
+    "user before the first": Token(-1, 4, 5, (4, 4)),
+    "user behind the last": Token(2, 4, 5, (4, 4)),
+    "position before the first": Token(1, -1, 5, (4, 4)),
+    "position behind the last": Token(1, CAPACITY, 5, (4, 4)),
+    "position behind the last, of a tile that exists": Token(0, CAPACITY - 5, 5, (4, 4)),
+    "sees nothing": Token(1, 4, 0, (4, 4)),
+    "sees more than there is": Token(1, 4, CAPACITY + 1, (4, 4)),
+    "angle before the first": Token(1, 4, 5, (-1, 4)),
+    "angle behind the last": Token(1, 4, 5, (TABLE_ROWS, 4)),
+    "second angle behind the last": Token(1, 4, 5, (4, TABLE_ROWS)),
+}
+
+
+def caches_of(shape: Shape) -> list[Cache]:
+    return [random_cache(shape, CAPACITY - 5, 15, 0), random_cache(shape, CAPACITY, 20, 1)]
+
+
+def refused(step: Step, change: Callable[..., object] = lambda arguments: None) -> None:
+    """Checks that it is, and that nothing was written."""
+    caches, before = caches_of(step.shape), caches_of(step.shape)
+    output = np.full((len(step.tokens), step.shape.heads * step.shape.head_dim), 7, np.float32)
+    arguments = step.arguments(caches, len(step.tokens))
+    change(arguments)
+    assert call("attention", *arguments, output) != 0
+    assert (output == 7).all()
+    for cache, was in zip(caches, before):
+        assert bits(cache.keys) == bits(was.keys)
+        assert bits(cache.values) == bits(was.values)
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_tokens_that_lead_elsewhere(fault: str) -> None:
+    refused(Step.random(Shape(parts=2), [GOOD, BAD[fault]], seed=0))
+
+
+def test_caches_without_values() -> None:
+    refused(Step.random(Shape(parts=2), [GOOD], seed=0), lambda arguments: arguments.pop())
+
+
+def test_no_caches() -> None:
+    def remove(arguments: list[object]) -> None:
+        del arguments[12:]
+
+    refused(Step.random(Shape(parts=2), [GOOD], seed=0), remove)
+
+
+def test_tables_that_do_not_fit_the_head() -> None:
+    step = Step.random(Shape(parts=2), [GOOD], seed=0)
+    step.cosine, step.sine = step.cosine[:, :-1].copy(), step.sine[:, :-1].copy()
+    refused(step)
+
+
+def test_what_is_wrong_behind_the_used_tokens_does_no_harm() -> None:
+    step = Step.random(Shape(parts=2), [GOOD, BAD["user behind the last"]], seed=0)
+    y = step.only([0]).run(caches_of(step.shape), height=2)
+    assert np.isfinite(y[0]).all()
+    assert np.isnan(y[1]).all()

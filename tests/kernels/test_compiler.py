@@ -1,0 +1,57 @@
+"""The build: what it does without a compiler, with an old one, and with sources that are wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from glm_multiuser.kernels import compiler
+from glm_multiuser.kernels.compiler import BuildError, build
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler: c\+\+, g\+\+, clang\+\+ not found"):
+        build(tmp_path / "native.so")
+
+
+@needs_compiler
+def test_a_compiler_that_lacks_the_newest_instructions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old compiler"
+    real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
+    old.write_text(f'#!/bin/sh\ncase "$*" in *-mavx512*) exit 1;; esac\nexec {real} "$@"\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", shlex.quote(str(old)))
+    build(tmp_path / "native.so", ["-O0"])
+    library = ctypes.CDLL(str(tmp_path / "native.so"))
+    assert library.glm_force_level(b"plain") == 1
+    assert library.glm_force_level(b"avx512") == 0
+    assert library.glm_force_level(b"avx512bf16") == 0
+
+
+@needs_compiler
+def test_sources_that_are_wrong_leave_the_old_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "cpu"
+    shutil.copytree(compiler.SOURCES, sources)
+    (sources / "pool.cpp").write_text("#error this is wrong\n")
+    monkeypatch.setattr(compiler, "SOURCES", sources)
+    monkeypatch.setattr(compiler, "LEVEL_FLAGS", {"plain": []})
+    target = tmp_path / "native.so"
+    target.write_text("old")
+    with pytest.raises(BuildError, match="this is wrong"):
+        build(target, ["-O0"])
+    assert target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu", "native.so"]

@@ -1,0 +1,213 @@
+"""Products of rows with packed weights, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from glm_multiuser.kernels.packing import STORED, Packing
+from tests.kernels.calling import PROPERTY, bits, call, number, run
+from tests.kernels.memory import placed
+from tests.kernels.weights import EPSILON, SMALLEST_NORMAL, round_to_bfloat16, unpacked
+
+pytestmark = pytest.mark.usefixtures("level")
+
+FINISHES = ("linear", "linear_gelu", "linear_add")
+FACTOR = 1.7
+
+some_rows = st.one_of(st.integers(1, 30), st.integers(1, 512))
+some_inputs = st.one_of(st.sampled_from([1, 2, 3, 15, 16, 17, 31, 32, 64]), st.integers(1, 300))
+some_outputs = st.one_of(st.sampled_from([1, 15, 16, 17, 31, 32, 33]), st.integers(1, 200))
+some_seed = st.integers(0, 2**32 - 1)
+
+
+@dataclass
+class Product:
+    """One call, and everything that goes into it."""
+
+    finish: str
+    x: NDArray[np.float32]
+    packing: Packing
+    packed: NDArray[Any]
+    bias: NDArray[np.float32]
+    residual: NDArray[np.float32]
+
+    @staticmethod
+    def random(
+        finish: str, dtype: str, rows: int, inputs: int, outputs: int, seed: int = 0
+    ) -> Product:
+        generator = np.random.default_rng(seed)
+
+        def normal(*shape: int) -> NDArray[np.float32]:
+            return generator.standard_normal(shape).astype(np.float32)
+
+        packing = Packing(dtype, outputs, inputs)
+        packed = packing.pack(normal(outputs, inputs))
+        return Product(
+            finish, normal(rows, inputs), packing, packed, normal(outputs), normal(rows, outputs)
+        )
+
+    def arguments(self, x: NDArray[Any], residual: NDArray[Any], used: int) -> list[NDArray[Any]]:
+        arrays = [x, number(used), self.packed, self.bias]
+        if self.finish == "linear_add":
+            arrays += [residual, number(FACTOR, np.float32)]
+        return arrays
+
+    def run(self) -> NDArray[np.float32]:
+        inputs = self.arguments(self.x, self.residual, len(self.x))
+        return run(self.finish, *inputs, shape=self.residual.shape)
+
+    def rows(self, rows: Any) -> Product:
+        return Product(
+            self.finish, self.x[rows], self.packing, self.packed, self.bias, self.residual[rows]
+        )
+
+    def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What comes out of exact arithmetic, and how far off float32 may be."""
+        weight = unpacked(self.packing, self.packed)
+        exact = self.packing.dtype == "float32"
+        x = self.x.astype(np.float64) if exact else round_to_bfloat16(self.x)
+        y = x @ weight.T + self.bias
+        sizes = np.abs(x) @ np.abs(weight).T + np.abs(self.bias)
+        # Some processors take numbers below the smallest normal one for nothing.
+        nothing = SMALLEST_NORMAL * self.packing.inputs
+        error = 2 * EPSILON * (self.packing.inputs + 4) * sizes
+        error += nothing * (2 + np.abs(x).max() + np.abs(weight).max())
+        if self.finish == "linear_gelu":
+            return gelu(y), 1.2 * error + gelu_error(y)
+        if self.finish == "linear_add":
+            added = np.float64(np.float32(FACTOR)) * self.residual
+            return y + added, error + 4 * EPSILON * (np.abs(added) + np.abs(y))
+        return y, error
+
+
+def gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_error(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Its exponential is as wrong as the exponent is large, and never less than 2^-128 of `x`."""
+    exponent = np.minimum(2 * np.sqrt(2 / np.pi) * np.abs(x + 0.044715 * x**3), 90)
+    return np.abs(gelu(x)) * EPSILON * (16 + 8 * exponent) + np.abs(x) * 2.0**-126
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("finish", FINISHES)
+@given(rows=some_rows, inputs=some_inputs, outputs=some_outputs, seed=some_seed)
+@example(rows=1, inputs=1, outputs=1, seed=0)
+@example(rows=5, inputs=64, outputs=1000, seed=0)  # several panels to a piece
+@example(rows=512, inputs=9, outputs=33, seed=0)
+@PROPERTY
+def test_products(finish: str, dtype: str, rows: int, inputs: int, outputs: int, seed: int) -> None:
+    product = Product.random(finish, dtype, rows, inputs, outputs, seed)
+    expected, error = product.expected()
+    assert (np.abs(product.run() - expected) <= error).all()
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@given(
+    x=st.integers(-40, 30),
+    weight=st.integers(-40, 30),
+    finish=st.sampled_from(FINISHES),
+    seed=some_seed,
+)
+@PROPERTY
+def test_tiny_and_huge_numbers(dtype: str, x: int, weight: int, finish: str, seed: int) -> None:
+    weight = min(weight, 34 - x)  # what comes out has to be a number
+    product = Product.random(finish, dtype, 3, 20, 5, seed)
+    product.x = (product.x * np.float64(10.0**x)).astype(np.float32)
+    exact = unpacked(product.packing, product.packed) * 10.0**weight
+    product.packed = product.packing.pack(exact.astype(np.float32))
+    expected, error = product.expected()
+    assert (np.abs(product.run() - expected) <= error).all()
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@given(
+    rows=st.integers(1, 40),
+    used=st.integers(-1, 45),
+    outputs=some_outputs,
+    finish=st.sampled_from(FINISHES),
+)
+@PROPERTY
+def test_rows_behind_the_used_ones_are_not_read_and_not_written(
+    dtype: str, rows: int, used: int, outputs: int, finish: str
+) -> None:
+    product = Product.random(finish, dtype, rows, 10, outputs)
+    there = min(max(used, 0), rows)
+    # There is memory for the used rows only.
+    x = placed(product.x[:there], product.x.shape)
+    residual = placed(product.residual[:there], product.residual.shape)
+    output = np.full((rows, outputs), np.nan, np.float32)
+    assert call(finish, *product.arguments(x, residual, used), output) == 0
+    assert np.isnan(output[there:]).all()
+    assert bits(output[:there]) == bits(product.run()[:there])
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("finish", FINISHES)
+@given(rows=st.integers(2, 60), inputs=some_inputs, outputs=some_outputs, data=st.data())
+@PROPERTY
+def test_bits_of_a_row_do_not_depend_on_the_others(
+    finish: str, dtype: str, rows: int, inputs: int, outputs: int, data: st.DataObject
+) -> None:
+    product = Product.random(finish, dtype, rows, inputs, outputs)
+    row = data.draw(st.integers(0, rows - 1), "row")
+    alone = product.rows([row]).run()
+    assert bits(product.run()[row]) == bits(alone)
+    bad = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, 3e38]), "what the others hold")
+    others = np.arange(rows) != row
+    product.x[others], product.residual[others] = bad, bad
+    with_bad = product.run()
+    assert bits(with_bad[row]) == bits(alone)
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [1, 4, 13])
+def test_what_is_not_finite_spoils_its_whole_row(dtype: str, bad: float, rows: int) -> None:
+    product = Product.random("linear", dtype, rows, 21, 40)
+    product.x[0, 7] = bad
+    y = product.run()
+    assert not np.isfinite(y[0]).any()
+    assert np.isfinite(y[1:]).all()
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("offset", [0, 4, 12, 60])
+def test_memory_may_lie_anywhere(dtype: str, offset: int) -> None:
+    product = Product.random("linear_add", dtype, 13, 45, 70)
+    expected = product.run()
+
+    def shifted(array: NDArray[Any]) -> NDArray[Any]:
+        memory = np.zeros(array.nbytes + 128, np.uint8)
+        begin = -memory.ctypes.data % 64 + offset
+        copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        return copy
+
+    arrays = product.arguments(product.x, product.residual, 13)
+    output = shifted(np.zeros((13, 70), np.float32))
+    assert call("linear_add", *[shifted(array) for array in arrays], output) == 0
+    assert bits(output) == bits(expected)
+
+
+@pytest.mark.parametrize("finish", FINISHES)
+@pytest.mark.parametrize("fault", ["type of weights", "one panel too few", "one panel too many"])
+def test_refusals(finish: str, fault: str) -> None:
+    product = Product.random(finish, "float32", 3, 8, 40)
+    if fault == "type of weights":
+        product.packed = product.packed.astype(np.float16)
+    elif fault == "one panel too few":
+        product.packed = product.packed[:-1]
+    else:
+        product.packed = np.concatenate([product.packed, product.packed])
+    output = np.full((3, 40), 7, np.float32)
+    assert call(finish, *product.arguments(product.x, product.residual, 3), output) != 0
+    assert (output == 7).all()

@@ -1,0 +1,80 @@
+"""The threads of the kernels: however many, and whoever calls, the bits are the same."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.kernels.attention_step import Shape, Step, Token, random_cache
+from tests.kernels.calling import bits
+from tests.kernels.test_linear import Product
+
+COUNTS = [1, 2, 5]
+
+
+def products() -> list[Product]:
+    return [
+        Product.random("linear_add", dtype, rows, 64, 700, seed=rows)
+        for dtype in ("float32", "bfloat16", "int8")
+        for rows in (1, 13, 200)
+    ]
+
+
+def attend(seed: int) -> bytes:
+    """A prompt and two users that decode, over caches of their own."""
+    shape = Shape(head_dim=64)
+    tokens = [Token(0, position, position + 1, (position % 50,)) for position in range(70)]
+    tokens += [Token(user, 100, 101, (1,)) for user in (1, 2)]
+    caches = [random_cache(shape, 101, filled, seed) for filled in (0, 100, 100)]
+    y = Step.random(shape, tokens, seed).run(caches)
+    return bits(y) + bits(caches[0].keys)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(best_level: ctypes.CDLL) -> None:
+    answers = []
+    for count in (*COUNTS, 1):
+        best_level.glm_set_threads(count)
+        assert best_level.glm_threads() == count
+        answers.append([attend(0), *[bits(product.run()) for product in products()]])
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_fewer_than_one_thread_is_one(best_level: ctypes.CDLL) -> None:
+    best_level.glm_set_threads(0)
+    assert best_level.glm_threads() == 1
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_callers_on_several_threads(best_level: ctypes.CDLL, count: int) -> None:
+    best_level.glm_set_threads(1)
+    expected = [(attend(seed), bits(products()[seed].run())) for seed in range(4)]
+    best_level.glm_set_threads(count)
+
+    def ask(seed: int) -> bool:
+        product = products()[seed]
+        return all((attend(seed), bits(product.run())) == expected[seed] for _ in range(15))
+
+    with ThreadPoolExecutor(4) as callers:
+        assert all(callers.map(ask, range(4)))
+
+
+def test_threads_may_change_while_others_compute(best_level: ctypes.CDLL) -> None:
+    expected = attend(0)
+    with ThreadPoolExecutor(2) as callers:
+        answers = [callers.submit(attend, 0) for _ in range(40)]
+        for answer in answers:
+            for count in COUNTS:
+                best_level.glm_set_threads(count)
+            assert answer.result() == expected
+
+
+@pytest.mark.parametrize("patience", [0, 50, 2000])
+def test_patience_does_not_change_answers(best_level: ctypes.CDLL, patience: int) -> None:
+    expected = attend(0)
+    best_level.glm_set_patience(patience)
+    try:
+        assert all(attend(0) == expected for _ in range(20))
+    finally:
+        best_level.glm_set_patience(50)

@@ -1,0 +1,203 @@
+"""Everything that happens to one row at a time: embedding, norms, SwiGLU, the next token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from glm_multiuser.kernels.packing import STORED, Packing
+from tests.kernels.calling import PROPERTY, bits, call, number, run
+from tests.kernels.memory import placed
+from tests.kernels.weights import EPSILON, unpacked
+
+pytestmark = pytest.mark.usefixtures("level")
+
+some_rows = st.one_of(st.integers(1, 5), st.integers(1, 300))
+some_size = st.one_of(st.sampled_from([1, 3, 4, 7, 8, 15, 16, 17, 128]), st.integers(1, 600))
+some_seed = st.integers(0, 2**32 - 1)
+
+
+def normal(generator: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    return generator.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@given(st.integers(1, 100), some_size, some_rows, some_seed)
+@PROPERTY
+def test_embedding(dtype: str, vocabulary: int, width: int, rows: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    packing = Packing(dtype, vocabulary, width)
+    packed = packing.pack(normal(generator, vocabulary, width))
+    ids = generator.integers(0, vocabulary, rows).astype(np.int32)
+    sizes = np.array([vocabulary, width], np.int32)
+    y = run("embedding", ids, number(rows), packed, sizes, shape=(rows, width))
+    assert np.array_equal(y, unpacked(packing, packed).astype(np.float32)[ids])
+
+
+@pytest.mark.parametrize("wrong", [-1, 40, 41, 2**31 - 1, -(2**31)])
+def test_embedding_refuses_ids_that_are_none(wrong: int) -> None:
+    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32))
+    ids, sizes = np.array([3, wrong, 39], np.int32), np.array([40, 8], np.int32)
+    output = np.full((3, 8), 7, np.float32)
+    assert call("embedding", ids, number(3), packed, sizes, output) != 0
+    assert (output == 7).all()
+    assert call("embedding", ids, number(1), packed, sizes, output) == 0, "it is behind the used"
+    assert (output[0] == 1).all()
+    assert (output[1:] == 7).all()
+
+
+def test_embedding_refuses_other_types_of_weights() -> None:
+    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32)).astype(np.float16)
+    ids, sizes = np.zeros(1, np.int32), np.array([40, 8], np.int32)
+    output = np.full((1, 8), 7, np.float32)
+    assert call("embedding", ids, number(1), packed, sizes, output) != 0
+    assert (output == 7).all()
+
+
+some_scale = st.integers(-18, 15).map(lambda exponent: np.float64(10.0**exponent))
+some_middle = st.sampled_from([0.0, 1.0, -30.0])
+
+
+@given(some_rows, some_size, some_seed, some_scale, some_middle)
+@PROPERTY
+def test_layer_norm(rows: int, size: int, seed: int, scale: np.float64, middle: float) -> None:
+    generator = np.random.default_rng(seed)
+    x = ((normal(generator, rows, size) + middle) * scale).astype(np.float32)
+    gamma, beta, epsilon = normal(generator, size), normal(generator, size), np.float32(1e-5)
+    y = run("layer_norm", x, number(rows), gamma, beta, number(epsilon, np.float32), shape=x.shape)
+    exact = x.astype(np.float64)
+    difference = exact - exact.mean(axis=1, keepdims=True)
+    factor = 1 / np.sqrt((difference**2).mean(axis=1, keepdims=True) + epsilon)
+    expected = difference * factor * gamma + beta
+    off = EPSILON * (size + 16) * np.abs(exact).max(axis=1, keepdims=True) * factor + 8 * EPSILON
+    error = (1 + np.abs(difference * factor)) ** 2 * np.abs(gamma) * 4 * off
+    assert (np.abs(y - expected) <= error + 4 * EPSILON * np.abs(beta)).all()
+
+
+@given(some_rows, some_size, some_seed, some_scale)
+@PROPERTY
+def test_rms_norm(rows: int, size: int, seed: int, scale: np.float64) -> None:
+    generator = np.random.default_rng(seed)
+    x = (normal(generator, rows, size) * scale).astype(np.float32)
+    weight, epsilon = normal(generator, size), np.float32(1e-6)
+    y = run("rms_norm", x, number(rows), weight, number(epsilon, np.float32), shape=x.shape)
+    exact = x.astype(np.float64)
+    expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + epsilon) * weight
+    assert (np.abs(y - expected) <= EPSILON * (size + 16) * np.abs(expected) + 1e-37).all()
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@given(some_rows, some_size, some_seed, st.integers(-40, 18))
+@PROPERTY
+def test_swiglu(halves: bool, rows: int, size: int, seed: int, exponent: int) -> None:
+    generator = np.random.default_rng(seed)
+    both = (normal(generator, rows, 2 * size) * np.float64(10.0**exponent)).astype(np.float32)
+    gate, up = both[:, :size], both[:, size:]
+    inputs = (both, both) if halves else (gate, up)
+    y = run("swiglu", *inputs, number(rows), shape=(rows, size))
+    exact = gate.astype(np.float64)
+    expected = exact / (1 + np.exp(-np.clip(exact, -700, 700))) * up
+    # The exponential is as wrong as the exponent is large, and never less than 2^-128.
+    relative = EPSILON * (16 + 4 * np.minimum(np.abs(exact), 90))
+    error = np.abs(expected) * relative + np.abs(exact * up) * 2.0**-126 + 2.0**-149
+    assert (np.abs(y - expected) <= error).all()
+
+
+@given(st.integers(1, 600), st.integers(1, 20), some_seed, st.data())
+@PROPERTY
+def test_next_token_is_the_first_of_the_best(
+    vocabulary: int, rows: int, seed: int, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(seed)
+    different = data.draw(st.sampled_from([1, 2, 5, 1000]), "different logits")
+    logits = generator.integers(-different, different, (rows, vocabulary)).astype(np.float32)
+    logits[:, 1:][generator.random((rows, vocabulary - 1)) < 0.3] = -np.inf
+    best, finite = next_token(normal(generator, rows, 9), logits)
+    assert best.tolist() == logits.argmax(axis=1).tolist()
+    assert (finite == 0).all()
+
+
+@given(st.integers(1, 70), st.data())
+@PROPERTY
+def test_next_token_tells_what_is_not_finite(width: int, data: st.DataObject) -> None:
+    hidden, logits = np.ones((3, width), np.float32), np.zeros((3, 40), np.float32)
+    bad = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    hidden[1, data.draw(st.integers(0, width - 1))] = bad
+    _, finite = next_token(hidden, logits)
+    assert np.isnan(finite).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf])
+def test_next_token_tells_that_the_best_logit_is_not_finite(logit: float) -> None:
+    logits = np.full((3, 40), 1, np.float32)
+    logits[1] = logit
+    best, finite = next_token(np.ones((3, 9), np.float32), logits)
+    assert best.tolist() == [0, 0, 0]
+    assert np.isnan(finite).tolist() == [False, True, False]
+
+
+def next_token(hidden: Any, logits: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    rows = len(hidden)
+    best, finite = placed(np.full(rows, -1, np.int32)), placed(np.full(rows, 7, np.float32))
+    inputs = placed(hidden), placed(logits), number(rows)
+    assert call("next_token", *inputs, best, finite) == 0
+    return best, finite
+
+
+ONES, EPSILONS = np.ones(20, np.float32), number(1e-5, np.float32)
+
+INPUTS: dict[str, Any] = {
+    "layer_norm": lambda x, used: (x, used, ONES, ONES, EPSILONS),
+    "rms_norm": lambda x, used: (x, used, ONES, EPSILONS),
+    "swiglu": lambda x, used: (x, x, used),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@given(st.integers(1, 900), st.integers(-3, 1000), some_seed)
+@PROPERTY
+def test_only_used_rows_are_read_and_written(name: str, rows: int, used: int, seed: int) -> None:
+    x = normal(np.random.default_rng(seed), rows, 20)
+    there = min(max(used, 0), rows)
+    output = np.full((rows, 20), np.nan, np.float32)
+    inputs = INPUTS[name](placed(x[:there], x.shape), number(used))
+    assert call(name, *inputs, output) == 0
+    assert np.isnan(output[there:]).all()
+    for row in {0, there // 2, there - 1} if there else ():
+        alone = run(name, *INPUTS[name](x[row : row + 1], number(1)), shape=(1, 20))
+        assert bits(output[row]) == bits(alone)
+
+
+def test_next_token_reads_and_writes_used_rows_only() -> None:
+    hidden = placed(np.ones((2, 9), np.float32), (5, 9))
+    logits = placed(np.ones((2, 40), np.float32), (5, 40))
+    best, finite = np.full(5, -1, np.int32), np.full(5, 7, np.float32)
+    assert call("next_token", hidden, logits, number(2), best, finite) == 0
+    assert best.tolist() == [0, 0, -1, -1, -1]
+    assert finite.tolist() == [0, 0, 7, 7, 7]
+
+
+def test_embedding_reads_and_writes_used_rows_only() -> None:
+    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32))
+    ids, sizes = placed(np.zeros(2, np.int32), (5,)), np.array([40, 8], np.int32)
+    output = np.full((5, 8), 7, np.float32)
+    assert call("embedding", ids, number(2), packed, sizes, output) == 0
+    assert output[:, 0].tolist() == [1, 1, 7, 7, 7]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_is_not_finite_stays_in_its_row(name: str, bad: float) -> None:
+    x = normal(np.random.default_rng(0), 9, 20)
+    expected = run(name, *INPUTS[name](x, number(9)), shape=(9, 20))
+    x[4, 7] = bad
+    y = run(name, *INPUTS[name](x, number(9)), shape=(9, 20))
+    others = np.arange(9) != 4
+    assert bits(y[others]) == bits(expected[others])
+    if not np.isfinite(bad):
+        assert not np.isfinite(y[4]).all()

@@ -1,0 +1,60 @@
+"""The other tests of operators, with a library that AddressSanitizer and UBSan watch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glm_multiuser.kernels.compiler import BuildError, build
+
+HERE = Path(__file__).parent
+FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+FLAGS += ["-g", "-O1", "-D_GLIBCXX_SANITIZE_VECTOR"]
+WATCHED = ("linear", "rows", "attention", "attention_refusals", "pool", "levels")
+EXAMPLES = 5
+
+
+def runtime(name: str) -> str:
+    """A library that has to be there before Python's own."""
+    command = ["gcc", f"-print-file-name={name}"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        pytest.skip("there is no gcc")
+    if not Path(found).is_absolute():
+        pytest.skip(f"gcc has no {name}")
+    return found
+
+
+@pytest.mark.slow
+def test_operators_stay_within_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preload = [runtime("libasan.so"), runtime("libstdc++.so.6")]
+    monkeypatch.setenv("CXX", "g++")
+    try:
+        build(tmp_path / "watched.so", FLAGS)
+    except BuildError as error:
+        if "no C++ compiler" in str(error):
+            pytest.skip(str(error))
+        raise
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(preload),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaves much to the end of the process
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "GLM_MULTIUSER_TEST_LIBRARY": str(tmp_path / "watched.so"),
+        "GLM_MULTIUSER_TEST_EXAMPLES": str(EXAMPLES),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--capture=no", "-p", "no:cacheprovider"]
+    command += ["-p", "no:cov", f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}"]
+    command += [str(HERE / f"test_{name}.py") for name in WATCHED]
+    result = subprocess.run(
+        command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-6000:]
+    assert " passed" in result.stdout
