@@ -1,0 +1,159 @@
+"""Makes the environments of the peers: PyTorch's, and llama.cpp built from its sources.
+
+    python benchmarks/peers/prepare.py
+
+compare.py does the same at its first run. Everything goes to `.environments` beside this file; to
+start over, remove that folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from glm_multiuser.cli import screen
+from glm_multiuser.errors import GLMMultiUserError
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENTS = HERE / ".environments"
+LLAMA = ENVIRONMENTS / "llama_cpp"
+LLAMA_CPP_PYTHON = "0.3.36"
+SOURCE = LLAMA / f"llama_cpp_python-{LLAMA_CPP_PYTHON}" / "vendor" / "llama.cpp"
+BUILD = LLAMA / f"build-{LLAMA_CPP_PYTHON}"
+BATCHED_BENCH = BUILD / "bin" / "llama-batched-bench"
+
+CMAKE_OPTIONS = (
+    "CMAKE_BUILD_TYPE=Release",
+    "GGML_NATIVE=ON",
+    "BUILD_SHARED_LIBS=OFF",
+    "LLAMA_OPENSSL=OFF",
+    "LLAMA_BUILD_TESTS=OFF",
+    "LLAMA_BUILD_EXAMPLES=OFF",
+    "LLAMA_BUILD_SERVER=OFF",
+    "LLAMA_BUILD_APP=OFF",
+)
+
+
+def python_of(name: str) -> Path:
+    """The Python of a peer's environment, which is made if it is not there.
+
+    Raises:
+        GLMMultiUserError: it cannot be installed.
+    """
+    requirements = (HERE / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    folder = ENVIRONMENTS / f"{name}-python"
+    # Written last: an environment without it, or with other pins, is made anew.
+    finished = folder / "installed.txt"
+    if not finished.exists() or finished.read_text(encoding="utf-8") != requirements:
+        screen.notice(f"{name}: creating its environment and installing (minutes) ...")
+        ENVIRONMENTS.mkdir(exist_ok=True)
+        run([sys.executable, "-m", "venv", "--clear", str(folder)], f"{name}-install")
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install"]
+        run([*pip, "-r", str(HERE / "requirements" / f"{name}.txt")], f"{name}-install")
+        finished.write_text(requirements, encoding="utf-8")
+    return folder / "bin" / "python"
+
+
+def batched_bench() -> Path:
+    """llama.cpp's own benchmark of a batch, built for this CPU if it is not there.
+
+    Raises:
+        GLMMultiUserError: no compiler, no sources, or they do not build.
+    """
+    if BATCHED_BENCH.exists():
+        return BATCHED_BENCH
+    if compiler() is None:
+        raise GLMMultiUserError("llama.cpp needs a C++ compiler (g++ or clang++) to be built")
+    python = python_of("llama_cpp")
+    if not SOURCE.exists():
+        screen.notice("llama.cpp: downloading the sources ...")
+        LLAMA.mkdir(exist_ok=True)
+        words = ["download", "--no-deps", "--no-binary", "llama-cpp-python"]
+        wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
+        pip = [str(python), "-m", "pip"]
+        run([*pip, *words, "-d", str(LLAMA), wanted], "llama_cpp-download")
+        with tarfile.open(LLAMA / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz") as archive:
+            archive.extractall(LLAMA)
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        run([str(python), "-m", "pip", "install", "cmake==3.31.10"], "llama_cpp-cmake")
+        cmake = str(python.with_name("cmake"))
+    screen.notice("llama.cpp: building (ten minutes or more on two cores) ...")
+    options = [f"-D{option}" for option in CMAKE_OPTIONS]
+    run([cmake, "-S", str(SOURCE), "-B", str(BUILD), *options], "llama_cpp-configure")
+    build = [cmake, "--build", str(BUILD), "--target", BATCHED_BENCH.name]
+    run([*nice(), *build, "-j", str(os.cpu_count() or 1)], "llama_cpp-build")
+    return BATCHED_BENCH
+
+
+def gguf(shape: Mapping[str, int], kind: str) -> Path:
+    """A model with random weights for llama.cpp, written if it is not there.
+
+    Raises:
+        GLMMultiUserError: it cannot be written.
+    """
+    batched_bench()  # brings the sources that the file is written with
+    text = json.dumps(dict(shape), sort_keys=True)
+    folder = LLAMA / "models"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}-{kind}.gguf"
+    if not path.exists():
+        screen.notice(f"llama.cpp: writing random weights in {kind} ...")
+        unfinished = path.with_suffix(".part")
+        command = [str(python_of("llama_cpp")), str(HERE / "make_gguf.py")]
+        run(
+            [*command, text, kind, str(unfinished)],
+            "llama_cpp-model",
+            {"PYTHONPATH": str(SOURCE / "gguf-py")},
+        )
+        unfinished.rename(path)
+    return path
+
+
+def compiler() -> str | None:
+    """The C++ compiler that this machine has."""
+    names = (os.environ.get("CXX"), "g++", "c++", "clang++")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def nice() -> list[str]:
+    """Lets others go first while something is built."""
+    return ["nice", "-n", "10"] if shutil.which("nice") else []
+
+
+def run(command: Sequence[str], log: str, variables: Mapping[str, str] | None = None) -> None:
+    """Runs a command with its output in a file, which an error names.
+
+    Raises:
+        GLMMultiUserError: it fails.
+    """
+    path = ENVIRONMENTS / f"{log}.log"
+    with path.open("w", encoding="utf-8") as file:
+        ended = subprocess.run(
+            command, stdout=file, stderr=file, env={**os.environ, **(variables or {})}
+        )
+    if ended.returncode:
+        raise GLMMultiUserError(f"{log} failed; its output is in {path.relative_to(HERE)}")
+
+
+def main() -> int:
+    """The exit code."""
+    failed = False
+    for make in (lambda: python_of("torch"), batched_bench):
+        try:
+            make()
+        except GLMMultiUserError as error:
+            screen.print_error(error)
+            failed = True
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What compare.py shows: medians of its measurements as tables, and ratios of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Optional
+
+from roofline import Roofline, most_tokens
+from variants import PAIRS, VARIANTS
+
+Run = dict[str, Any]
+"""`variant`, `context`, `users`, `rounds` (decode tok/s, None where a round failed), `reason`."""
+
+
+def middle(run: Run) -> Optional[float]:
+    """Its median decode tok/s; None when no round succeeded."""
+    rates = [rate for rate in run["rounds"] if rate is not None]
+    return median(rates) if rates else None
+
+
+def ratio(run: Run, other: Run) -> Optional[float]:
+    """The median of what each round of one is to the same round of the other."""
+    pairs = [pair for pair in zip(run["rounds"], other["rounds"]) if None not in pair]
+    return median(mine / theirs for mine, theirs in pairs) if pairs else None
+
+
+def summary(
+    runs: Sequence[Run], roofline: Optional[Roofline], shape: Mapping[str, int], new_tokens: int
+) -> list[Run]:
+    """The runs with their medians, and what share of the roofline these are."""
+    found = []
+    for run in runs:
+        variant, rate = VARIANTS[run["variant"]], middle(run)
+        positions = run["context"] + new_tokens / 2
+        best = most_tokens(
+            roofline, shape, run["users"], positions, variant.weights, variant.cache_bytes
+        )
+        figures = {
+            "decode_tok_s": None if rate is None else round(rate, 2),
+            "roofline_tok_s": None if best is None else round(best, 2),
+            "share_of_roofline": None if None in (rate, best) else round(rate / best, 4),
+        }
+        found.append({**run, **figures})
+    return found
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first column is text, the others are numbers."""
+    rules = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rules, *rows))
+
+
+def cell(run: Optional[Run]) -> str:
+    """A rate, with its share of the roofline in brackets."""
+    if run is None or run["decode_tok_s"] is None:
+        return "-"
+    share = run["share_of_roofline"]
+    return f"{run['decode_tok_s']:.1f}" + ("" if share is None else f" ({share:.0%})")
+
+
+def find(runs: Sequence[Run], variant: str, context: int, users: int) -> Optional[Run]:
+    wanted = (variant, context, users)
+    return next((run for run in runs if key(run) == wanted), None)
+
+
+def key(run: Run) -> tuple[str, int, int]:
+    return run["variant"], run["context"], run["users"]
+
+
+def rate_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> str:
+    """Decode tok/s of every variant that gave any in this context."""
+    rows = []
+    for name, variant in VARIANTS.items():
+        cells = [cell(find(runs, name, context, users)) for users in numbers]
+        if set(cells) != {"-"}:
+            rows.append([variant.label, *cells])
+    head = [f"decode tok/s (of the roofline), context {context}", *users_heads(numbers)]
+    return markdown(head, rows)
+
+
+def pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
+    """Median ratios of those pairs of which both were measured; None if there are none."""
+    rows = []
+    for name, other in PAIRS:
+        cells = []
+        for users in numbers:
+            both = (find(runs, name, context, users), find(runs, other, context, users))
+            found = None if None in both else ratio(*both)  # type: ignore[arg-type]
+            cells.append("-" if found is None else f"{found:.2f}")
+        if set(cells) != {"-"}:
+            rows.append([f"{VARIANTS[name].label} ÷ {VARIANTS[other].label}", *cells])
+    head = [f"median ratio of the rounds, context {context}", *users_heads(numbers)]
+    return markdown(head, rows) if rows else None
+
+
+def users_heads(numbers: Sequence[int]) -> list[str]:
+    return ["1 user" if users == 1 else f"{users} users" for users in numbers]
+
+
+def left_out(runs: Sequence[Run]) -> list[str]:
+    """One line for each reason why something is missing, and for whom."""
+    missing: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        if run["reason"]:
+            what = f"{run['users']} at {run['context']}"
+            missing.setdefault((run["variant"], run["reason"]), []).append(what)
+    return [
+        f"left out: {VARIANTS[variant].label} (users at context: {', '.join(what)}): {reason}"
+        for (variant, reason), what in missing.items()
+    ]

@@ -1,0 +1,76 @@
+"""The roofline: what this machine could do at most, and so how fast a decode step can be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+Roofline = Mapping[str, Any]
+"""`read_gb_s`, and `gflops` by the kind of number."""
+
+
+def measure_roofline(compiler: str, folder: Path) -> Roofline:
+    """Compiles roofline.cpp for this CPU, and runs it.
+
+    Raises:
+        RuntimeError: it does not compile or run.
+    """
+    source, program = Path(__file__).with_suffix(".cpp"), folder / "roofline"
+    flags = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-std=c++17"]
+    try:
+        subprocess.run(
+            [compiler, *flags, str(source), "-o", str(program)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        ended = subprocess.run([str(program)], check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError((error.stderr.strip().splitlines() or [str(error)])[0]) from None
+    return dict(json.loads(ended.stdout))
+
+
+def weight_count(shape: Mapping[str, int]) -> int:
+    """Numbers in the matrices that a decode step reads: the layers' and the output layer's. Of the
+    embedding it reads one row per user."""
+    hidden, inner = shape["hidden_size"], shape["inner_hidden_size"]
+    layer = 4 * hidden * hidden + 2 * hidden * inner
+    return shape["num_layers"] * layer + shape["vocab_size"] * hidden
+
+
+def step_seconds(
+    roofline: Roofline,
+    shape: Mapping[str, int],
+    users: int,
+    positions: float,
+    weights: str,
+    cache_bytes: int,
+) -> float:
+    """The least that a decode step can take: reading the weights once and everybody's keys and
+    values, or computing, whichever is longer."""
+    cached = 2 * shape["num_layers"] * shape["hidden_size"] * positions
+    read = weight_count(shape) * WEIGHT_BYTES[weights] + users * cached * cache_bytes
+    # A query with every key, and every value with its weight: a product and a sum each.
+    operations = 2 * users * (weight_count(shape) + cached)
+    peaks = roofline["gflops"]
+    peak = peaks.get(weights, peaks["float32"])
+    return max(read / roofline["read_gb_s"], operations / peak) / 1e9
+
+
+def most_tokens(
+    roofline: Optional[Roofline],
+    shape: Mapping[str, int],
+    users: int,
+    positions: float,
+    weights: str,
+    cache_bytes: int,
+) -> Optional[float]:
+    """tok/s of all users at the roofline; None where it was not measured."""
+    if roofline is None:
+        return None
+    return users / step_seconds(roofline, shape, users, positions, weights, cache_bytes)
