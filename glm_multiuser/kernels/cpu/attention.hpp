@@ -16,12 +16,14 @@ constexpr int TOGETHER = 4;  // rows that share what is read of keys and values
 constexpr int TILE_VECTORS = TILE / WIDTH;
 constexpr int VALUE_VECTORS = WIDTH == 16 ? 4 : 2;
 
-// Scores of R queries with one tile of keys, of which the first `count` exist.
+// Scores of R queries with one tile of keys, of which the first `count` exist. Meanwhile the values
+// of the same positions come in: they are as many bytes, and wanted next.
 template <int R>
-inline void tile_scores(const float* const* query, const float* tile, int count, int64_t head_dim,
-                        float* scores) {
+inline void tile_scores(const float* const* query, const float* tile, const float* values,
+                        int count, int64_t head_dim, float* scores) {
   vec sums[R][TILE_VECTORS] = {};
   for (int64_t i = 0; i < head_dim; ++i) {
+    __builtin_prefetch(values + i * TILE, 0, 3);
     vec key[TILE_VECTORS];
     if (count == TILE) {
       for (int v = 0; v < TILE_VECTORS; ++v) key[v] = load(tile + i * TILE + v * WIDTH);
@@ -120,7 +122,8 @@ void block_of_positions(const Attention& a, const State& state, int row, int64_t
   for (int first = 0; first < most; first += TILE) {
     const float* tile = a.keys + (begin + first) * a.head_dim;
     const int count = most - first < TILE ? most - first : TILE;
-    tile_scores<R>(a.rows + row, tile, count, a.head_dim, scores + first);
+    const float* values = a.values + (begin + first) * a.head_dim;
+    tile_scores<R>(a.rows + row, tile, values, count, a.head_dim, scores + first);
   }
   float factors[R];
   float* contexts[R];

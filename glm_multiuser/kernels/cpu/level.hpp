@@ -54,6 +54,10 @@ struct Level {
                      int64_t size, float* y);
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t size, float* y);
   void (*swiglu)(const float* gate, const float* up, int64_t size, float* y);
+  // Rotary embedding of the numbers `first` to `first` + `count` of a head x:
+  // y[i] = (x[first + i] * cosine[i] + x[partner[first + i]] * sine[i]) * factor
+  void (*turn)(const float* x, const int32_t* partner, const float* cosine, const float* sine,
+               int64_t first, int64_t count, float factor, float* y);
   // -> the first of the largest numbers
   int64_t (*argmax)(const float* x, int64_t size);
   bool (*all_finite)(const float* x, int64_t size);

@@ -12,7 +12,7 @@
 namespace glm {
 
 extern const Level TABLE(LEVEL);
-const Level TABLE(LEVEL) = {NAME(LEVEL), row_bytes, lay_row, linear, attend,
-                            layer_norm,  rms_norm,      swiglu,    argmax, all_finite};
+const Level TABLE(LEVEL) = {NAME(LEVEL), row_bytes, lay_row, linear, attend, layer_norm,
+                            rms_norm,    swiglu,    turn,    argmax, all_finite};
 
 }  // namespace glm

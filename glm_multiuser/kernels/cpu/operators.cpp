@@ -299,22 +299,22 @@ OPERATOR(attention) {
 
   // All keys and values are in place before anybody looks at them.
   share_rows(tokens, 2 * width, [&](int64_t t) {
-    // Turns head by head from x to y, whose numbers are `step` apart.
-    const auto turn = [&](const float* x, float* y, int64_t step, float factor) {
+    const auto turn = [&](const float* x, float* y, float factor) {
       for (int64_t p = 0; p < parts; ++p) {
         const int64_t row = angles[p * angles_stride + t] * part;
-        for (int64_t i = 0; i < part; ++i) {
-          const int64_t at = p * part + i;
-          y[at * step] = (x[at] * cosine[row + i] + x[partner[at]] * sine[row + i]) * factor;
-        }
+        glm::level().turn(x, partner, cosine + row, sine + row, p * part, part, factor,
+                          y + p * part);
       }
     };
+    static thread_local std::vector<float> key;
+    key.resize(head_dim);
     for (int64_t head = 0; head < heads; ++head)
-      turn(row_of(0, t) + head * head_dim, out + t * width + head * head_dim, 1, scale);
+      turn(row_of(0, t) + head * head_dim, out + t * width + head * head_dim, scale);
     const int64_t tile = writes[t] / glm::TILE, lane = writes[t] % glm::TILE;
     for (int64_t head = 0; head < kv_heads; ++head) {
       float* keys = keys_of(users[t], head) + tile * head_dim * glm::TILE + lane;
-      turn(row_of(1, t) + head * head_dim, keys, glm::TILE, 1.0f);
+      turn(row_of(1, t) + head * head_dim, key.data(), 1.0f);
+      for (int64_t i = 0; i < head_dim; ++i) keys[i * glm::TILE] = key[i];
       std::memcpy(values_of(users[t], head) + writes[t] * head_dim,
                   row_of(2, t) + head * head_dim, sizeof(float) * head_dim);
     }

@@ -60,6 +60,12 @@ void swiglu(const float* gate, const float* up, int64_t size, float* y) {
   });
 }
 
+void turn(const float* x, const int32_t* partner, const float* cosine, const float* sine,
+          int64_t first, int64_t count, float factor, float* y) {
+  for (int64_t i = 0; i < count; ++i)
+    y[i] = (x[first + i] * cosine[i] + x[partner[first + i]] * sine[i]) * factor;
+}
+
 int64_t argmax(const float* x, int64_t size) {
   float best = x[0];
   int64_t place = 0;

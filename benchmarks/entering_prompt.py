@@ -1,0 +1,103 @@
+"""How long users who decode wait for each other while another one brings a long prompt.
+
+    python benchmarks/entering_prompt.py --weight-dtype bfloat16
+
+Seven users decode; an eighth asks with a prompt of its own. What counts are the gaps between the
+tokens of the seven, before it came and until its first token, in rounds of which the first is
+thrown away. The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from statistics import median
+
+import numpy as np
+
+from glm_multiuser import Handle, ModelConfig, MultiUserLLM, SamplingParams
+from glm_multiuser.cli import screen
+from glm_multiuser.cli.bench import random_shape
+from glm_multiuser.cli.bench_report import print_conditions
+from glm_multiuser.cli.conditions import machine
+
+DECODING, CONTEXT, BEFORE, TIMEOUT = 7, 128, 40, 600.0
+"""Users, tokens of their prompts, tokens that each has got when the eighth comes, seconds."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--weight-dtype", default=None)
+    parser.add_argument("--prefill-chunk", type=int, default=None)
+    parser.add_argument("--prompt-tokens", type=int, default=200)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    shape = random_shape(hidden=1024, layers=12, inner=4096, heads=16, vocab=16384)
+    print_conditions(screen.wide_output(120), {**machine(), **shape, **vars(options)})
+    with MultiUserLLM.from_config(
+        ModelConfig(**shape),
+        users=DECODING + 1,
+        seq_length=1024,
+        kernels=options.kernels,
+        weight_dtype=options.weight_dtype,
+        prefill_chunk=options.prefill_chunk,
+    ) as llm:
+        rounds = [one_round(llm, options.prompt_tokens) for _ in range(options.repeat + 1)][1:]
+    for found in rounds:
+        screen.notice(
+            f"step {found['plain_ms']:.1f} ms, worst gap {found['worst_ms']:.1f} ms "
+            f"({found['ratio']:.2f} steps), first token after {found['ttft_ms']:.0f} ms"
+        )
+    ratio = median(found["ratio"] for found in rounds)
+    print(f"worst gap while a prompt of {options.prompt_tokens} tokens enters: {ratio:.2f} steps")
+    print(json.dumps({"conditions": machine(), "options": vars(options), "rounds": rounds}))
+
+
+def one_round(llm: MultiUserLLM, prompt_tokens: int) -> dict[str, float]:
+    """Times in milliseconds, and the worst gap in plain steps."""
+    random = np.random.default_rng()
+    endless = SamplingParams(temperature=0.0, ignore_eos=True)
+    times: list[list[float]] = [[] for _ in range(DECODING)]
+    ready = threading.Barrier(DECODING + 1)
+
+    def read(handle: Handle, seen: list[float]) -> None:
+        for _ in handle:
+            seen.append(time.perf_counter())
+            if len(seen) == BEFORE:
+                ready.wait(TIMEOUT)
+
+    handles = [
+        llm.submit(random.integers(10, 16000, CONTEXT).tolist(), endless, user=f"user {number}")
+        for number in range(DECODING)
+    ]
+    threads = [threading.Thread(target=read, args=pair) for pair in zip(handles, times)]
+    for thread in threads:
+        thread.start()
+    ready.wait(TIMEOUT)
+    begin = time.perf_counter()
+    few = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    entering = llm.submit(random.integers(10, 16000, prompt_tokens).tolist(), few, user="new")
+    next(entering)
+    end = time.perf_counter()
+    entering.result()
+    for handle in handles:
+        handle.cancel()
+    for thread in threads:
+        thread.join()
+    gaps = [pair for seen in times for pair in zip(seen, seen[1:])]
+    # Nobody waits for anybody's prompt in the last steps before the eighth came.
+    plain = median(after - before for before, after in gaps if after < begin)
+    worst = max(after - before for before, after in gaps if after > begin and before < end)
+    return {
+        "plain_ms": 1e3 * plain,
+        "worst_ms": 1e3 * worst,
+        "ratio": worst / plain,
+        "ttft_ms": 1e3 * (end - begin),
+    }
+
+
+if __name__ == "__main__":
+    main()
