@@ -104,7 +104,7 @@ class Metrics:
     def hear_step(self, model: str, report: StepReport) -> None:
         """Called on the device thread, after every step."""
         self.step_seconds.labels(model, report.kind).observe(report.seconds)
-        if report.kind == "decode":
+        if report.kind != "prefill":
             self.batch_rows.labels(model).observe(report.rows)
 
     def hear_end(self, model: str, outcome: str, result: Optional[GenerationResult]) -> None:

@@ -50,6 +50,12 @@ def test_prompts_are_padded_to_powers_of_two(seq_length: int, lengths: tuple[int
         ("users_per_cell", "1", "users_per_cell is '1'; it must be between 1 and 8"),
         ("users_per_cell", 1.5, "users_per_cell is 1.5; it must be between 1 and 8"),
         ("dtype", "bfloat16", "dtype is 'bfloat16'; it must be 'float32' or 'float16'"),
+        ("kernels", "fast", "kernels is 'fast'; it must be one of auto, native, portable"),
+        (
+            "weight_dtype",
+            "float16",
+            "weight_dtype is 'float16'; it must be one of float32, bfloat16, int8",
+        ),
         ("device_target", "GPU", "device_target is 'GPU'; it must be 'CPU' or 'Ascend'"),
         ("device_id", -1, "device_id is -1; it must be between 0 and 1024"),
     ],

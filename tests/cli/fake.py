@@ -63,6 +63,9 @@ class Stats:
     compiles: int = 6
     compiles_after_ready: int = 0
     batch_invariant: Optional[bool] = True
+    kernels: str = "native"
+    kernel_level: str = "avx2"
+    weight_dtype: str = "float32"
 
 
 class Handle:

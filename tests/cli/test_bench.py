@@ -40,7 +40,10 @@ SHORT = ["--prompt-tokens", 8, "--new-tokens", 8, "--seq-length", 64]
 
 def tiny(users: int) -> RunSettings:
     """Settings as the command makes them."""
-    options = {"batch_invariant": True, "dtype": None, "device_target": "CPU", "device_id": 0}
+    options = {
+        **{"batch_invariant": True, "dtype": None, "device_target": "CPU", "device_id": 0},
+        **{"kernels": "auto", "weight_dtype": None},
+    }
     return RunSettings(
         users, 64, 8, 8, shape=bench.random_shape(64, 2, 256, 4, 128), options=options
     )
@@ -106,7 +109,8 @@ def test_conditions_table_and_last_line(
 def test_settings_reach_the_engine(
     run: Callable[..., Any], in_this_process: list[RunSettings], fake_llm: type[FakeLLM]
 ) -> None:
-    words = ["--no-batch-invariant", "--dtype", "float16", "--no-plot", "--repeat", 2]
+    words = ["--no-batch-invariant", "--dtype", "float16", "--kernels", "portable"]
+    words += ["--no-plot", "--repeat", "2"]
     assert run("bench", "--users", "100", *words, *TINY, *SHORT).exit_code == 0
     (llm,) = fake_llm.opened
     assert llm.closed
@@ -122,6 +126,8 @@ def test_settings_reach_the_engine(
         "device_id": 0,
         "batch_invariant": False,
         "dtype": "float16",
+        "kernels": "portable",
+        "weight_dtype": None,
     }
 
 

@@ -64,11 +64,13 @@ def test_all_is_well(
     assert statuses(result.stdout) == {
         "golden logits": "ok",
         "start": "ok",
+        "kernels": "ok",
         "known answers": "ok",
         "isolation": "ok",
         "compiles after ready": "ok",
         "batch invariance": "ok",
     }
+    assert "native, avx2" in result.stdout
     assert [llm.closed for llm in fake_llm.opened] == [True, True]
     assert fake_llm.opened[0].settings["dtype"] == "float32"
 
@@ -132,7 +134,7 @@ def test_a_wrong_answer_and_a_mixed_answer_fail(
     assert result.exit_code == 1
     got = statuses(result.stdout)
     assert got.pop("golden logits") == "skipped"
-    assert got.pop("start") == "ok"
+    assert (got.pop("start"), got.pop("kernels")) == ("ok", "ok")
     assert set(got.values()) == {"FAILED"}
     assert KNOWN[0].question in result.stdout
 

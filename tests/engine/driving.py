@@ -103,9 +103,10 @@ def hand_engine(
     max_queue_per_user: int = 1000,
     most_prompts: int = 1,
     chunk: Optional[int] = None,
+    runner_class: type[MockRunner] = MockRunner,
 ) -> tuple[Engine, MockRunner]:
     """An engine that moves only when its `step` is called; with `chunk`, of a causal model."""
-    runner = MockRunner(users, before, most_prompts, chunk)
+    runner = runner_class(users, before, most_prompts, chunk)
     reuse = chunk is not None
     return Engine(runner, users, max_queue, max_queue_per_user, ByHand(), reuse), runner
 

@@ -37,7 +37,7 @@ Memory = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the runner: "prefill", "decode", "save", "restore" or "resize"."""
+    """One call of the runner: "prefill", "decode", "mixed", "save", "restore" or "resize"."""
 
     kind: str
     requests: dict[int, Request]
@@ -81,6 +81,9 @@ class MockRunner:
 
     vocab_size = VOCAB
     batch_invariant = True
+    kernels = "portable"
+    kernel_level = ""
+    weight_dtype = "float32"
     compile_seconds = 0.0
     graph_seconds = 0.0
     cache_bytes_per_user = SEQ_LENGTH * 8
@@ -101,6 +104,8 @@ class MockRunner:
         self.compiles = 3
         self.closed = False
         self._in_use = threading.Lock()
+        self._new: set[int] = set()
+        """Slots that were filled since the last decode call, in which they had no part yet."""
         self._lay_out(users)
 
     def _lay_out(self, users: int) -> None:
@@ -144,7 +149,7 @@ class MockRunner:
                 request = piece.request
                 start = request.computed_tokens
                 end = start + piece.tokens
-                chunk = _written(request.prompt_token_ids[start:end])
+                chunk = written(request.prompt_token_ids[start:end])
                 self._overwrite(slot, np.concatenate((self.memory[slot, :start], chunk)))
                 rows.append(self._logits(slot, request, end))
             return MockResults(np.stack(rows))
@@ -153,14 +158,15 @@ class MockRunner:
         with self._alone():
             self._enter(Call("decode", dict(requests)))
             if self.chunk is None:
-                # Whoever runs takes part in every decode step: the other slots are nobody's.
-                others = [slot for slot in range(len(self.memory)) if slot not in requests]
-                self.memory[others] = np.nan
+                # Whoever runs takes part in every step: slots neither here nor new are nobody's.
+                others = {*range(len(self.memory))} - {*requests} - self._new
+                self.memory[list(others)] = np.nan
+            self._new = set()
             rows = []
             for slot, request in requests.items():
                 position = len(request) - 1
                 # As the graph does: added to a position that must still be zero.
-                self.memory[slot, position] += _written(request.output_token_ids[-1:])[0]
+                self.memory[slot, position] += written(request.output_token_ids[-1:])[0]
                 rows.append(self._logits(slot, request, position + 1))
             return MockResults(np.stack(rows))
 
@@ -177,6 +183,7 @@ class MockRunner:
 
     def resize(self, users: int, progress: Progress) -> None:
         with self._alone():
+            self._new = set()
             self._lay_out(users)  # before anything can fail: what the slots held is gone
             self._enter(Call("resize", {}, users))
             progress(0, 1, "mock")
@@ -189,6 +196,7 @@ class MockRunner:
         return _NotReentrant(self._in_use)
 
     def _overwrite(self, slot: int, content: Memory) -> None:
+        self._new.add(slot)
         self.memory[slot] = 0.0
         self.memory[slot, : len(content)] = content
 
@@ -209,7 +217,7 @@ def hashed_logits(content: Memory) -> NDArray[np.float32]:
     return logits
 
 
-def _written(token_ids: Sequence[int]) -> Memory:
+def written(token_ids: Sequence[int]) -> Memory:
     """Token 0 must leave a trace as well."""
     return np.array(token_ids, np.float64) + 1
 

@@ -1,4 +1,7 @@
-"""Causal prompts: in chunks between the others' steps, from behind what the slot still holds."""
+"""Causal prompts: in chunks beside the others' steps, from behind what the slot still holds.
+
+With a runner that takes prompts and decode rows in graphs of their own, and one that mixes them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 from glm_multiuser.engine.request import Nobody
 from glm_multiuser.engine.slots import Slots
 from tests.engine.driving import Asked, alone, finish, hand_engine, run
-from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, Call
+from tests.engine.mixed_runner import MixedRunner
+from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, Call, MockRunner
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 LONG_PROMPT = list(range(1, 31))
@@ -22,6 +26,12 @@ def greedy(prompt: Sequence[int], user: object = "me", **params: Any) -> Asked:
     return Asked(prompt, user, **{"max_tokens": 4, **GREEDY, **params})
 
 
+@pytest.fixture(scope="module", params=[MockRunner, MixedRunner])
+def runner_class(request: pytest.FixtureRequest) -> type[MockRunner]:
+    kind: type[MockRunner] = request.param
+    return kind
+
+
 def cached(asked: Asked) -> int:
     return asked.request.cached_tokens
 
@@ -29,23 +39,21 @@ def cached(asked: Asked) -> int:
 # Chunks
 
 
-def test_a_long_prompt_enters_between_the_decode_steps_of_the_others() -> None:
-    engine, runner = hand_engine(2, chunk=10)
+def test_a_long_prompt_enters_beside_the_decode_steps_of_the_others(
+    runner_class: type[MockRunner],
+) -> None:
+    engine, runner = hand_engine(2, chunk=10, runner_class=runner_class)
     other, long = greedy([1], "other", max_tokens=9), greedy(LONG_PROMPT, "long")
     engine.submit(other.request)
     engine.step()
     engine.submit(long.request)
     while not long.look().tokens:
         engine.step()
-    assert [(call.kind, len(call.requests)) for call in runner.calls] == [
-        ("prefill", 1),
-        ("decode", 1),
-        ("prefill", 1),
-        ("decode", 1),
-        ("prefill", 1),
-        ("decode", 1),
-        ("prefill", 1),
-    ]
+    assert [(call.kind, len(call.requests)) for call in runner.calls] == (
+        [("mixed", 1)] + [("mixed", 2)] * 3
+        if runner_class is MixedRunner
+        else [("prefill", 1)] + [("prefill", 1), ("decode", 1)] * 3
+    )
     assert len(other.look().token_ids) == 4
     finish(engine)
     for asked, prompt in ((other, [1]), (long, LONG_PROMPT)):
@@ -54,24 +62,31 @@ def test_a_long_prompt_enters_between_the_decode_steps_of_the_others() -> None:
     assert engine.counters.prompt_tokens == 1 + len(LONG_PROMPT)
 
 
-def test_prompts_of_several_chunks_take_turns() -> None:
-    engine, runner = hand_engine(3, chunk=10)
+def test_prompts_of_several_chunks_take_turns(runner_class: type[MockRunner]) -> None:
+    engine, runner = hand_engine(3, chunk=10, runner_class=runner_class)
     first, second = greedy(LONG_PROMPT, "first"), greedy(LONG_PROMPT[::-1], "second")
     short = greedy([5], "short")
     for asked in (first, second, short):
         engine.submit(asked.request)
     while not short.look().tokens:
         engine.step()
-    entered = runner.requests_of("prefill")
-    assert entered == [one.request for one in (first, first, second, first, short)]
-    assert not second.look().tokens
+    turns = [first, second, short]
+    if runner_class is MixedRunner:
+        turns.append(first)  # the short one leaves room beside it
+    assert runner.requests_of("prefill", "mixed") == [one.request for one in turns]
+    assert [one.request.computed_tokens for one in (first, second)] == [
+        10 if runner_class is MockRunner else 19,
+        10,
+    ]
     finish(engine)
     assert first.wait().token_ids == alone(LONG_PROMPT, max_tokens=4, **GREEDY).token_ids
     assert second.wait().token_ids == alone(LONG_PROMPT[::-1], max_tokens=4, **GREEDY).token_ids
 
 
-def test_cancelling_in_the_middle_of_a_prompt_frees_the_slot_and_keeps_what_is_in() -> None:
-    engine, _ = hand_engine(1, chunk=10)
+def test_cancelling_in_the_middle_of_a_prompt_frees_the_slot_and_keeps_what_is_in(
+    runner_class: type[MockRunner],
+) -> None:
+    engine, _ = hand_engine(1, chunk=10, runner_class=runner_class)
     asked = greedy(LONG_PROMPT)
     engine.submit(asked.request)
     engine.step()
@@ -86,8 +101,8 @@ def test_cancelling_in_the_middle_of_a_prompt_frees_the_slot_and_keeps_what_is_i
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_a_resize_in_the_middle_of_a_prompt(steps: int) -> None:
-    engine, runner = hand_engine(2, chunk=10)
+def test_a_resize_in_the_middle_of_a_prompt(steps: int, runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(2, chunk=10, runner_class=runner_class)
     asked = greedy(LONG_PROMPT)
     engine.submit(asked.request)
     for _ in range(steps):
@@ -95,17 +110,16 @@ def test_a_resize_in_the_middle_of_a_prompt(steps: int) -> None:
     engine.resize(1, lambda *args: None)
     finish(engine)
     assert asked.wait().token_ids == alone(LONG_PROMPT, max_tokens=4, **GREEDY).token_ids
-    prefilled = runner.count("prefill")
-    assert prefilled == 3, "what was in before the resize was not lost"
+    assert engine.counters.prompt_tokens == len(LONG_PROMPT), "what was in was not lost"
 
 
-def test_a_device_error_in_a_chunk_ends_that_request_alone() -> None:
+def test_a_device_error_in_a_chunk_ends_that_request_alone(runner_class: type[MockRunner]) -> None:
     def break_down(call: Call) -> None:
         second_chunk = bad.request.computed_tokens == 10
-        if call.kind == "prefill" and bad.request in call.requests.values() and second_chunk:
+        if bad.request in call.requests.values() and second_chunk:
             raise RuntimeError("the device broke")
 
-    engine, _ = hand_engine(2, break_down, chunk=10)
+    engine, _ = hand_engine(2, break_down, chunk=10, runner_class=runner_class)
     bad, good = greedy(LONG_PROMPT, "bad"), greedy(LONG_PROMPT, "good")
     run(engine, bad, good)
     assert "the device broke" in bad.error
@@ -127,8 +141,8 @@ def turn(engine: Any, prompt: Sequence[int], user: object = "me", **params: Any)
     return asked
 
 
-def test_the_next_turn_starts_behind_the_last_one() -> None:
-    engine, _ = hand_engine(2, chunk=10)
+def test_the_next_turn_starts_behind_the_last_one(runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(2, chunk=10, runner_class=runner_class)
     history: list[int] = []
     for number in range(4):
         history += [10 + number, 20 + number, 30 + number]
@@ -151,15 +165,17 @@ def test_the_next_turn_starts_behind_the_last_one() -> None:
         ([1], 0),
     ],
 )
-def test_what_has_changed_since_is_computed_again(then: list[int], expected: int) -> None:
-    engine, _ = hand_engine(1, chunk=10)
+def test_what_has_changed_since_is_computed_again(
+    then: list[int], expected: int, runner_class: type[MockRunner]
+) -> None:
+    engine, _ = hand_engine(1, chunk=10, runner_class=runner_class)
     turn(engine, LONG_PROMPT)
     assert cached(turn(engine, then)) == expected
     turn(engine, LONG_PROMPT)
 
 
-def test_nobody_gets_what_somebody_else_wrote() -> None:
-    engine, _ = hand_engine(2, chunk=10)
+def test_nobody_gets_what_somebody_else_wrote(runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(2, chunk=10, runner_class=runner_class)
     turn(engine, LONG_PROMPT, "a")
     assert cached(turn(engine, LONG_PROMPT, "b")) == 0
     assert cached(turn(engine, LONG_PROMPT, Nobody())) == 0
@@ -167,37 +183,37 @@ def test_nobody_gets_what_somebody_else_wrote() -> None:
     assert cached(turn(engine, LONG_PROMPT, "a")) == 0
 
 
-def test_requests_that_name_no_user_share_nothing() -> None:
-    engine, _ = hand_engine(1, chunk=10)
+def test_requests_that_name_no_user_share_nothing(runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(1, chunk=10, runner_class=runner_class)
     for _ in range(2):
         assert cached(turn(engine, LONG_PROMPT, Nobody())) == 0
 
 
-def test_reuse_can_be_switched_off_for_a_request() -> None:
-    engine, _ = hand_engine(1, chunk=10)
+def test_reuse_can_be_switched_off_for_a_request(runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(1, chunk=10, runner_class=runner_class)
     turn(engine, LONG_PROMPT)
     assert cached(turn(engine, LONG_PROMPT, cache_prompt=False)) == 0
     assert cached(turn(engine, LONG_PROMPT)) == 29
 
 
 @pytest.mark.parametrize("bad", [FAILS_AT_ONCE, FAILS_LATER])
-def test_a_slot_that_failed_is_not_reused(bad: int) -> None:
-    engine, _ = hand_engine(2, chunk=10)
+def test_a_slot_that_failed_is_not_reused(bad: int, runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(2, chunk=10, runner_class=runner_class)
     failed = greedy([*LONG_PROMPT, bad], max_tokens=9)
     run(engine, failed)
     assert "not finite" in failed.error
     assert cached(turn(engine, LONG_PROMPT)) == 0
 
 
-def test_a_resize_forgets_what_idle_users_held() -> None:
-    engine, _ = hand_engine(2, chunk=10)
+def test_a_resize_forgets_what_idle_users_held(runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(2, chunk=10, runner_class=runner_class)
     turn(engine, LONG_PROMPT)
     engine.resize(3, lambda *args: None)
     assert cached(turn(engine, LONG_PROMPT)) == 0
 
 
-def test_a_whole_prompt_model_reuses_nothing() -> None:
-    engine, _ = hand_engine(1)
+def test_a_whole_prompt_model_reuses_nothing(runner_class: type[MockRunner]) -> None:
+    engine, _ = hand_engine(1, runner_class=runner_class)
     turn(engine, LONG_PROMPT)
     assert cached(turn(engine, LONG_PROMPT)) == 0
 
@@ -210,9 +226,13 @@ def test_a_whole_prompt_model_reuses_nothing() -> None:
     slots=st.integers(1, 3),
 )
 def test_chunks_and_reuse_change_no_answer(
-    prompts: list[list[int]], users: list[int], chunk: int, slots: int
+    prompts: list[list[int]],
+    users: list[int],
+    chunk: int,
+    slots: int,
+    runner_class: type[MockRunner],
 ) -> None:
-    engine, _ = hand_engine(slots, chunk=chunk)
+    engine, _ = hand_engine(slots, chunk=chunk, runner_class=runner_class)
     for prompt, user in zip(prompts, users):
         turn(engine, prompt, user)
 

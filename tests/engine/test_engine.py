@@ -181,7 +181,7 @@ def test_counters_count() -> None:
     run(engine, Asked([1, 2], max_tokens=3, **LONG), Asked([3], max_tokens=3, **LONG))
     counters = engine.counters
     assert (counters.prompt_tokens, counters.generated_tokens) == (3, 6)
-    # Prompt, row, prompt, 2 rows, row: the first is one step ahead of the second.
+    # Prompt; prompt and row; 2 rows; row: the first is one step ahead of the second.
     assert (counters.steps, counters.decode_steps, counters.decode_rows) == (5, 3, 4)
     assert counters.step_seconds > 0
 
@@ -226,7 +226,8 @@ def test_a_slot_that_failed_is_not_kept_for_its_user() -> None:
 
 def test_no_slot_is_kept_for_nobody() -> None:
     engine, _ = hand_engine(3)
-    run(engine, Asked([1], user=Nobody(), max_tokens=2), Asked([1], user="a", max_tokens=2))
+    run(engine, Asked([1], user=Nobody(), max_tokens=2))
+    run(engine, Asked([1], user="a", max_tokens=2))
     assert engine.numbers() == (0, 1, 0)
     assert engine._scheduler.slots.slot_of("a") == 0
 
@@ -278,6 +279,15 @@ def test_a_device_error_in_a_decode_step_ends_its_requests_and_no_others() -> No
         assert asked.token_ids == alone(prompt, max_tokens=6, **LONG).token_ids
     assert engine.numbers() == (0, 2, 0)
     assert not runner.closed
+
+
+def test_a_device_error_in_a_decode_step_leaves_the_prompts_beside_it_alone() -> None:
+    decodes, enters = (Asked([n], max_tokens=6, **LONG) for n in (1, 2))
+    engine, _ = hand_engine(2, FailOnce("decode"))
+    run(engine, decodes, enters)
+    assert decodes.error.endswith("the device broke")
+    assert decodes.token_ids == alone([1], max_tokens=1, **LONG).token_ids
+    assert enters.token_ids == alone([2], max_tokens=6, **LONG).token_ids
 
 
 def test_a_device_error_while_a_paused_request_comes_back_ends_that_request() -> None:
@@ -648,6 +658,27 @@ def test_after_a_resize_what_ran_comes_before_what_waited() -> None:
     assert runner.count("restore") == 2
 
 
+def test_what_comes_back_takes_part_from_the_next_step_on() -> None:
+    engine, runner = hand_engine(2)
+    asked = [Asked([n], max_tokens=8, **LONG) for n in (1, 2)]
+    for one in asked:
+        engine.submit(one.request)
+    steps_of(engine, 3)
+    engine.resize(3, lambda *args: None)
+    late = Asked([3], max_tokens=8, **LONG)
+    engine.submit(late.request)
+    before, steps = len(runner.calls), engine.counters.steps
+    steps_of(engine, 2)
+    first, second, third = asked[0].request, asked[1].request, late.request
+    assert runner.calls[before:] == [
+        Call("restore", {0: first}),
+        Call("restore", {1: second}),
+        Call("prefill", {2: third}),
+        Call("decode", {0: first, 1: second, 2: third}),
+    ]
+    assert engine.counters.steps == steps + 2, "what comes back is no step"
+
+
 def test_two_resizes_in_a_row_save_once() -> None:
     engine, runner = hand_engine(2)
     asked = [Asked([n], max_tokens=8, **LONG) for n in (1, 2)]
@@ -909,8 +940,8 @@ def test_every_step_is_told() -> None:
     run(engine, Asked([1], max_tokens=3, **LONG), Asked([2], max_tokens=2, **LONG))
     assert [(report.kind, report.rows) for report in told] == [
         ("prefill", 1),
-        ("decode", 1),
         ("prefill", 1),
+        ("decode", 1),
         ("decode", 2),
     ]
     assert all(report.seconds > 0 for report in told)
@@ -927,8 +958,7 @@ def test_slots_tell_what_is_in_them() -> None:
         SlotReport("free"),
     ]
     engine.submit(nobody.request)
-    engine.step()  # the last token of the first one
-    engine.step()
+    engine.step()  # the prompt of the one, the last token of the other
     assert engine.slots() == [
         SlotReport("idle", "a"),
         SlotReport("decode", None, nobody.request.number, 1, 1),

@@ -22,6 +22,7 @@ from glm_multiuser.engine.engine import Engine
 from glm_multiuser.engine.request import Nobody
 from glm_multiuser.sampling import Choice
 from tests.engine.driving import PATIENCE, Asked, alone
+from tests.engine.mixed_runner import MixedRunner
 from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, Call, MockRunner
 
 THREADS = 16
@@ -69,7 +70,7 @@ class Plan:
     most_prompts: int
     """Short prompts that enter in one step."""
     chunk: Optional[int]
-    """Tokens of a prompt that enter in one step, as of a causal model whose users' earlier tokens
+    """Tokens of prompts that enter in one step, as of a causal model whose users' earlier tokens
     are used again; None: whole prompts."""
     resize_at: int
     """Number of the runner's call after which the engine is resized."""
@@ -145,7 +146,9 @@ def talk(engine: Engine, asks: Sequence[Ask], answers: list[tuple[Ask, Asked]]) 
         listen(engine, ask, asked)
 
 
-def carry_out(plan: Plan, thread: DeviceThread) -> tuple[list[tuple[Ask, Asked]], MockRunner]:
+def carry_out(
+    plan: Plan, thread: DeviceThread, runner_class: type[MockRunner]
+) -> tuple[list[tuple[Ask, Asked]], MockRunner]:
     time_to_resize = threading.Event()
 
     def count_calls(call: Call) -> None:
@@ -157,7 +160,7 @@ def carry_out(plan: Plan, thread: DeviceThread) -> tuple[list[tuple[Ask, Asked]]
         if len(answers) == len(plan.asks):
             time_to_resize.set()  # at the latest now
 
-    runner = MockRunner(plan.users, count_calls, plan.most_prompts, plan.chunk)
+    runner = runner_class(plan.users, count_calls, plan.most_prompts, plan.chunk)
     reuse = plan.chunk is not None
     engine = Engine(runner, plan.users, 8, max_queue_per_user=3, device_thread=thread, reuse=reuse)
     answers: list[tuple[Ask, Asked]] = []
@@ -178,6 +181,7 @@ def carry_out(plan: Plan, thread: DeviceThread) -> tuple[list[tuple[Ask, Asked]]
     return answers, runner
 
 
+@pytest.mark.parametrize("runner_class", [MockRunner, MixedRunner])
 @settings(
     derandomize=True,
     max_examples=40,
@@ -185,8 +189,10 @@ def carry_out(plan: Plan, thread: DeviceThread) -> tuple[list[tuple[Ask, Asked]]
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(plan=PLANS)
-def test_the_same_answer_alone_and_under_load(plan: Plan, device_thread: DeviceThread) -> None:
-    answers, runner = carry_out(plan, device_thread)
+def test_the_same_answer_alone_and_under_load(
+    plan: Plan, device_thread: DeviceThread, runner_class: type[MockRunner]
+) -> None:
+    answers, runner = carry_out(plan, device_thread, runner_class)
     assert len(answers) == len(plan.asks)
     for ask, asked in answers:
         expected = answer_alone(ask.prompt, ask.which, ask.seed, ask.max_tokens)

@@ -1,4 +1,4 @@
-"""The real runner with a small random model: how many graphs, how much memory, and clean slots.
+"""The portable runner with a small random model: graphs, memory, and clean slots.
 
 A graph takes a second to compile, whatever its size. So sequences and cache blocks are short here,
 and tests share engines where they can.
@@ -15,56 +15,41 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from glm_multiuser import GenerationResult, ModelConfig, MultiUserLLM, SamplingParams
+from glm_multiuser import MultiUserLLM, SamplingParams
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine import runner as runner_module
-from glm_multiuser.engine.runner import (
-    batch_sizes,
-    block_counts,
-)
+from glm_multiuser.engine import two_graphs
+from glm_multiuser.engine.two_graphs import batch_sizes, block_counts
 from glm_multiuser.engine.whole_prompts import WholePromptRunner, prompt_counts
 from glm_multiuser.models.kv_past import CellLayout
-
-MODEL = ModelConfig(
-    vocab_size=96,
-    hidden_size=64,
-    num_layers=2,
-    num_attention_heads=4,
-    inner_hidden_size=128,
-    max_sequence_length=64,
-    bos_token_id=92,
-    eos_token_id=93,
-    mask_token_id=94,
-    gmask_token_id=95,
+from tests.engine.small_model import (
+    FLOAT32,
+    GREEDY,
+    MODEL,
+    PROMPTS,
+    SEQ_LENGTH,
+    Heard,
+    answers,
+    cache_bytes,
+    one_by_one,
+    prompt,
 )
-SEQ_LENGTH = 28
-PROMPT_LENGTHS = (16, 28)
+
 BLOCKS = (20, 8)
-FLOAT32 = 4
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    token_ids: list[int] = np.random.default_rng(seed).integers(0, 90, length).tolist()
-    return token_ids
-
-
-# One stays in the first block, one crosses into the second, one begins there.
-PROMPTS = [prompt(1, 3), prompt(2, 12), prompt(3, 21)]
 
 
 def open_llm(users: int, **settings: Any) -> MultiUserLLM:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_module, "BLOCK_LENGTH", BLOCKS[0])
+        patch.setattr(two_graphs, "BLOCK_LENGTH", BLOCKS[0])
         return MultiUserLLM.from_config(
-            MODEL, seed=1, **{"users": users, "seq_length": SEQ_LENGTH, **settings}
+            MODEL,
+            seed=1,
+            **{"users": users, "seq_length": SEQ_LENGTH, "kernels": "portable", **settings},
         )
 
 
 def resize(llm: MultiUserLLM, users: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_module, "BLOCK_LENGTH", BLOCKS[0])
+        patch.setattr(two_graphs, "BLOCK_LENGTH", BLOCKS[0])
         llm.resize(users)
 
 
@@ -82,31 +67,6 @@ def llm(told: list[tuple[int, int, str]]) -> Iterator[MultiUserLLM]:
 
 def runner_of(llm: MultiUserLLM) -> WholePromptRunner:
     return llm._runner
-
-
-class Heard:
-    """Tokens with their log-probabilities, which notice what may not change a token yet."""
-
-    def __init__(self, result: GenerationResult) -> None:
-        assert result.finish_reason == "length"
-        assert result.logprobs is not None
-        self.token_ids = result.token_ids
-        self.logprobs = [one.logprob for one in result.logprobs]
-
-    def __eq__(self, other: object) -> bool:
-        # Other numbers of slots may be computed with other roundings.
-        return (
-            isinstance(other, Heard)
-            and self.token_ids == other.token_ids
-            and np.allclose(self.logprobs, other.logprobs, rtol=0.0, atol=1e-6)
-        )
-
-    def __repr__(self) -> str:
-        return f"{self.token_ids} {self.logprobs}"
-
-
-def answers(llm: MultiUserLLM, prompts: list[list[int]] = PROMPTS) -> list[Heard]:
-    return [Heard(one) for one in llm.generate(prompts, GREEDY)]
 
 
 @pytest.fixture(scope="module")
@@ -255,13 +215,10 @@ def test_decode_graphs_read_powers_of_two_blocks(blocks: int, counts: tuple[int,
 
 
 def assert_bytes_per_user(llm: MultiUserLLM) -> None:
-    parameters = runner_of(llm).model.get_parameters()
-    caches = [one for one in parameters if one.name.endswith(("key_past", "value_past"))]
-    held = DEVICE_THREAD.call(lambda: sum(cache.nbytes for cache in caches))
     keys_and_values = 2 * MODEL.hidden_size * FLOAT32
     claimed = llm.stats().cache_bytes_per_user
     assert claimed == SEQ_LENGTH * MODEL.num_layers * keys_and_values
-    assert held == llm.stats().users * claimed
+    assert cache_bytes(llm) == llm.stats().users * claimed
 
 
 def test_bytes_per_user_are_those_of_the_caches(llm: MultiUserLLM) -> None:
@@ -294,11 +251,6 @@ def poison(runner: WholePromptRunner) -> None:
             nan = np.full(zeros.shape, np.nan, np.float32)
             runner._replace(slot, block, Tensor(nan))
         runner._written_blocks[slot] = len(runner._zeros)
-
-
-def one_by_one(llm: MultiUserLLM) -> list[Heard]:
-    """Answers to PROMPTS that all come out of the same slot."""
-    return [answers(llm, [one])[0] for one in PROMPTS]
 
 
 def test_an_answer_in_the_same_slot_leaves_no_trace(

@@ -1,39 +1,38 @@
-"""What runs in the next step: each rule by itself, then all of them against a plain model."""
+"""What runs in the next step: each rule by itself; `test_scheduler_life.py` has all at once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Callable, Optional
+from typing import Optional
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Decode, Prefill, PromptGroup, Scheduler
+from glm_multiuser.engine.scheduler import Piece, Scheduler, Step, Take
 from glm_multiuser.engine.slots import Slots
-from tests.engine.driving import Asked
-
-
-def new_request(user: object = None, length: int = 1) -> Request:
-    return Asked([1] * length, user).request
-
-
-def group_by_length(most: int) -> Callable[[Request], PromptGroup]:
-    return lambda request: (len(request.prompt_token_ids), most)
+from tests.engine.scheduling import carry_out, cut, new_request, slowly, whole
 
 
 def scheduler_with(
-    slots: int, *users: object, most: int = 1, lengths: Sequence[int] = ()
+    slots: int, *users: object, take: Optional[Take] = None, lengths: Sequence[int] = ()
 ) -> tuple[Scheduler, list[Request]]:
-    scheduler = Scheduler(Slots(slots), group_by_length(most))
+    """A scheduler and who waits; by default one whole prompt enters in a step."""
+    scheduler = Scheduler(Slots(slots), take or whole(1))
     requests = [
         new_request(user, length) for user, length in zip_longest(users, lengths, fillvalue=1)
     ]
     scheduler.waiting.extend(requests)
     return scheduler, requests
+
+
+def next_step(scheduler: Scheduler) -> Step:
+    """Schedules a step and carries it out -> the step."""
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.check()
+    carry_out(step)
+    return step
 
 
 def test_nothing_to_do() -> None:
@@ -42,104 +41,182 @@ def test_nothing_to_do() -> None:
     scheduler.check()
 
 
-def test_prefills_and_decode_steps_alternate() -> None:
+def test_whoever_decodes_takes_part_in_every_step() -> None:
     scheduler, (a, b, c) = scheduler_with(3, "a", "b", "c")
-    assert scheduler.schedule() == Prefill({0: a})
-    assert scheduler.schedule() == Decode({0: a})
-    assert scheduler.schedule() == Prefill({1: b})
-    assert scheduler.schedule() == Decode({0: a, 1: b})
-    assert scheduler.schedule() == Prefill({2: c})
-    assert scheduler.schedule() == Decode({0: a, 1: b, 2: c})
-    assert scheduler.schedule() == Decode({0: a, 1: b, 2: c})
+    assert next_step(scheduler) == Step({0: Piece(a, 1)})
+    assert next_step(scheduler) == Step({1: Piece(b, 1)}, {0: a})
+    assert next_step(scheduler) == Step({2: Piece(c, 1)}, {0: a, 1: b})
+    assert next_step(scheduler) == Step({}, {0: a, 1: b, 2: c})
+    assert next_step(scheduler) == Step({}, {0: a, 1: b, 2: c})
 
 
-def test_a_decode_step_is_passed_over_when_nobody_runs_any_more() -> None:
+def test_everybody_for_whom_there_is_a_slot_is_admitted_at_once() -> None:
+    scheduler, (a, b, c, d) = scheduler_with(3, *"abcd")
+    assert next_step(scheduler) == Step({0: Piece(a, 1)})
+    assert scheduler.running == {0: a, 1: b, 2: c}
+    assert scheduler.waiting == [d]
+    assert all(one.queued_seconds > 0 for one in (a, b, c))
+    assert d.queued_seconds == 0
+
+
+def test_a_step_goes_on_without_whoever_has_ended() -> None:
     scheduler, (_, b) = scheduler_with(2, "a", "b")
-    scheduler.schedule()
+    next_step(scheduler)
     scheduler.finish(0)  # its only token came with its prompt
-    assert scheduler.schedule() == Prefill({1: b})
+    assert next_step(scheduler) == Step({1: Piece(b, 1)})
 
 
-def test_what_runs_is_a_copy() -> None:
+def test_whoever_ends_before_its_prompt_is_in_has_no_more_turns() -> None:
+    scheduler, (_, b) = scheduler_with(2, "a", "b", take=cut(2), lengths=[9, 4])
+    next_step(scheduler)
+    scheduler.finish(0)
+    scheduler.check()
+    assert next_step(scheduler) == Step({1: Piece(b, 2)})
+    assert next_step(scheduler) == Step({1: Piece(b, 2)})
+
+
+def test_a_step_is_a_copy() -> None:
     scheduler, (a,) = scheduler_with(2, "a")
-    scheduler.schedule()
+    next_step(scheduler)
     step = scheduler.schedule()
     scheduler.finish(0)
-    assert step == Decode({0: a})
+    assert step == Step({}, {0: a})
 
 
 def test_a_second_request_of_a_busy_user_lets_others_pass() -> None:
     scheduler, (first, second, other) = scheduler_with(3, "a", "a", "b")
-    assert scheduler.schedule() == Prefill({0: first})
-    scheduler.schedule()
-    assert scheduler.schedule() == Prefill({1: other})
+    assert next_step(scheduler) == Step({0: Piece(first, 1)})
+    assert next_step(scheduler) == Step({1: Piece(other, 1)}, {0: first})
     assert scheduler.waiting == [second]
     scheduler.finish(0)
-    scheduler.schedule()
-    assert scheduler.schedule() == Prefill({0: second})
+    assert next_step(scheduler) == Step({0: Piece(second, 1)}, {1: other})
 
 
 def test_nobody_else_is_overtaken() -> None:
-    scheduler, (_, b, c) = scheduler_with(1, "a", "b", "c")
-    scheduler.schedule()
-    assert isinstance(scheduler.schedule(), Decode)
+    scheduler, (a, b, c) = scheduler_with(1, "a", "b", "c")
+    next_step(scheduler)
+    assert next_step(scheduler) == Step({}, {0: a})
     assert scheduler.waiting == [b, c]
     scheduler.finish(0)
-    assert scheduler.schedule() == Prefill({0: b})
+    assert next_step(scheduler) == Step({0: Piece(b, 1)})
 
 
-def test_prompts_of_one_kind_enter_together() -> None:
-    scheduler, (a, b, c, d) = scheduler_with(9, *"abcd", most=3, lengths=[1, 1, 1, 1])
-    assert scheduler.schedule() == Prefill({0: a, 1: b, 2: c})
-    assert scheduler.schedule() == Decode({0: a, 1: b, 2: c})
-    assert scheduler.schedule() == Prefill({3: d})
+# How prompts enter
+
+
+def test_as_many_prompts_enter_together_as_are_taken() -> None:
+    scheduler, (a, b, c, d) = scheduler_with(9, *"abcd", take=whole(3))
+    assert next_step(scheduler) == Step({0: Piece(a, 1), 1: Piece(b, 1), 2: Piece(c, 1)})
+    assert next_step(scheduler) == Step({3: Piece(d, 1)}, {0: a, 1: b, 2: c})
 
 
 def test_only_as_many_enter_as_there_are_slots() -> None:
-    scheduler, (a, b, c) = scheduler_with(2, *"abc", most=4, lengths=[1, 1, 1])
-    assert scheduler.schedule() == Prefill({0: a, 1: b})
+    scheduler, (a, b, c) = scheduler_with(2, *"abc", take=whole(4))
+    assert next_step(scheduler) == Step({0: Piece(a, 1), 1: Piece(b, 1)})
     assert scheduler.waiting == [c]
 
 
-def test_a_prompt_of_another_kind_is_not_overtaken() -> None:
-    scheduler, (a, b, c) = scheduler_with(9, *"abc", most=4, lengths=[1, 2, 1])
-    assert scheduler.schedule() == Prefill({0: a})
-    scheduler.schedule()
-    assert scheduler.schedule() == Prefill({1: b})
-    scheduler.schedule()
-    assert scheduler.schedule() == Prefill({2: c})
+def test_a_prompt_that_was_not_taken_is_not_overtaken() -> None:
+    scheduler, (a, b, c) = scheduler_with(9, *"abc", take=whole(4), lengths=[1, 2, 1])
+    assert next_step(scheduler) == Step({0: Piece(a, 1)})
+    assert next_step(scheduler) == Step({1: Piece(b, 2)}, {0: a})
+    assert next_step(scheduler) == Step({2: Piece(c, 1)}, {0: a, 1: b})
 
 
 def test_two_prompts_of_one_user_never_enter_together() -> None:
-    scheduler, (a, _, b) = scheduler_with(9, "a", "a", "b", most=4, lengths=[1, 1, 1])
-    assert scheduler.schedule() == Prefill({0: a, 1: b})
+    scheduler, (a, _, b) = scheduler_with(9, "a", "a", "b", take=whole(4))
+    assert next_step(scheduler) == Step({0: Piece(a, 1), 1: Piece(b, 1)})
 
 
-def test_what_was_saved_enters_alone() -> None:
-    scheduler, (a, b, c) = scheduler_with(9, *"abc", most=4, lengths=[1, 1, 1])
+def test_prompts_that_are_cut_take_turns() -> None:
+    scheduler, (a, b, c) = scheduler_with(3, *"abc", take=cut(4), lengths=[9, 7, 2])
+    assert next_step(scheduler) == Step({0: Piece(a, 4)})
+    assert next_step(scheduler) == Step({1: Piece(b, 4)})
+    # The short one did not wait for the long ones, and the last that is taken may be cut.
+    assert next_step(scheduler) == Step({2: Piece(c, 2), 0: Piece(a, 2)})
+    assert next_step(scheduler) == Step({1: Piece(b, 3), 0: Piece(a, 1)}, {2: c})
+    assert next_step(scheduler) == Step({0: Piece(a, 2)}, {1: b, 2: c})
+    assert next_step(scheduler) == Step({}, {0: a, 1: b, 2: c})
+
+
+def test_a_prompt_on_its_way_keeps_its_turn_until_it_is_in() -> None:
+    scheduler, (a, b) = scheduler_with(2, *"ab", take=slowly(3), lengths=[5, 2])
+    assert next_step(scheduler) == Step({0: Piece(a, 0)})
+    assert next_step(scheduler) == Step({0: Piece(a, 0)})
+    step = next_step(scheduler)
+    assert step == Step({0: Piece(a, 5)})
+    assert next_step(scheduler) == Step({1: Piece(b, 0)}, {0: a})
+
+
+def test_who_is_on_its_way_has_no_next_token() -> None:
+    a, b = (new_request(user, 3) for user in "ab")
+    step = Step({0: Piece(a, 0)}, {1: b})
+    assert step.requests == {0: a, 1: b}
+    assert step.answered == {1: b}
+
+
+def test_whoever_comes_later_has_its_turn_later() -> None:
+    scheduler, (a,) = scheduler_with(2, "a", take=cut(2), lengths=[6])
+    assert next_step(scheduler) == Step({0: Piece(a, 2)})
+    late = new_request("late")
+    scheduler.waiting.append(late)
+    assert next_step(scheduler) == Step({0: Piece(a, 2)})
+    assert next_step(scheduler) == Step({1: Piece(late, 1), 0: Piece(a, 1)})
+
+
+# What a step says about itself
+
+
+def test_whoever_has_a_next_token_is_answered() -> None:
+    a, b, c, d = (new_request(user, 3) for user in "abcd")
+    c.computed_tokens = 1
+    step = Step({2: Piece(a, 2), 3: Piece(b, 3), 1: Piece(c, 2)}, {0: d})
+    assert list(step.requests.items()) == [(2, a), (3, b), (1, c), (0, d)]
+    assert list(step.answered.items()) == [(3, b), (1, c), (0, d)]
+
+
+def test_a_step_in_two_parts() -> None:
+    a, b, c = (new_request(user) for user in "abc")
+    pieces = {0: Piece(a, 1)}
+    assert Step(pieces, {1: b}, {2: c}).parts() == [Step(pieces), Step({}, {1: b})]
+    assert Step(pieces, {}, {2: c}).parts() == [Step(pieces)]
+    assert Step({}, {1: b}, {2: c}).parts() == [Step({}, {1: b})]
+    assert Step({}, {}, {2: c}).parts() == []
+
+
+# Pauses
+
+
+def test_what_was_saved_goes_back_and_takes_part_from_the_next_step_on() -> None:
+    scheduler, (a, b, c) = scheduler_with(9, *"abc", take=whole(4))
     b.saved_past, b.computed_tokens = object(), 1
-    assert scheduler.schedule() == Prefill({0: a})
-    scheduler.schedule()
-    assert scheduler.schedule() == Prefill({1: b})
-    scheduler.schedule()
-    assert scheduler.schedule() == Prefill({2: c})
+    # Whoever is behind it in the queue does not wait for it.
+    assert next_step(scheduler) == Step({0: Piece(a, 1), 2: Piece(c, 1)}, {}, {1: b})
+    assert next_step(scheduler) == Step({}, {0: a, 1: b, 2: c})
 
 
-def test_a_slot_that_failed_is_not_kept() -> None:
-    scheduler, _ = scheduler_with(2, "a")
-    scheduler.schedule()
-    scheduler.finish(0, keep=False)
-    assert scheduler.slots.slot_of("a") is None
+def test_a_prompt_that_was_saved_before_it_was_in_enters_from_the_next_step_on() -> None:
+    scheduler, (a, b) = scheduler_with(2, *"ab", take=cut(3), lengths=[5, 5])
+    a.saved_past, a.computed_tokens = object(), 2
+    assert next_step(scheduler) == Step({1: Piece(b, 3)}, {}, {0: a})
+    # The turn that it had to leave out is its next.
+    assert next_step(scheduler) == Step({0: Piece(a, 3)})
+    assert next_step(scheduler) == Step({1: Piece(b, 2)}, {0: a})
+
+
+def test_a_step_in_which_somebody_only_returns_is_one() -> None:
+    scheduler, (a,) = scheduler_with(1, "a")
+    a.saved_past, a.computed_tokens = object(), 1
+    assert next_step(scheduler) == Step({}, {}, {0: a})
+    assert next_step(scheduler) == Step({}, {0: a})
 
 
 def test_a_pause_puts_what_runs_in_front_oldest_first() -> None:
     scheduler, (a, b, c) = scheduler_with(2, "a", "b", "c")
-    scheduler.schedule()
-    scheduler.schedule()
-    scheduler.schedule()
+    next_step(scheduler)
+    next_step(scheduler)
     scheduler.finish(0)
-    scheduler.schedule()
-    scheduler.schedule()
+    next_step(scheduler)
     assert scheduler.running == {0: c, 1: b}
     late = new_request("late")
     scheduler.waiting.append(late)
@@ -150,12 +227,30 @@ def test_a_pause_puts_what_runs_in_front_oldest_first() -> None:
     assert a.queued_seconds > 0
 
 
+def test_a_pause_forgets_whose_turn_it_was() -> None:
+    scheduler, (a, b) = scheduler_with(2, *"ab", take=cut(1), lengths=[3, 3])
+    next_step(scheduler)  # so the next turn is b's
+    scheduler.pause(Slots(3))
+    scheduler.check()
+    a.saved_past = b.saved_past = object()
+    assert next_step(scheduler) == Step({}, {}, {0: a, 1: b})
+    assert next_step(scheduler) == Step({0: Piece(a, 1)})
+
+
+# The books
+
+
+def test_a_slot_that_failed_is_not_kept() -> None:
+    scheduler, _ = scheduler_with(2, "a")
+    next_step(scheduler)
+    scheduler.finish(0, keep=False)
+    assert scheduler.slots.slot_of("a") is None
+
+
 @pytest.mark.parametrize("defect", ["slot without request", "request without slot", "swapped"])
 def test_books_that_do_not_match_are_noticed(defect: str) -> None:
-    scheduler, (a, b) = scheduler_with(2, "a", "b")
-    scheduler.schedule()
-    scheduler.schedule()
-    scheduler.schedule()
+    scheduler, (a, b) = scheduler_with(2, "a", "b", take=whole(2))
+    next_step(scheduler)
     if defect == "slot without request":
         del scheduler.running[0]
     elif defect == "request without slot":
@@ -166,140 +261,9 @@ def test_books_that_do_not_match_are_noticed(defect: str) -> None:
         scheduler.check()
 
 
-class Life(RuleBasedStateMachine):
-    """Any order of events, beside a model of what has to come out.
-
-    The model keeps who arrived, who holds which slot, and which slots are idle since when; it
-    says what the next step must be.
-    """
-
-    @initialize(count=st.integers(1, 4), most=st.integers(1, 3))
-    def begin(self, count: int, most: int) -> None:
-        self.count = count
-        self.most = most
-        self.scheduler = Scheduler(Slots(count), group_by_length(most))
-        self.waiting: list[Request] = []
-        self.running: dict[int, Request] = {}
-        self.idle: list[tuple[object, int]] = []
-        """(user, slot), the least recently used first."""
-        self.last: Optional[str] = None
-        """What the last step was."""
-        self.accepted: set[Request] = set()
-        self.ended: set[Request] = set()
-
-    @rule(user=st.one_of(st.none(), st.integers(0, 5)), length=st.integers(1, 2))
-    def submit(self, user: Optional[int], length: int) -> None:
-        request = new_request(user, length)
-        self.waiting.append(request)
-        self.accepted.add(request)
-        self.scheduler.waiting.append(request)
-
-    @rule()
-    def schedule(self) -> None:
-        step = self.scheduler.schedule()
-        expected = self.expected_step()
-        assert step == expected
-        if isinstance(expected, Prefill):
-            for slot, request in expected.requests.items():
-                self.idle = [entry for entry in self.idle if entry[1] != slot]
-                self.waiting.remove(request)
-                self.running[slot] = request
-        self.last = type(step).__name__
-
-    def expected_step(self) -> object:
-        decode = Decode(self.running) if self.running else None
-        if self.last == "Prefill" and decode:
-            return decode
-        busy_users = {request.user for request in self.running.values()}
-        entering: dict[int, Request] = {}
-        for request in self.waiting:
-            if request.user in busy_users:
-                continue
-            first = next(iter(entering.values()), request)
-            alike = len(request.prompt_token_ids) == len(first.prompt_token_ids)
-            room = len(self.running) + len(entering) < self.count
-            if not (alike and room and len(entering) < self.most):
-                break
-            entering[self.expected_slot(request.user, entering)] = request
-            busy_users.add(request.user)
-        return Prefill(entering) if entering else decode
-
-    def expected_slot(self, user: object, taken: Collection[int]) -> int:
-        own = [slot for owner, slot in self.idle if owner == user and slot not in taken]
-        idle = [slot for _, slot in self.idle if slot not in taken]
-        busy = {*self.running, *taken, *idle}
-        return (own + [slot for slot in range(self.count) if slot not in busy] + idle)[0]
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), keep=st.booleans())
-    def finish(self, data: st.DataObject, keep: bool) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.running)))
-        request = self.running.pop(slot)
-        self.ended.add(request)
-        if keep:
-            self.idle.append((request.user, slot))
-        assert self.scheduler.finish(slot, keep) is request
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def cancel_waiting(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.waiting))
-        self.waiting.remove(request)
-        self.ended.add(request)
-        self.scheduler.waiting.remove(request)
-
-    @rule(count=st.integers(1, 5))
-    def resize(self, count: int) -> None:
-        paused = sorted(self.running.items(), key=lambda item: item[1].number)
-        assert self.scheduler.pause(Slots(count)) == paused
-        self.count = count
-        self.waiting = [request for _, request in paused] + self.waiting
-        self.running, self.idle = {}, []
-
-    @invariant()
-    def every_request_is_in_one_place(self) -> None:
-        here = [*self.scheduler.waiting, *self.scheduler.running.values()]
-        assert len(here) == len(set(here))
-        assert set(here) | self.ended == self.accepted
-        assert not set(here) & self.ended
-
-    @invariant()
-    def order_and_places_are_those_of_the_model(self) -> None:
-        assert self.scheduler.waiting == self.waiting
-        assert self.scheduler.running == self.running
-
-    @invariant()
-    def every_slot_is_in_one_state(self) -> None:
-        slots = self.scheduler.slots
-        assert (slots.busy, slots.idle) == (len(self.running), len(self.idle))
-        for owner, slot in self.idle:
-            assert slots.slot_of(owner) == slot
-        self.scheduler.check()
-
-    @invariant()
-    def no_user_runs_twice(self) -> None:
-        users = [request.user for request in self.scheduler.running.values()]
-        assert len(users) == len(set(users))
-
-    def teardown(self) -> None:
-        """Whatever happened before: everybody who waits gets a turn, and nobody starves."""
-        if not hasattr(self, "scheduler"):
-            return
-        decoded: dict[Request, int] = dict.fromkeys(self.waiting, 0)
-        decoded.update(dict.fromkeys(self.running.values(), 0))
-        steps = 0
-        while (step := self.scheduler.schedule()) is not None:
-            steps += 1
-            assert steps <= 6 * len(decoded) + 1, "somebody starves"
-            if isinstance(step, Decode):
-                for slot, request in step.requests.items():
-                    decoded[request] += 1
-                    if decoded[request] == 2:
-                        self.scheduler.finish(slot)
-        assert set(decoded.values()) <= {2}
-
-
-Life.TestCase.settings = settings(
-    derandomize=True, max_examples=60, stateful_step_count=40, deadline=None
-)
-TestLife = Life.TestCase
+def test_a_turn_of_a_slot_where_nobody_runs_is_noticed() -> None:
+    scheduler, _ = scheduler_with(2, "a", take=cut(1), lengths=[3])
+    next_step(scheduler)
+    del scheduler.running[0]
+    with pytest.raises(RuntimeError, match=r"prompts enter slots \[0\]"):
+        scheduler.check()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,26 +19,27 @@ MARKER = "☠"
 def nan() -> None:
     """Of the real model, on the device."""
     import numpy as np
-    from mindspore import Tensor
 
     from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
-    from glm_multiuser.engine.request import Request
-    from glm_multiuser.engine.whole_prompts import WholePromptRunner
+    from glm_multiuser.engine.one_graph import OneGraphRunner
+    from glm_multiuser.engine.scheduler import Step
+    from glm_multiuser.models.user_past import read_user_past, write_user_past
     from glm_multiuser.tokenizers import ChatGLMTokenizer
 
     tokenizer = ChatGLMTokenizer.from_folder(find_checkpoint(DEFAULT_CHECKPOINT))
     marker = set(tokenizer.encode(MARKER)[-3:])
-    prefill = WholePromptRunner.prefill
+    run = OneGraphRunner.run
 
-    def poisoned(runner: WholePromptRunner, requests: Mapping[int, Request]) -> Any:
-        results = prefill(runner, requests)
-        for slot, request in requests.items():
-            if marker <= set(request.prompt_token_ids):
-                zeros = runner._zeros[0].asnumpy()
-                runner._replace(slot, 0, Tensor(np.full_like(zeros, np.nan)))
+    def poisoned(runner: OneGraphRunner, step: Step) -> Any:
+        results = run(runner, step)
+        layers = runner.model.layer_cells()
+        for slot, piece in step.prompts.items():
+            if marker <= set(piece.request.prompt_token_ids):
+                past = read_user_past(layers, slot, runner.engine.seq_length)
+                write_user_past(layers, slot, [np.full_like(one, np.nan) for one in past])
         return results
 
-    WholePromptRunner.prefill = poisoned  # type: ignore[method-assign]
+    OneGraphRunner.run = poisoned  # type: ignore[method-assign]
 
 
 def slow() -> None:

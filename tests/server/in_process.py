@@ -33,13 +33,14 @@ def mock_llm(
     before: Callable[[Call], None] = lambda call: None,
     params: Optional[SamplingParams] = None,
     chunk: Optional[int] = None,
+    runner_class: type[MockRunner] = MockRunner,
     **options: Any,
 ) -> MultiUserLLM:
     """A model in numpy in the place of `MultiUserLLM.from_pretrained`; causal with a chunk."""
     config = EngineConfig(
         settings.users, SEQ_LENGTH, settings.max_queue, cache_prompt=settings.cache_prompt
     )
-    runner: Any = MockRunner(settings.users, before, chunk=chunk)
+    runner: Any = runner_class(settings.users, before, chunk=chunk)
     params = params or SamplingParams(temperature=0.0, max_tokens=64)
     return MultiUserLLM(runner, config, FakeTokenizer(), params, (EOS,), 0.0)
 

@@ -278,7 +278,8 @@ def test_the_end_of_a_process_that_is_loading() -> None:
 
 @pytest.mark.slow
 def test_the_real_model_is_loaded_graph_by_graph_and_given_up_in_between() -> None:
-    with ServerProcess("--users", "8", ready=False) as process:
+    # Native kernels have one graph, which is there before anybody can look.
+    with ServerProcess("--users", "8", "--kernels", "portable", ready=False) as process:
         seen: list[int] = []
 
         def has_graphs() -> bool:

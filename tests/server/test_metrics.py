@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from glm_multiuser.server.metrics import GAUGES
+from tests.engine.mixed_runner import MixedRunner
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
     FAILS,
@@ -25,6 +27,7 @@ from tests.server.in_process import (
     PATIENCE,
     InProcessServer,
     in_process_server,
+    mock_llm,
     mock_settings,
     wait_until,
 )
@@ -151,13 +154,31 @@ def test_users_of_one_step_are_counted_together() -> None:
         with SingleSteps() as steps:
             asked = [in_background(ask, server, long_prompts(1)[0]) for _ in range(2)]
             wait_until(lambda: server.service.running == 2)
-            for _ in range(4):  # prefill, decode of one, prefill, decode of both
+            for _ in range(3):  # prefill; prefill and decode of one; decode of both
                 steps.step()
             after = samples(server)
             assert after["glm_batch_rows_count", "mock"] == 2
             assert after["glm_batch_rows_sum", "mock"] == 3
             assert after["glm_active_users", "mock"] == 2
             assert before["glm_active_users", "mock"] == 0
+        for one in asked:
+            one.result(PATIENCE)
+
+
+def test_a_step_with_prompts_and_decode_rows_is_one_decode_step() -> None:
+    open_llm = partial(mock_llm, runner_class=MixedRunner)
+    with in_process_server(mock_settings(users=2), open_llm) as server:
+        asked = []
+        with SingleSteps() as steps:
+            for count in (1, 2):
+                asked.append(in_background(ask, server, long_prompts(1)[0]))
+                wait_until(lambda count=count: server.service.running == count)
+                steps.step()
+            after = samples(server)
+            assert after["glm_step_seconds_count", "prefill", "mock"] == 1
+            assert after["glm_step_seconds_count", "mixed", "mock"] == 1
+            assert after["glm_batch_rows_count", "mock"] == 1
+            assert after["glm_batch_rows_sum", "mock"] == 2
         for one in asked:
             one.result(PATIENCE)
 

@@ -190,7 +190,7 @@ def test_a_model_is_loaded_again_when_something_about_it_changes(device: Device)
 def test_a_model_for_which_there_is_no_memory_is_refused_with_numbers(device: Device) -> None:
     one = ModelSettings("one", CHECKPOINT, users=2)
     two = ModelSettings("two", CHECKPOINT, users=2, load=False)
-    needed = memory_bytes(one, "CPU")
+    needed = memory_bytes(one, mock_settings())
     settings = replace(mock_settings(), models=(one, two), memory_bytes=int(1.5 * needed))
     with in_process_server(settings, device.open_llm) as server, nothing_stays(server):
         with pytest.raises(ConfigError) as error:

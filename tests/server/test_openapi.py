@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.in_process import InProcessServer, in_process_server, mock_settings
+from tests.server.in_process import PATIENCE, InProcessServer, in_process_server, mock_settings
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 EXAMPLES = 3
@@ -44,6 +44,8 @@ def schemathesis(server: InProcessServer, folder: Path, *arguments: str) -> None
 
 def test_every_path_of_every_protocol_is_described() -> None:
     with in_process_server() as server:
-        paths = httpx.get(f"{server.url}/openapi.json", trust_env=False).json()["paths"]
+        paths = httpx.get(f"{server.url}/openapi.json", trust_env=False, timeout=PATIENCE).json()[
+            "paths"
+        ]
     assert {"/", "/llm/generate", "/status", "/metrics", "/v1/chat/completions"} <= set(paths)
     assert {"/v2/health/ready", "/v2/models/{name}/infer"} <= set(paths)

@@ -62,7 +62,7 @@ def test_slots_show_what_runs_in_them() -> None:
             (slot["state"], slot["user"], slot["yours"], slot["prompt_tokens"])
             for slot in status["slots"]
         ] == [("decode", "me", True, len(prompt) + 1), ("decode", None, True, len(prompt) + 1)]
-        assert [slot["generated_tokens"] for slot in status["slots"]] == [3, 2]
+        assert [slot["generated_tokens"] for slot in status["slots"]] == [4, 3]
         assert status["queue"] == {"waiting": 1, "limit": 4}
         assert status["totals"]["requests"] == 3
         for one in asked:

@@ -1,0 +1,98 @@
+"""The model in numpy with prompts and decode rows in one call, as `OneGraphRunner` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Callable, Optional
+
+import numpy as np
+
+from glm_multiuser.engine.one_graph import OneGraphRunner
+from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.scheduler import Step
+from tests.engine.mock_runner import (
+    SEQ_LENGTH,
+    VOCAB,
+    Call,
+    Memory,
+    MockResults,
+    MockRunner,
+    written,
+)
+
+
+class MixedRunner(MockRunner):
+    """A `MockRunner` that runs a whole step as one call, of the kind "mixed".
+
+    Tokens replace what is at their positions and nothing else, as the native kernels do it: behind
+    them stays what an earlier user of the slot left, which changes an answer if it is read.
+
+    Args:
+        chunk: tokens of prompts that one call takes in, as for a causal model, the last prompt cut
+            where the room ends; None: whole prompts, as many as fit into `WHOLE_ROOM` tokens, and
+            longer ones some layers in each call.
+        most_prompts: means nothing here.
+    """
+
+    WHOLE_ROOM = 12
+    LAYERS = 3
+
+    def __init__(
+        self,
+        users: int,
+        before: Callable[[Call], None] = lambda call: None,
+        most_prompts: int = 1,
+        chunk: Optional[int] = None,
+    ) -> None:
+        super().__init__(users, before, most_prompts, chunk)
+        self._room = self.WHOLE_ROOM if chunk is None else chunk
+        self.model.config.num_layers = self.LAYERS
+
+    def _lay_out(self, users: int) -> None:
+        super()._lay_out(users)
+        self._on_the_way: list[Request] = []
+        self._first_layer = self._last_layer = 0
+        self._carried: tuple[list[Request], int] = ([], 0)
+        """Who is on the way through the layers, and how many of them are behind it."""
+
+    # The real ones need no more of a runner than there is here.
+    take = OneGraphRunner.take  # type: ignore[assignment]
+    _take_whole = OneGraphRunner._take_whole
+    _layers_of = OneGraphRunner._layers_of
+
+    def parts(self, step: Step) -> Sequence[Step]:
+        return [step] if step.requests else []
+
+    def run(self, step: Step) -> MockResults:
+        with self._alone():
+            self._enter(Call("mixed", step.requests))
+            counts = {slot: piece.tokens for slot, piece in step.prompts.items()}
+            longest = SEQ_LENGTH if self.chunk is None else self._room
+            assert sum(counts.values()) <= longest, "more tokens than the graph has rows"
+            self._carry(step)
+            rows = {}
+            for slot, request in step.requests.items():
+                if counts.get(slot, 1) == 0:
+                    continue
+                start = request.computed_tokens
+                end = start + counts.get(slot, 1)
+                token_ids = request.token_ids(start, end)
+                assert len(token_ids) == end - start, "a step has tokens that do not exist"
+                self.memory[slot, start:end] = written(token_ids)
+                rows[slot] = self._logits(slot, request, end)
+            answered = [rows[slot] for slot in step.answered]
+            return MockResults(np.array(answered, np.float32).reshape(-1, VOCAB))
+
+    def _carry(self, step: Step) -> None:
+        """Prompts must go through every layer, one behind the other."""
+        first, last = self._layers_of(step)
+        if self.chunk is not None or not step.prompts:
+            return
+        prompts = [piece.request for piece in step.prompts.values()]
+        assert first == 0 or self._carried == (prompts, first), "layers were left out"
+        assert last > first
+        assert (last > self.LAYERS) == any(piece.tokens for piece in step.prompts.values())
+        self._carried = prompts, last
+
+    def _overwrite(self, slot: int, content: Memory) -> None:
+        self.memory[slot, : len(content)] = content

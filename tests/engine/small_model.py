@@ -1,0 +1,79 @@
+"""A small random model on the real device, and the answers to some prompts of every length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from glm_multiuser import GenerationResult, ModelConfig, MultiUserLLM, SamplingParams
+from glm_multiuser.device_thread import DEVICE_THREAD
+
+MODEL = ModelConfig(
+    vocab_size=96,
+    hidden_size=64,
+    num_layers=2,
+    num_attention_heads=4,
+    inner_hidden_size=128,
+    max_sequence_length=64,
+    bos_token_id=92,
+    eos_token_id=93,
+    mask_token_id=94,
+    gmask_token_id=95,
+)
+SEQ_LENGTH = 28
+FLOAT32 = 4
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    token_ids: list[int] = np.random.default_rng(seed).integers(0, 90, length).tolist()
+    return token_ids
+
+
+# With blocks of 20 positions one stays in the first, one crosses into the second, one begins there.
+PROMPTS = [prompt(1, 3), prompt(2, 12), prompt(3, 21)]
+
+
+class Heard:
+    """Tokens with their log-probabilities, which notice what may not change a token yet."""
+
+    def __init__(self, result: GenerationResult) -> None:
+        assert result.finish_reason == "length"
+        assert result.logprobs is not None
+        self.token_ids = result.token_ids
+        self.logprobs = [one.logprob for one in result.logprobs]
+
+    def __eq__(self, other: object) -> bool:
+        # Other numbers of slots may be computed with other roundings.
+        return (
+            isinstance(other, Heard)
+            and self.token_ids == other.token_ids
+            and np.allclose(self.logprobs, other.logprobs, rtol=0.0, atol=1e-6)
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.token_ids} {self.logprobs}"
+
+    @property
+    def bits(self) -> Any:
+        """To be compared where nothing may be rounded differently."""
+        return self.token_ids, self.logprobs
+
+
+def answers(llm: MultiUserLLM, prompts: list[list[int]] = PROMPTS) -> list[Heard]:
+    return [Heard(one) for one in llm.generate(prompts, GREEDY)]
+
+
+def one_by_one(llm: MultiUserLLM, prompts: list[list[int]] = PROMPTS) -> list[Heard]:
+    """Answers that all come out of the same slot."""
+    return [answers(llm, [one])[0] for one in prompts]
+
+
+def cache_bytes(llm: MultiUserLLM) -> int:
+    """What everybody's keys and values take."""
+    parameters = llm._runner.model.get_parameters()
+    caches = [one for one in parameters if one.name.endswith(("key_past", "value_past"))]
+    held: int = DEVICE_THREAD.call(lambda: sum(cache.nbytes for cache in caches))
+    return held
