@@ -107,8 +107,6 @@ def why_not_native(config: EngineConfig, numerics: Numerics) -> str:
         return "kernels is 'portable'"
     if numerics.compute != "float32":
         return f"they compute in float32, not in {numerics.compute}"
-    if config.users_per_cell not in (None, 1):
-        return f"they have a cell for each user, not one for {config.users_per_cell}"
     if config.kernels == "auto" and os.environ.get(library.SWITCH) == "0":
         return f"{library.SWITCH} is 0"
     return library.why_not(config.device_target)

@@ -240,19 +240,20 @@ class EngineConfig:
         seq_length: tokens that each user can hold, prompt and answer together.
         max_queue: requests that may wait; one more raises `QueueFullError`.
         max_queue_per_user: requests of one user that may wait; one more raises `UserBusyError`.
-        users_per_cell: rows of one `KVPast` cell, 1 to `users`. None: one cell for all, which
-            was measured to be fastest.
+        users_per_cell: users of one cell of keys and values, 1 to `users`. None: one cell for
+            all, which was measured to be fastest.
         batch_invariant: a user's logits do not depend, to the last bit, on how many others decode
             in the same step. It pads every decode step to a whole number of the matrix kernel's
             tiles, which a user who is alone on the engine pays for.
-        prefill_chunk: of a causal model: tokens of a prompt that enter between two decode steps
-            of the other users. None: what suits the device. ChatGLM-6B's prompts enter whole.
+        prefill_chunk: tokens of prompts that enter in a step beside everybody else's next token.
+            None: what suits the device. A prompt of ChatGLM-6B enters whole; with native kernels
+            a longer one goes through some layers in each step.
         cache_prompt: of a causal model: whether a prompt starts behind what its user's slot still
             holds of it.
         dtype: "float32", "float16", or None for the device's own choice.
         kernels: "native", the kernels of `glm_multiuser.kernels`, which are for the CPU;
             "portable", MindSpore's operators; or "auto", native where they can be used. They
-            compute in float32 and have a cell for each user.
+            compute in float32.
         weight_dtype: of the matrices: "float32", "bfloat16" or "int8" with native kernels; None:
             `dtype`.
         device_target: "CPU" or "Ascend".

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
+from glm_multiuser.models.user_past import read_user_past, write_user_past
+
 
 def fill_with_nan(runner: Any, slot: int) -> None:
     """Keys and values of all layers and positions; on the device thread."""
@@ -14,7 +16,5 @@ def fill_with_nan(runner: Any, slot: int) -> None:
         for block, zeros in enumerate(runner._zeros):
             runner._replace(slot, block, Tensor(np.full(zeros.shape, np.nan, np.float32)))
         return
-    for layer in runner.model.layer_cells():
-        past = layer.kv_past[slot]
-        for parameter in (past.key_past, past.value_past):
-            parameter.set_data(Tensor(np.full(parameter.shape, np.nan, np.float32)))
+    past = read_user_past(runner.model, slot, runner.engine.seq_length)
+    write_user_past(runner.model, slot, [np.full_like(one, np.nan) for one in past])

@@ -89,8 +89,8 @@ def run_checks(folder: Path, golden: Path, **device: Any) -> Iterator[CheckResul
         yield CheckResult("start", "FAILED", one_line(error))
         return
     yield CheckResult("start", "ok", f"{folder} is ready for {USERS} users")
-    yield CheckResult("kernels", "ok", kernels_of(llm))
     with llm:
+        yield CheckResult("kernels", "ok", kernels_of(llm))
         for name, check in MODEL_CHECKS.items():
             yield guarded(name, lambda check=check: check(llm, folder))  # type: ignore[misc]
 

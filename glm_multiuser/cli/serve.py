@@ -33,8 +33,7 @@ def command(
     prefill_chunk: Annotated[
         Optional[int],
         typer.Option(
-            help="Tokens of a prompt that enter between two steps of the other users; of every "
-            "family but ChatGLM-6B, whose prompts enter whole.",
+            help="Tokens of prompts that enter in a step beside the other users' next tokens.",
             show_default="what suits the device",
         ),
     ] = None,

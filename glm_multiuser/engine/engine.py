@@ -46,7 +46,7 @@ class StepReport:
     Attributes:
         kind: "prefill", "decode", or "mixed" where one graph does both.
         rows: requests that took part.
-        seconds: from the schedule to the last token handed out.
+        seconds: of its graph, up to the last token handed out.
     """
 
     kind: str

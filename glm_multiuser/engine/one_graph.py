@@ -37,7 +37,9 @@ class OneGraphRunner(GraphRunner):
 
     def _lay_out(self, users: int) -> None:
         self.users = users
-        self.layout = CellLayout.plan(users, self.engine.seq_length, self.engine.seq_length, 1)
+        per_cell = min(self.engine.users_per_cell or users, users)
+        length = self.engine.seq_length
+        self.layout = CellLayout.plan(users, length, length, per_cell)
         self.model.set_layout(self.layout)
         self._forward: Any = ForwardUsers(self.model)
         # MindSpore's phase for incremental inference: once compiled, a call goes straight to the
@@ -186,8 +188,7 @@ class OneGraphRunner(GraphRunner):
     ) -> DeviceResults:
         count = plan[0]
         columns = np.zeros((4 + self._parts_of_head, self._height), np.int32)
-        if count:
-            columns[:, :count] = (*tokens, *angles)
+        columns[:, :count] = (*tokens, *angles)
         padded_rows = np.zeros(self.users, np.int32)
         padded_rows[: len(rows)] = rows
         results, finite, logits = self._run_graph(
@@ -206,8 +207,8 @@ class OneGraphRunner(GraphRunner):
 
     def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
         """Copies a slot's keys and values to the host."""
-        return read_user_past(self.model.layer_cells(), slot, request.computed_tokens)
+        return read_user_past(self.model, slot, request.computed_tokens)
 
     def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
         """Puts into a slot what `save` copied out of this or another one."""
-        write_user_past(self.model.layer_cells(), slot, saved)
+        write_user_past(self.model, slot, saved)

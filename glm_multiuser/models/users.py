@@ -19,7 +19,7 @@ from glm_multiuser.models.attention import MASKED, ScaledSoftmax
 from glm_multiuser.models.graphs import User
 from glm_multiuser.models.kv_past import CellLayout, KVPast
 from glm_multiuser.models.layers import Embedding, Linear, Numerics
-from glm_multiuser.models.user_past import AttendOwn, UserPast
+from glm_multiuser.models.user_past import AttendOwn, OwnPast
 
 MOST_PROMPTS = 4
 """Prompts that one graph call takes in at most."""
@@ -67,7 +67,7 @@ class MultiUserLayer(nn.Cell):
         if self.native:
             length = layout.seq_length
             self.kv_past = nn.CellList(
-                [UserPast(self.kv_heads, length, self.head_dim) for _ in range(layout.users)]
+                [OwnPast(users, self.kv_heads, length, self.head_dim) for users in layout.sizes]
             )
             return
         self.kv_past = nn.CellList(
@@ -98,8 +98,8 @@ class MultiUserLayer(nn.Cell):
             `[tokens, hidden_size]`.
         """
         past: tuple[Any, ...] = ()
-        for user in self.kv_past:
-            past = (*past, user.key_past, user.value_past)
+        for cell in self.kv_past:
+            past = (*past, cell.key_past, cell.value_past)
         rotary = (self.rotary.cosine, self.rotary.sine, self.rotary.partner)
         return self.attention_of_users((query, key, value), step, rotary, past)
 

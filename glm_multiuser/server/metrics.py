@@ -39,7 +39,7 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("prompt_tokens", "Tokens that came in.", lambda stats: stats.prompt_tokens),
     ("generated_tokens", "Tokens that went out.", lambda stats: stats.tokens_generated),
-    ("steps", "Prefills and decode steps.", lambda stats: stats.steps),
+    ("steps", "Steps: prompts, decode rows, or both.", lambda stats: stats.steps),
 )
 
 
@@ -78,7 +78,9 @@ class Metrics:
             buckets=STEP_BUCKETS,
             registry=self.registry,
         )
-        self.batch_rows = self._histogram("batch_rows", "Users in a decode step.", ROW_BUCKETS)
+        self.batch_rows = self._histogram(
+            "batch_rows", "Users in a step that decodes.", ROW_BUCKETS
+        )
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"glm_{name}", text, ("model",), buckets=buckets, registry=self.registry)

@@ -30,12 +30,11 @@ def chosen(**settings: Any) -> tuple[bool, str, str]:
 def test_native_where_they_can_be_used(kernels: str, weight: Any) -> None:
     expected = (True, "float32", weight or "float32")
     assert chosen(kernels=kernels, weight_dtype=weight) == expected
-    assert chosen(kernels=kernels, weight_dtype=weight, users_per_cell=1) == expected
+    assert chosen(kernels=kernels, weight_dtype=weight, users_per_cell=3) == expected
 
 
 CANNOT = [
     ({"dtype": "float16"}, "they compute in float32, not in float16"),
-    ({"users_per_cell": 2}, "they have a cell for each user, not one for 2"),
     ({"device_target": "Ascend", "dtype": "float32"}, "they are for the CPU, not for Ascend"),
 ]
 

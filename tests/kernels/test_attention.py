@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.kernels.attention_step import TABLE_ROWS, Cache, Shape, Step, Token, random_cache
-from tests.kernels.calling import PROPERTY, bits
+from tests.kernels.calling import PROPERTY, bits, call
 from tests.kernels.memory import placed
 
 pytestmark = pytest.mark.usefixtures("level")
@@ -192,3 +192,29 @@ def test_positions_that_nobody_sees_need_not_even_exist(filled: int) -> None:
         np.lib.stride_tricks.as_strided(values, full.values.shape, full.values.strides),
     )
     assert bits(step.run([cut])) == bits(expected)
+
+
+@pytest.mark.parametrize("per_cell", [1, 2, 3, 5])
+def test_users_may_share_a_cell(per_cell: int) -> None:
+    shape = Shape(kv_heads=2, group=3, head_dim=24, parts=2)
+    caches = [random_cache(shape, 40, 20, seed) for seed in range(5)]
+    tokens = [token for user in (3, 0, 4, 2, 1) for token in prompt(user, 20, 21 + user, 2)]
+    step = Step.random(shape, tokens, 8)
+    alone, together = copies(caches), copies(caches)
+    expected = step.run(alone)
+    cells = [together[first : first + per_cell] for first in range(0, 5, per_cell)]
+    shared = [
+        Cache(
+            placed(np.stack([cache.keys for cache in cell])),
+            placed(np.stack([cache.values for cache in cell])),
+        )
+        for cell in cells
+    ]
+    np.testing.assert_array_equal(bits(step.run(shared)), bits(expected))
+    for user, cache in enumerate(alone):
+        cell, row = divmod(user, per_cell)
+        np.testing.assert_array_equal(bits(shared[cell].keys[row]), bits(cache.keys))
+        np.testing.assert_array_equal(bits(shared[cell].values[row]), bits(cache.values))
+    outside = Step.random(shape, [Token(5, 1, 2, (0, 0))], 9)
+    output = placed(np.zeros((1, 6 * 24), np.float32))
+    assert call("attention", *outside.arguments(shared, 1), output) != 0

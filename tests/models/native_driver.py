@@ -34,6 +34,7 @@ class NativeDriver:
         weight: type of the matrices.
         rotary: type in which the rotary tables are computed.
         config: of the model; default: what the folder says.
+        users_per_cell: default: all in one.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class NativeDriver:
         weight: str = "float32",
         rotary: str = "float32",
         config: Optional[AnyModelConfig] = None,
+        users_per_cell: Optional[int] = None,
     ) -> None:
         self.config = config or read_model_config(folder)
-        engine = EngineConfig(users, seq_length, prefill_chunk=chunk)
+        engine = EngineConfig(users, seq_length, prefill_chunk=chunk, users_per_cell=users_per_cell)
         numerics = Numerics(native=True, weight=weight, rotary=rotary)
 
         def make() -> OneGraphRunner:

@@ -4,6 +4,7 @@ prompts whole and in pieces, alone and beside others, with packed weights of eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 import pytest
@@ -49,10 +50,11 @@ def test_later_turns_start_behind_what_the_slot_holds(name: str) -> None:
             assert request.cached_tokens >= 30 or case.name.endswith(("turn0", "user0"))
 
 
-def test_all_at_once() -> None:
+@pytest.mark.parametrize("users_per_cell", [None, 1, 3])
+def test_all_at_once(users_per_cell: Optional[int]) -> None:
     """Every case its own user, all in the same steps."""
     reference = read_reference("chatglm_6b_3layers", TOLERANCES["chatglm_6b_3layers"])
-    driver = driver_of(reference, len(reference.short), SHORT)
+    driver = driver_of(reference, len(reference.short), SHORT, users_per_cell=users_per_cell)
     requests = dict(enumerate(driver.request(case.token_ids) for case in reference.short))
     last: dict[int, np.ndarray] = {}
     length = max(len(case.greedy["fp32"]) for case in reference.short)

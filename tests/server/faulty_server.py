@@ -32,11 +32,10 @@ def nan() -> None:
 
     def poisoned(runner: OneGraphRunner, step: Step) -> Any:
         results = run(runner, step)
-        layers = runner.model.layer_cells()
         for slot, piece in step.prompts.items():
             if marker <= set(piece.request.prompt_token_ids):
-                past = read_user_past(layers, slot, runner.engine.seq_length)
-                write_user_past(layers, slot, [np.full_like(one, np.nan) for one in past])
+                past = read_user_past(runner.model, slot, runner.engine.seq_length)
+                write_user_past(runner.model, slot, [np.full_like(one, np.nan) for one in past])
         return results
 
     OneGraphRunner.run = poisoned  # type: ignore[method-assign]

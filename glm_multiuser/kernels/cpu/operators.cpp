@@ -258,7 +258,9 @@ OPERATOR(next_token) {
 //     x[i] becomes x[i] * cosine[i] + x[partner[i]] * sine[i]
 // settings int32 [6]: heads, key/value heads, head_dim, first column of query, key, value
 // scale [1]: of queries
-// then for each user: keys [heads, tiles, head_dim, TILE] and values [heads, positions, head_dim]
+// then for each cell keys [users, heads, tiles, head_dim, TILE] and values [users, heads, positions,
+//     head_dim]; all but the last have as many users as the first. Without the first axis a cell is
+//     one user's.
 // -> context [tokens, heads * head_dim]
 OPERATOR(attention) {
   constexpr int USED = 3, FIRST_CACHE = 12;
@@ -270,15 +272,21 @@ OPERATOR(attention) {
   const auto* settings = (const int32_t*)data[10];
   const float scale = *(const float*)data[11];
   const int64_t tokens = rows_in_use(data, shapes, USED);
-  const int64_t caches = (count - FIRST_CACHE - 1) / 2;
+  const int64_t cells = (count - FIRST_CACHE - 1) / 2;
   const int64_t heads = settings[0], kv_heads = settings[1], head_dim = settings[2];
   const int64_t group = heads / kv_heads, width = heads * head_dim;
   const int64_t parts = shapes[6][0], angles_stride = shapes[6][1], part = shapes[7][1];
   auto* out = (float*)data[count - 1];
-  REFUSE_UNLESS(caches > 0 && (count - FIRST_CACHE - 1) % 2 == 0 && part * parts == head_dim);
-  const auto capacity = [&](int32_t user) { return shapes[FIRST_CACHE + 2 * user + 1][1]; };
+  REFUSE_UNLESS(cells > 0 && (count - FIRST_CACHE - 1) % 2 == 0 && part * parts == head_dim);
+  const bool shared = ranks[FIRST_CACHE] == 5;
+  const int64_t per_cell = shared ? shapes[FIRST_CACHE][0] : 1;
+  REFUSE_UNLESS(per_cell > 0);
+  const auto cell_of = [&](int32_t user) { return FIRST_CACHE + 2 * (user / per_cell); };
+  const auto capacity = [&](int32_t user) { return shapes[cell_of(user) + 1][shared ? 2 : 1]; };
+  const int64_t users_here =
+      (cells - 1) * per_cell + (shared ? shapes[FIRST_CACHE + 2 * (cells - 1)][0] : 1);
   for (int64_t t = 0; t < tokens; ++t) {
-    REFUSE_UNLESS(users[t] >= 0 && users[t] < caches);
+    REFUSE_UNLESS(users[t] >= 0 && users[t] < users_here);
     REFUSE_UNLESS(writes[t] >= 0 && writes[t] < capacity(users[t]));
     REFUSE_UNLESS(sees[t] > 0 && sees[t] <= capacity(users[t]));
     for (int64_t p = 0; p < parts; ++p) {
@@ -290,11 +298,13 @@ OPERATOR(attention) {
     return (const float*)data[which] + token * shapes[which][1] + settings[3 + which];
   };
   const auto keys_of = [&](int32_t user, int64_t head) {
-    const int64_t* shape = shapes[FIRST_CACHE + 2 * user];
-    return (float*)data[FIRST_CACHE + 2 * user] + head * shape[1] * head_dim * glm::TILE;
+    const int64_t cell = cell_of(user), tiles = shapes[cell][shared ? 2 : 1];
+    const int64_t row = user % per_cell * kv_heads + head;
+    return (float*)data[cell] + row * tiles * head_dim * glm::TILE;
   };
   const auto values_of = [&](int32_t user, int64_t head) {
-    return (float*)data[FIRST_CACHE + 2 * user + 1] + head * capacity(user) * head_dim;
+    const int64_t row = user % per_cell * kv_heads + head;
+    return (float*)data[cell_of(user) + 1] + row * capacity(user) * head_dim;
   };
 
   // All keys and values are in place before anybody looks at them.
