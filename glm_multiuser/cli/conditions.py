@@ -34,8 +34,8 @@ def workload(settings: RunSettings) -> dict[str, Any]:
     return {
         "device_target": options["device_target"],
         "dtype": options["dtype"] or default_dtype,
-        "kernels": options["kernels"],
-        "weight_dtype": options["weight_dtype"] or options["dtype"] or default_dtype,
+        "kernels": options.get("kernels", "auto"),
+        "weight_dtype": options.get("weight_dtype") or options["dtype"] or default_dtype,
         "batch_invariant": options["batch_invariant"],
         "weights": "checkpoint" if settings.checkpoint else "random",
         "hidden_size": config.hidden_size,
