@@ -65,8 +65,8 @@ def check(cases: Iterable[Case], results: Iterable[GenerationResult]) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[("native", None), ("portable", None), ("portable", 3)],
-    ids=["native", "one cell", "cells of three"],
+    params=[("native", None), ("portable", 3)],
+    ids=["native", "portable, cells of three"],
 )
 def llm(request: pytest.FixtureRequest, three: Reference) -> Iterator[MultiUserLLM]:
     """Eight users. In cells of three there is room for half of the cases, otherwise for all."""
@@ -137,11 +137,10 @@ def test_resize_in_the_middle(
         check(cases, answer(engine, cases))
 
 
-@pytest.mark.parametrize("kernels", ["native", "portable"])
-def test_long_prompts(kernels: str, three: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts(three: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "SMALLEST_PROMPT", 512)  # fewer graphs
     cases = [*three.long, three.short[5]]
-    with start(three.folder, users=3, seq_length=640, kernels=kernels) as engine:
+    with start(three.folder, users=3, seq_length=640) as engine:
         check(cases, answer(engine, cases))
         assert engine.stats().compiles_after_ready == 0
 
