@@ -6,6 +6,7 @@ import codecs
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import assume, given, settings
@@ -66,7 +67,8 @@ def polled(server: InProcessServer, prompt: str, patterns: Iterator[int]) -> lis
     """The answers to calls before each of which the engine makes so many steps."""
     answers: list[dict[str, Any]] = []
     cache_id = next(ids)
-    with SingleSteps() as steps:
+    # On a busy machine the first call must not give up waiting before its step is made.
+    with SingleSteps() as steps, mock.patch("glm_multiuser.server.step.WAIT_SECONDS", PATIENCE):
         first = in_background(step, server, cache_id, prompt)
         before = server.service.requests
         wait_until(lambda: server.service.requests > before or first.done())
