@@ -79,7 +79,13 @@ def running_sums(masses: Floats) -> Doubles:
 
 
 def totals_of(masses: Floats) -> Doubles:
-    return running_sums(fold(masses, np.add, WALK_COLUMNS))[:, -1]
+    """[rows], in memory of their own.
+
+    A view of the last column seems to NumPy to reach over whatever stands behind it. Where that is
+    the result of the next function, NumPy takes its scalar loop, and a logarithm may come out an
+    ulp beside the one of its vector loop: the heap would decide about the last bit.
+    """
+    return running_sums(fold(masses, np.add, WALK_COLUMNS))[:, -1].copy()
 
 
 def pick(masses: Floats, uniforms: Doubles) -> tuple[Ids, Doubles]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose
-from glm_multiuser.sampling_rows import nucleus
+from glm_multiuser.sampling_rows import nucleus, totals_of
 from tests.sampling.reference import assert_fits, distribution
 
 # Every way through the arithmetic, and what they share.
@@ -213,6 +213,14 @@ class TestCandidates:
             first, last = (FixedSampler(SamplingParams(**wanted), (), (), 40) for _ in range(2))
             last.number = 1 - 2**-53
             assert {token_of(choice) for choice in choose(logits, [first, last])} == {7, 30}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sums_do_not_seem_to_reach_over_what_stands_behind_them(rows: int) -> None:
+    """As a view they would: then the heap decides which loop NumPy takes for their logarithm."""
+    totals = totals_of(np.ones((rows, 50), np.float32))
+    assert totals.tolist() == [50.0] * rows
+    assert totals.base is None
 
 
 @pytest.mark.parametrize("share", [1e-9, 0.1, 0.5, 0.9, 0.999])
