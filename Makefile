@@ -12,7 +12,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test browser torch coverage lint types bench selfcheck clean
+.PHONY: help demo serve test browser torch deploy coverage lint types bench selfcheck clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
@@ -22,6 +22,7 @@ help:
 	@echo "make test       all tests; afterwards \`make coverage\` checks how much they covered"
 	@echo "make browser    Chromium for the tests of the web page, which are skipped without it (Debian, root)"
 	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
+	@echo "make deploy     Triton and Ray for the tests that need them, which are skipped without"
 	@echo "make lint       ruff"
 	@echo "make types      mypy --strict"
 	@echo "make clean      removes what the other targets left, except .venv"
@@ -41,6 +42,10 @@ browser:
 torch: $(INSTALLED)
 	@$(BIN)/python -c 'import torch' 2> /dev/null || { echo "Installing PyTorch into .venv ..." && \
 	    $(BIN)/python -m pip install -q -e '.[torch]' -c constraints.txt; }
+
+deploy: $(INSTALLED)
+	@$(BIN)/python -c 'import pytriton, ray' 2> /dev/null || { echo "Installing Triton and Ray into .venv ..." && \
+	    $(BIN)/python -m pip install -q -e '.[triton,ray]' -c constraints.txt; }
 
 # Reads what `make test` measured.
 coverage: $(INSTALLED)
