@@ -85,7 +85,8 @@ def choose_numerics(config: EngineConfig) -> Numerics:
     numerics = Numerics.of(
         config.dtype or device.DEFAULT_DTYPE[config.device_target], config.device_target
     )
-    reason = why_not_native(config, numerics)
+    choice = portable_by_choice(config, numerics)
+    reason = choice or library.why_not(config.device_target)
     if not reason:
         return replace(numerics, native=True, weight=config.weight_dtype or "float32")
     if config.kernels == "native":
@@ -95,21 +96,21 @@ def choose_numerics(config: EngineConfig) -> Numerics:
             f"weight_dtype {config.weight_dtype!r} needs native kernels, but {reason}"
         )
     # Worth a line that is seen where nobody asked for it: these operators are the slower ones.
-    surprising = config.kernels == "auto" and reason == library.why_not("CPU")
-    level = logging.WARNING if surprising else logging.INFO
+    expected = choice or config.device_target != "CPU"
+    level = logging.INFO if expected else logging.WARNING
     logger.log(level, "native kernels are not used, but MindSpore's operators: %s", reason)
     return numerics
 
 
-def why_not_native(config: EngineConfig, numerics: Numerics) -> str:
-    """Why native kernels are not used; "" if they are."""
+def portable_by_choice(config: EngineConfig, numerics: Numerics) -> str:
+    """Which setting rules native kernels out; "" if none does."""
     if config.kernels == "portable":
         return "kernels is 'portable'"
     if numerics.compute != "float32":
         return f"they compute in float32, not in {numerics.compute}"
     if config.kernels == "auto" and os.environ.get(library.SWITCH) == "0":
         return f"{library.SWITCH} is 0"
-    return library.why_not(config.device_target)
+    return ""
 
 
 def make_runner(model: MultiUserModel, config: EngineConfig) -> GraphRunner:
