@@ -54,9 +54,8 @@ inline float weigh(float* scores, int count, float& largest, float& total) {
   vec sums{};
   for (int i = 0; i < KEYS; i += WIDTH) {
     const vec weight = exponential(load(scores + i) - now);
-    const vec none{};
     const ivec exists = (ivec)(load(scores + i) != all(lowest));
-    store(scores + i, (vec)((ivec)weight & exists) + none);
+    store(scores + i, (vec)((ivec)weight & exists));
     sums += load(scores + i);
   }
   total = total * factor + sum(sums);

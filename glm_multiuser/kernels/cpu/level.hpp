@@ -9,6 +9,12 @@ namespace glm {
 constexpr int PANEL = 32;  // outputs of a linear layer whose weights lie together
 constexpr int TILE = 16;   // positions of a key cache that lie together
 constexpr int ROWS = 64;   // query rows that one piece of attention takes in at most
+constexpr int KEYS = 128;  // positions between two corrections of the streaming softmax
+
+inline int64_t attention_scratch(int64_t head_dim) {
+  constexpr int64_t WIDEST = 16;  // vector of any level; contexts are rounded up to whole ones
+  return ROWS * (head_dim + WIDEST + 2) + 4 * KEYS;
+}
 
 enum class Weight { float32, bfloat16, int8 };
 enum class Finish { none, gelu, add };
@@ -18,7 +24,6 @@ struct LinearPanel {
   const void* x;         // rows as `lay_row` leaves them; float32 ones also as they are
   int64_t row_bytes;     // from one row to the next
   const void* weight;    // one panel, packed as packing.py says
-  const void* next;      // the panel that this thread will probably want next, or null
   const float* bias;     // [columns]
   const float* residual; // [rows, stride], for Finish::add
   float* y;              // [rows, stride]
@@ -38,8 +43,6 @@ struct Attention {
   int64_t head_dim;
   int count;             // at most ROWS
 };
-
-inline int64_t attention_scratch(int64_t head_dim);
 
 struct Level {
   const char* name;
@@ -62,13 +65,6 @@ struct Level {
   int64_t (*argmax)(const float* x, int64_t size);
   bool (*all_finite)(const float* x, int64_t size);
 };
-
-constexpr int KEYS = 128;  // positions between two corrections of the streaming softmax
-
-inline int64_t attention_scratch(int64_t head_dim) {
-  constexpr int64_t WIDEST = 16;  // vector of any level; contexts are rounded up to whole ones
-  return ROWS * (head_dim + WIDEST + 2) + 4 * KEYS;
-}
 
 const Level& level();              // the best that this processor has, or what was forced
 bool force_level(const char* name);  // "" for the best; false: unknown here

@@ -108,7 +108,7 @@ inline ivec widen(const char* from) {
 // or two where weights come in pairs.
 struct Float32 {
   typedef float X;
-  static constexpr int inputs = 1, scale_bytes = 0;
+  static constexpr int scale_bytes = 0;
   static int64_t steps(int64_t depth) { return depth; }
   static constexpr int64_t step_bytes = PANEL * sizeof(float);
 
@@ -125,7 +125,7 @@ struct Float32 {
 };
 
 struct BFloat16 {
-  static constexpr int inputs = 2, scale_bytes = 0;
+  static constexpr int scale_bytes = 0;
   static int64_t steps(int64_t depth) { return (depth + 1) / 2; }
   static constexpr int64_t step_bytes = PANEL * 2 * sizeof(uint16_t);
 
@@ -150,7 +150,7 @@ struct BFloat16 {
 };
 
 struct Int8 {
-  static constexpr int inputs = 2, scale_bytes = PANEL * sizeof(float);
+  static constexpr int scale_bytes = PANEL * sizeof(float);
   static int64_t steps(int64_t depth) { return (depth + 1) / 2; }
   static constexpr int64_t step_bytes = PANEL * 2;
   typedef Pair X;

@@ -60,13 +60,18 @@ int64_t rows_in_use(void** data, int64_t** shapes, int used) {
   return std::max<int64_t>(0, std::min<int64_t>(shapes[0][0], *(const int32_t*)data[used]));
 }
 
+// work(0) to work(count - 1), so many together in a piece.
+template <class Work>
+void share_together(int64_t count, int64_t together, Work work) {
+  glm::share((count + together - 1) / together, [&](int64_t piece) {
+    const int64_t last = std::min(count, (piece + 1) * together);
+    for (int64_t number = piece * together; number < last; ++number) work(number);
+  });
+}
+
 template <class Work>
 void share_rows(int64_t rows, int64_t size, Work work) {
-  const int64_t together = std::max<int64_t>(1, NUMBERS_PER_PIECE / std::max<int64_t>(1, size));
-  glm::share((rows + together - 1) / together, [&](int64_t piece) {
-    const int64_t last = std::min(rows, (piece + 1) * together);
-    for (int64_t row = piece * together; row < last; ++row) work(row);
-  });
+  share_together(rows, std::max<int64_t>(1, NUMBERS_PER_PIECE / std::max<int64_t>(1, size)), work);
 }
 
 // x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
@@ -94,13 +99,12 @@ int linear(void** data, int64_t** shapes, const char** dtypes, const float* resi
   // A piece is long enough for the processor to notice that memory is read in order.
   const int64_t together = std::max<int64_t>(
       1, std::min(BYTES_PER_PIECE / bytes, panels / (PIECES_PER_THREAD * glm::threads())));
-  share_rows(panels, NUMBERS_PER_PIECE / together, [&](int64_t number) {
+  share_together(panels, together, [&](int64_t number) {
     const int64_t first = number * PANEL;
     glm::LinearPanel panel;
     panel.x = x;
     panel.row_bytes = row_bytes;
     panel.weight = (const char*)data[2] + number * bytes;
-    panel.next = nullptr;
     panel.bias = (const float*)data[3] + first;
     panel.residual = residual == nullptr ? nullptr : residual + first;
     panel.y = (float*)data[output] + first;

@@ -22,7 +22,6 @@ constexpr int WIDTH = 4;
 typedef float vec __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH)));
-typedef int8_t bytes __attribute__((vector_size(WIDTH)));
 
 template <class V, class T>
 inline V load_as(const T* from) {
