@@ -12,7 +12,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test browser torch deploy coverage lint types bench selfcheck clean
+.PHONY: help demo serve test browser torch deploy notebooks coverage lint types bench selfcheck clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
@@ -23,6 +23,7 @@ help:
 	@echo "make browser    Chromium for the tests of the web page, which are skipped without it (Debian, root)"
 	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
 	@echo "make deploy     Triton and Ray for the tests that need them, which are skipped without"
+	@echo "make notebooks  runs the notebooks of examples/ anew and writes their outputs"
 	@echo "make lint       ruff"
 	@echo "make types      mypy --strict"
 	@echo "make clean      removes what the other targets left, except .venv"
@@ -46,6 +47,9 @@ torch: $(INSTALLED)
 deploy: $(INSTALLED)
 	@$(BIN)/python -c 'import pytriton, ray' 2> /dev/null || { echo "Installing Triton and Ray into .venv ..." && \
 	    $(BIN)/python -m pip install -q -e '.[triton,ray]' -c constraints.txt; }
+
+notebooks: $(INSTALLED)
+	@$(BIN)/python examples/notebooks/build.py
 
 # Reads what `make test` measured.
 coverage: $(INSTALLED)

@@ -8,13 +8,14 @@ from typing import Annotated, Optional
 
 import typer
 
-from glm_multiuser.cli import loading, screen
+from glm_multiuser.cli import loading, screen, serve_triton
 from glm_multiuser.errors import ConfigError
 
 DEFAULT_PORT = 8000
 
 
 def command(
+    context: typer.Context,
     checkpoint: Annotated[
         Optional[list[str]],
         typer.Option(
@@ -88,17 +89,42 @@ def command(
     device_id: loading.DeviceId = 0,
     kernels: loading.Kernels = "auto",
     weight_dtype: loading.WeightDtype = None,
+    replicas: Annotated[
+        Optional[int],
+        typer.Option(
+            min=1,
+            help="Servers, each on a device of its own, behind one door; needs Ray Serve.",
+            show_default="one server, without Ray",
+        ),
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="fastapi: our own server. triton: NVIDIA Triton with our model repository; gRPC "
+            "and metrics are on the two ports behind --port."
+        ),
+    ] = "fastapi",
 ) -> None:
     """Serve OpenAI, KServe v2 (Triton), step and simple clients, and a web page, on one port.
 
     The log goes to stderr. SIGTERM or Ctrl-C lets running requests end first; a second Ctrl-C does
     not.
     """
+    if backend == "triton":
+        serve_triton.run(context)
+        return
+    if backend != "fastapi":
+        raise ConfigError(f"--backend is {backend!r}; it must be 'fastapi' or 'triton'")
     try:
         from glm_multiuser.server.keys import read_keys
         from glm_multiuser.server.logs import configure_logging
         from glm_multiuser.server.run import listen, serve, url_of
-        from glm_multiuser.server.settings import Limits, ModelSettings, ServerSettings
+        from glm_multiuser.server.settings import (
+            Limits,
+            ModelSettings,
+            ServerSettings,
+            parse_place,
+        )
     except ImportError as error:
         raise ConfigError(
             f"the server needs {error.name}; install it with pip install 'glm-multiuser[server]'"
@@ -143,19 +169,22 @@ def command(
         weight_dtype=weight_dtype,
         **({} if warm_up is None else {"warm_up": read_prompts(warm_up)}),
     )
+    if replicas is not None:
+        if device_id:
+            raise ConfigError(
+                f"--device-id is {device_id}; with --replicas, Ray gives each one a device"
+            )
+        from glm_multiuser.deploy.ray_local import need_ray, serve_replicas
+
+        need_ray()
     listening = listen(host, port)
     screen.notice(f"listening on {url_of(listening)}; the page is there, too")
     configure_logging(as_json=not sys.stderr.isatty())
     logging.captureWarnings(True)
+    if replicas is not None:
+        serve_replicas(settings, replicas, listening)
+        return
     asyncio.run(serve(settings, listening))
-
-
-def parse_place(place: str) -> tuple[str, Path]:
-    """NAME=FOLDER, or a folder whose own name is the model's."""
-    name, equals, folder = place.partition("=")
-    if equals:
-        return name, Path(folder)
-    return Path(place).resolve().name, Path(place)
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

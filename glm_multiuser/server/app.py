@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,13 +17,16 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from glm_multiuser.errors import GLMMultiUserError
-from glm_multiuser.server import kserve, openai, simple, status, step
+from glm_multiuser.server import openai, simple, status, step
+from glm_multiuser.server.bodies import problem_of
 from glm_multiuser.server.disconnect import ClientGone
 from glm_multiuser.server.errors import BAD_REQUEST, Refusal, error_response, refusal_of
 from glm_multiuser.server.guard import Guard
 from glm_multiuser.server.keys import KeyRing
+from glm_multiuser.server.kserve import routes as kserve
 from glm_multiuser.server.request_log import RequestLog
 from glm_multiuser.server.service import Service
+from glm_multiuser.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,19 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(Exception, on_defect)
-    settings = service.settings
+    return behind_the_door(app, service.settings, service.hear_response)
+
+
+def behind_the_door(
+    app: ASGIApp, settings: ServerSettings, answered: Callable[[int], None]
+) -> ASGIApp:
+    """`app` behind the guard and the request log.
+
+    Args:
+        app: what answers.
+        settings: with keys, limits and origins.
+        answered: hears the status of every response.
+    """
     guarded: ASGIApp = Guard(app, KeyRing(settings.keys), settings.limits, settings.cors_origins)
     if settings.cors_origins:
         guarded = CORSMiddleware(
@@ -71,7 +86,7 @@ def create_app(service: Service) -> ASGIApp:
             allow_headers=["authorization", "content-type", "x-session-id", "x-request-timeout"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return RequestLog(guarded, service.hear_response)
+    return RequestLog(guarded, answered)
 
 
 class _PageFiles(StaticFiles):
@@ -105,14 +120,8 @@ def on_invalid(request: Request, error: Exception) -> Response:
     """A body that is no JSON, or has a field of the wrong type."""
     problems = error.errors() if isinstance(error, RequestValidationError) else []
     first: dict[str, Any] = problems[0] if problems else {}
-    # The first part says where the fields are; of JSON that is none, the second is a position.
-    place = [] if first.get("type") == "json_invalid" else first.get("loc", ())[1:]
-    field = ".".join(map(str, place)) or None
-    given = first.get("input")
-    shown = f", not {_shown(given)}" if field and not isinstance(given, dict) else ""
-    message = f"{field or 'body'}: {first.get('msg', 'invalid')}{shown}"
-    if first.get("type") == "extra_forbidden":
-        message = f"{field}: there is no such field here"
+    # The first part says where the fields are.
+    field, message = problem_of(first, first.get("loc", ())[1:])
     return error_response(request.url.path, Refusal(400, BAD_REQUEST, message, field=field))
 
 
@@ -147,8 +156,3 @@ def _methods(request: Request) -> list[str]:
 def on_client_gone(request: Request, error: Exception) -> Response:
     """Nobody is there any more."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-def _shown(value: object, longest: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= longest else text[:longest] + "..."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from glm_multiuser.sampling import SamplingParams
@@ -11,6 +11,15 @@ from glm_multiuser.tokenizers import AnswerReader
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
+
+
+def sampling_of(defaults: SamplingParams, **given: Any) -> SamplingParams:
+    """A checkpoint's defaults, with what a request gives (None: nothing) in their place.
+
+    Raises:
+        InvalidParameterError: a value out of range.
+    """
+    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)

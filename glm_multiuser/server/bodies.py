@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import BaseModel, Field
@@ -35,6 +35,23 @@ History = Annotated[list[Union[tuple[str, str], Message]], Field(max_length=ROUN
 """Earlier rounds: [question, answer] pairs or messages."""
 
 
+def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Optional[str], str]:
+    """-> the field that is wrong, and a message that names it, from pydantic's description.
+
+    Args:
+        problem: one of `ValidationError.errors()`.
+        place: where the field is.
+    """
+    # Of JSON that is none, the place is a position.
+    parts = [] if problem.get("type") == "json_invalid" else place
+    field = ".".join(map(str, parts)) or None
+    if problem.get("type") == "extra_forbidden":
+        return field, f"{field}: there is no such field here"
+    given = problem.get("input")
+    shown = f", not {_shown(given)}" if field and not isinstance(given, dict) else ""
+    return field, f"{field or 'body'}: {problem.get('msg', 'invalid')}{shown}"
+
+
 def with_round(
     history: Sequence[Union[tuple[str, str], Message]], prompt: str, answer: str
 ) -> list[Union[tuple[str, str], Message]]:
@@ -48,3 +65,8 @@ def with_round(
 def as_history(items: Sequence[Union[tuple[str, str], Message]]) -> list[Any]:
     """As `MultiUserLLM.submit` takes it."""
     return [item.model_dump() if isinstance(item, Message) else item for item in items]
+
+
+def _shown(value: object, longest: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else text[:longest] + "..."

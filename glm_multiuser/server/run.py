@@ -146,7 +146,7 @@ class Life:
             GLMMultiUserError: a model could not be loaded at the start.
         """
         serving = asyncio.ensure_future(self._uvicorn.serve([self.listening]))
-        housekeeping = asyncio.ensure_future(self._housekeeping())
+        housekeeping = asyncio.ensure_future(keep_house(self.service))
         try:
             await self._load()
             if not self.asked_to_end.is_set():
@@ -186,13 +186,14 @@ class Life:
         # Nobody waits for them here: of the step API's, there may be no reader at the moment.
         service.abort_all(Refusal(503, "shutting_down", "the server ended before this request"))
 
-    async def _housekeeping(self) -> None:
-        """Once a second: the speed, and engines that failed."""
-        restarting: set[asyncio.Future[None]] = set()
-        while True:
-            self.service.hear_second()
-            if not restarting:
-                task = asyncio.ensure_future(self.service.models.restart_failed())
-                restarting.add(task)
-                task.add_done_callback(restarting.discard)
-            await asyncio.sleep(1.0)
+
+async def keep_house(service: Service) -> None:
+    """Once a second: the speed, and engines that failed. Never returns by itself."""
+    restarting: set[asyncio.Future[None]] = set()
+    while True:
+        service.hear_second()
+        if not restarting:
+            task = asyncio.ensure_future(service.models.restart_failed())
+            restarting.add(task)
+            task.add_done_callback(restarting.discard)
+        await asyncio.sleep(1.0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from glm_multiuser.errors import PromptTooLongError
 from glm_multiuser.sampling import SamplingParams
 from glm_multiuser.server.admission import Admission
-from glm_multiuser.server.ask import Ask
+from glm_multiuser.server.ask import Ask, sampling_of
 from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, Refusal, refusal_of
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.keys import Caller
@@ -85,8 +85,7 @@ class Service:
         Raises:
             InvalidParameterError: a value out of range.
         """
-        wanted = {name: value for name, value in given.items() if value is not None}
-        return replace(model.llm.default_params, **wanted)
+        return sampling_of(model.llm.default_params, **given)
 
     async def start(
         self,

@@ -118,3 +118,11 @@ class ServerSettings:
             raise ConfigError(f"models has {', '.join(twice)} twice; every name must be its own")
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; it must be at least 0")
+
+
+def parse_place(place: str) -> tuple[str, Path]:
+    """NAME=FOLDER, or a folder whose own name is the model's."""
+    name, equals, folder = place.partition("=")
+    if equals:
+        return name, Path(folder)
+    return Path(place).resolve().name, Path(place)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.kserve.asks import rows_of
 from glm_multiuser.server.kserve.infer_bodies import Input
-from glm_multiuser.server.kserve.infer_codec import decompress, read_inputs, rows_of, split
+from glm_multiuser.server.kserve.infer_codec import decompress, read_inputs, split
 from glm_multiuser.server.kserve.tensors import from_binary, from_json, to_binary
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=40), max_size=8)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 from pydantic import TypeAdapter, ValidationError
 
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.sampling import SamplingParams
 from glm_multiuser.server.ask import Ask
-from glm_multiuser.server.bodies import ROUNDS_MAX, History, Message, as_history, with_round
-from glm_multiuser.server.kserve.fields import Fields, invalid
-from glm_multiuser.server.kserve.tensors import wrong
-from glm_multiuser.server.models import Model
-from glm_multiuser.server.service import Service
+from glm_multiuser.server.bodies import (
+    ROUNDS_MAX,
+    History,
+    Message,
+    as_history,
+    problem_of,
+    with_round,
+)
+from glm_multiuser.server.kserve.fields import Fields
+from glm_multiuser.server.kserve.signature import Element
 from glm_multiuser.tokenizers import rounds_of
 
 Items = list[Union[tuple[str, str], Message]]
@@ -41,30 +48,42 @@ class Question:
         return HISTORY.dump_json(with_round(self.history, self.prompt, answer)).decode()
 
 
+def rows_of(tensors: Mapping[str, Sequence[Element]]) -> Iterator[dict[str, Element]]:
+    """What each question of a batch has; an empty text stands for a tensor that is not there."""
+    for elements in zip(*tensors.values()):
+        row = dict(zip(tensors, elements))
+        yield {name: one for name, one in row.items() if one != "" or name == "prompt"}
+
+
 def fields_of(given: Mapping[str, Any]) -> Fields:
     """The fields of a question from values of any origin.
 
     Raises:
-        RequestValidationError: a value that cannot be; answered as for every other body.
+        InvalidParameterError: a value that cannot be.
     """
     try:
         return Fields.model_validate(given)
     except ValidationError as error:
-        raise invalid(error) from None
+        first = error.errors(include_url=False)[0]
+        raise InvalidParameterError(problem_of(first, first["loc"])[1]) from None
 
 
-def question_of(service: Service, model: Model, fields: Fields) -> Question:
+def question_of(fields: Fields, sampling: Callable[..., SamplingParams]) -> Question:
     """What is asked of the model.
 
+    Args:
+        fields: that were given.
+        sampling: makes parameters of those among them that say how to sample.
+
     Raises:
-        Refusal, InvalidParameterError: 400, a field that cannot be; 503, the model is not ready.
+        InvalidParameterError: a field that cannot be.
     """
     prompt = fields.text_input if fields.prompt is None else fields.prompt
     if prompt is None or (fields.prompt is not None and fields.text_input is not None):
-        raise wrong("prompt", "or text_input must be given, one of them")
+        raise InvalidParameterError("prompt or text_input must be given, one of them")
     history = _read_history(fields.history)
     counted = _last_rounds(as_history(history), fields.history_len)
-    params = service.sampling(model, **fields.sampling())
+    params = sampling(**fields.sampling())
     return Question(prompt, history, Ask(prompt, counted, params=params))
 
 
@@ -78,9 +97,8 @@ def _read_history(text: str) -> Items:
         problem = first["msg"]
         if first["loc"]:
             problem = f"item {first['loc'][0]} is no [question, answer] pair and no message"
-        raise wrong(
-            "history",
-            f"is {text[:SHOWN_LENGTH]!r}: {problem}; it must be JSON, "
+        raise InvalidParameterError(
+            f"history is {text[:SHOWN_LENGTH]!r}: {problem}; it must be JSON, "
             f'[["question", "answer"], ...], with at most {ROUNDS_MAX} items',
         ) from None
 

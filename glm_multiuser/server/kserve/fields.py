@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Optional, Union
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
-from starlette.requests import Request
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from glm_multiuser.sampling import REPETITION_PENALTY_MAX, TEMPERATURE_MAX
 from glm_multiuser.server.bodies import Seed, TopP
-from glm_multiuser.server.request_context import deadline_of, session_of
 
 UNSIGNED_MAX = 2**64 - 1
-MICROSECONDS = 1e-6
-
-
-def invalid(error: ValidationError) -> RequestValidationError:
-    """What FastAPI raises itself for a body that does not fit: so it is answered as such."""
-    problems = error.errors(include_url=False)
-    return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in problems])
 
 
 def none_if_empty(value: Any) -> Any:
@@ -83,14 +73,10 @@ class Parameters(BaseModel):
         Field(description="Whose slot the request takes, as the header X-Session-Id; 0: any."),
     ] = None
 
-    def session(self, request: Request) -> Optional[str]:
-        """The session inside the caller's key."""
-        return session_of(request, str(self.sequence_id) if self.sequence_id else None)
-
-    def seconds(self, request: Request) -> Optional[float]:
-        """The earlier one of the deadlines of header and body; None without one."""
-        given = [deadline_of(request), (self.timeout or 0) * MICROSECONDS or None]
-        return min((seconds for seconds in given if seconds is not None), default=None)
+    @property
+    def session(self) -> Optional[str]:
+        """Whose slot the request takes; None: any."""
+        return str(self.sequence_id) if self.sequence_id else None
 
 
 class Fields(Parameters):

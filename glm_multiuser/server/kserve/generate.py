@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Optional
 
 from fastapi import APIRouter, Request, Response
@@ -13,6 +14,7 @@ from glm_multiuser.server.errors import Refusal, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.kserve.asks import Question, fields_of, question_of
+from glm_multiuser.server.kserve.callers import seconds_in, session_in
 from glm_multiuser.server.kserve.fields import Fields, Text
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
 from glm_multiuser.server.models import Model
@@ -72,9 +74,13 @@ async def _start(
     beside = body.model_dump(exclude={"id", "parameters"}, exclude_unset=True)
     fields = fields_of({**beside, **body.parameters.model_dump(exclude_unset=True)})
     service = service_of(request)
-    question = question_of(service, model, fields)
+    question = question_of(fields, partial(service.sampling, model))
     (generation,) = await service.start(
-        caller_of(request), model, [question.ask], fields.session(request), fields.seconds(request)
+        caller_of(request),
+        model,
+        [question.ask],
+        session_in(request, fields),
+        seconds_in(request, fields),
     )
     return question, generation
 

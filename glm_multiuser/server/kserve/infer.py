@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +12,8 @@ from fastapi import APIRouter, Request, Response
 from glm_multiuser.answer import GenerationResult
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.kserve.asks import fields_of, question_of
+from glm_multiuser.server.kserve.asks import fields_of, question_of, rows_of
+from glm_multiuser.server.kserve.callers import seconds_in, session_in
 from glm_multiuser.server.kserve.infer_bodies import InferRequest, InferResponse
 from glm_multiuser.server.kserve.infer_codec import (
     JSON_LENGTH,
@@ -19,7 +21,6 @@ from glm_multiuser.server.kserve.infer_codec import (
     parse,
     read_inputs,
     response_of,
-    rows_of,
     split,
     wanted_outputs,
 )
@@ -96,15 +97,16 @@ async def infer(request: Request, model: ServedModel) -> Response:
     wanted = wanted_outputs(asked)
     tensors, shape = read_inputs(asked.inputs, binary, limits.choices)
     parameters = asked.parameters.model_dump(exclude_unset=True)
+    sampling = partial(service.sampling, model)
     questions = [
-        question_of(service, model, fields_of({**parameters, **row})) for row in rows_of(tensors)
+        question_of(fields_of({**parameters, **row}), sampling) for row in rows_of(tensors)
     ]
     generations = await service.start(
         caller_of(request),
         model,
         [question.ask for question in questions],
-        asked.parameters.session(request),
-        asked.parameters.seconds(request),
+        session_in(request, asked.parameters),
+        seconds_in(request, asked.parameters),
     )
     try:
         results = await unless_disconnected(request, _finish_all(generations))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional, TypeVar
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from glm_multiuser.server.errors import Refusal
 from glm_multiuser.server.kserve import tensors
-from glm_multiuser.server.kserve.fields import invalid
 from glm_multiuser.server.kserve.infer_bodies import (
     SHARED_MEMORY,
     InferRequest,
@@ -21,8 +21,8 @@ from glm_multiuser.server.kserve.infer_bodies import (
     Output,
     OutputParameters,
 )
-from glm_multiuser.server.kserve.signature import INPUTS, OUTPUTS
-from glm_multiuser.server.kserve.tensors import Element, wrong
+from glm_multiuser.server.kserve.signature import INPUTS, OUTPUTS, Element
+from glm_multiuser.server.kserve.tensors import wrong
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
@@ -40,7 +40,9 @@ def parse(body_class: type[Body], data: bytes) -> Body:
     try:
         return body_class.model_validate_json(data)
     except ValidationError as error:
-        raise invalid(error) from None
+        problems = error.errors(include_url=False)
+        located = [{**one, "loc": ("body", *one["loc"])} for one in problems]
+        raise RequestValidationError(located) from None
 
 
 def decompress(body: bytes, encoding: Optional[str], limit: int) -> bytes:
@@ -135,13 +137,6 @@ def read_inputs(
         if len(values) != count:
             raise wrong(name, f"has {len(values)} elements; prompt has {count}")
     return elements, shapes["prompt"]
-
-
-def rows_of(tensors: Mapping[str, Sequence[Element]]) -> Iterator[dict[str, Element]]:
-    """What each question of a batch has; an empty text stands for a tensor that is not there."""
-    for elements in zip(*tensors.values()):
-        row = dict(zip(tensors, elements))
-        yield {name: one for name, one in row.items() if one != "" or name == "prompt"}
 
 
 def _elements(tensor: Input, binary: bytes) -> list[Element]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Union
+
+Element = Union[str, int]
+"""Of a BYTES or an INT16 tensor."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Union
+from typing import Any
 
 from glm_multiuser.server.errors import BAD_REQUEST, Refusal
-
-Element = Union[str, int]
+from glm_multiuser.server.kserve.signature import Element
 
 LENGTH = struct.Struct("<I")
 INT16 = struct.Struct("<h")

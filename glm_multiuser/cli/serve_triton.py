@@ -1,0 +1,79 @@
+"""`glm-multiuser serve --backend triton`: which options it takes, and starting it."""
+
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+from glm_multiuser.cli import loading, screen
+from glm_multiuser.errors import ConfigError
+
+PARAMETERS = (
+    "users",
+    "seq_length",
+    "max_queue",
+    "prefill_chunk",
+    "device_target",
+    "device_id",
+    "kernels",
+    "weight_dtype",
+)
+"""Of a model, and of the command; both call them the same."""
+OPTIONS = ("backend", "checkpoint", "no_cache_prompt", "host", "port", *PARAMETERS)
+
+
+def run(context: typer.Context) -> None:
+    """Serves our Triton model repository with the options of the command.
+
+    Raises:
+        ConfigError: an option that Triton does not have, an extra that is not installed, or a model
+            that cannot be loaded.
+    """
+    given = context.params
+    for name in given:
+        # By its name: typer has a click of its own, whose classes are others.
+        source = context.get_parameter_source(name)
+        if name not in OPTIONS and source is not None and source.name != "DEFAULT":
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is no option of --backend triton; it takes "
+                + ", ".join(f"--{option.replace('_', '-')}" for option in OPTIONS[1:])
+            )
+    try:
+        from glm_multiuser.deploy.triton_run import serve
+        from glm_multiuser.deploy.triton_server import choose_ports, find_tritonserver
+        from glm_multiuser.server.logs import configure_logging
+    except ImportError as error:
+        raise ConfigError(
+            f"the backend triton needs {error.name}; install it with "
+            "pip install 'glm-multiuser[triton]'"
+        ) from error
+    find_tritonserver()
+    parameters = parameters_of(given)
+    host = given["host"]
+    ports = choose_ports(host, given["port"])
+    screen.notice(
+        f"Triton on http://{host}:{ports.http} (gRPC {host}:{ports.grpc}, "
+        f"metrics http://{host}:{ports.metrics}/metrics)"
+    )
+    configure_logging(as_json=not sys.stderr.isatty())
+    serve(parameters, host, ports)
+
+
+def parameters_of(given: dict[str, Any]) -> dict[str, object]:
+    """The parameters of a model's `config.pbtxt` for the options of the command.
+
+    Raises:
+        CheckpointError: no checkpoint there, or none of a model that can be read.
+        ConfigError: several checkpoints, or a value out of its range.
+    """
+    from glm_multiuser.config import EngineConfig
+
+    places: Optional[list[str]] = given["checkpoint"]
+    if places and len(places) > 1:
+        raise ConfigError(f"--checkpoint is there {len(places)} times; Triton serves one of them")
+    place = places[0] if places else str(loading.DEFAULT_CHECKPOINT)
+    checkpoint = loading.find_checkpoint(Path(place)).resolve()
+    settings = {name: given[name] for name in PARAMETERS}
+    EngineConfig(**settings).check_fits(loading.model_config(checkpoint))
+    return {"checkpoint": checkpoint, **settings, "cache_prompt": not given["no_cache_prompt"]}

@@ -1,0 +1,1 @@
+"""Beyond one process: behind NVIDIA Triton, and on many devices with Ray Serve."""

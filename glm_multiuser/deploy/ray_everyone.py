@@ -1,0 +1,161 @@
+"""Requests that concern every replica, and the one answer that is made of theirs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import JSONResponse, Response
+
+from glm_multiuser.deploy.ray_replica import Answered
+from glm_multiuser.server.metrics import CONTENT_TYPE
+
+HEALTH = ("/v2/health/live", "/v2/health/ready")
+STATISTICS = re.compile(r"/v2/models(/[^/]+)?(/versions/[^/]+)?/stats")
+CHANGES = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
+
+
+class DoorMetrics:
+    """What the door counts itself."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.responses = Counter(
+            "glm_door_responses", "Responses by status.", ("status",), registry=self.registry
+        )
+        self.sent_again = Counter(
+            "glm_door_sent_again",
+            "Requests sent to another replica because the first one died or was full.",
+            registry=self.registry,
+        )
+        self.cut = Counter(
+            "glm_door_cut_answers", "Answers that their replica's end cut.", registry=self.registry
+        )
+
+    def hear_response(self, status: int) -> None:
+        """Counts a response that was begun."""
+        self.responses.labels(str(status)).inc()
+
+
+def asks_everyone(method: str, path: str) -> bool:
+    """Whether the answer of one replica would be only a part of it."""
+    if method == "POST":
+        return CHANGES.fullmatch(path) is not None
+    if method not in ("GET", "HEAD"):
+        return False
+    return path in ("/metrics", "/status", *HEALTH) or STATISTICS.fullmatch(path) is not None
+
+
+def answer_of_all(path: str, answers: Sequence[Answered], door: DoorMetrics) -> Response:
+    """One response for the client.
+
+    One replica that is ready makes the whole ready. Otherwise the worst answer is the answer; when
+    all are well, what they say is put together.
+
+    Args:
+        path: that was asked for.
+        answers: at least one.
+        door: the door's own counts, for `/metrics`.
+    """
+    choose = min if path in HEALTH else max
+    chosen = choose(answers, key=lambda one: one.status)
+    if chosen.status == 200 and path == "/metrics":
+        return Response(merged_metrics(answers, door), media_type=CONTENT_TYPE)
+    if chosen.status == 200 and path not in HEALTH and chosen.body:
+        merge: Callable[[dict[str, Any]], Any] = _status if path == "/status" else _statistics
+        said = {one.replica: json.loads(one.body) for one in answers}
+        return JSONResponse(merge(said))
+    kept = ("content-type", "retry-after", "www-authenticate", "allow")
+    headers = {name.decode(): value.decode("latin-1") for name, value in chosen.headers}
+    headers = {name: value for name, value in headers.items() if name in kept}
+    return Response(chosen.body, chosen.status, headers)
+
+
+def merged_metrics(answers: Iterable[Answered], door: DoorMetrics) -> bytes:
+    """Every sample of every replica, with a label that names the replica."""
+    families: dict[str, Metric] = {}
+    for answer in answers:
+        for family in text_string_to_metric_families(answer.body.decode("utf-8")):
+            merged = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            merged.samples += [
+                sample._replace(labels={**sample.labels, "replica": answer.replica})
+                for sample in family.samples
+            ]
+    return generate_latest(_Collected(families.values())) + generate_latest(door.registry)
+
+
+class _Collected(CollectorRegistry):
+    """A registry of what has been collected elsewhere."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        super().__init__()
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+def _status(said: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Slots are numbered through, replica by replica; numbers are sums."""
+    first, *_ = said.values()
+    states = [one["state"] for one in said.values()]
+    slots = [{**slot, "replica": replica} for replica, one in said.items() for slot in one["slots"]]
+    seen: dict[str, int] = {}
+    for slot in slots:
+        slot["slot"] = seen.get(slot["model"], 0)
+        seen[slot["model"]] = slot["slot"] + 1
+    rates = [one["tokens_per_second"] for one in said.values()]
+    longest = max(len(rate["last_minute"]) for rate in rates)
+    # Replicas that started later have a shorter past.
+    padded = [[0] * (longest - len(one["last_minute"])) + one["last_minute"] for one in rates]
+    return {
+        **first,
+        "state": "ready" if "ready" in states else states[0],
+        "loading": next((one["loading"] for one in said.values() if one["loading"]), None),
+        "models": _models([one["models"] for one in said.values()]),
+        "slots": slots,
+        "queue": _sum([one["queue"] for one in said.values()]),
+        "tokens_per_second": {
+            "now": sum(one["now"] for one in rates),
+            "last_minute": [sum(column) for column in zip(*padded)],
+        },
+        "totals": _sum([one["totals"] for one in said.values()]),
+        "replicas": list(said),
+    }
+
+
+def _models(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A model is in the best state that a replica has it in; its slots are those of all."""
+    models: dict[str, dict[str, Any]] = {}
+    for model in (model for models in lists for model in models):
+        known = models.setdefault(model["name"], {**model, "users": 0})
+        known["users"] += model["users"]
+        if model["state"] == "ready":
+            known["state"] = "ready"
+    return list(models.values())
+
+
+def _statistics(said: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Counts of equal models, added; what loading and unloading say is empty."""
+    if not any(said.values()):
+        return {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for one in said.values():
+        for model in one["model_stats"]:
+            by_name.setdefault(model["name"], []).append(model)
+    return {"model_stats": [_sum(models) for models in by_name.values()]}
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """Numbers added, also inside objects; of texts, the first."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _sum([value[name] for value in values]) for name in first}
+    return sum(values) if isinstance(first, (int, float)) else first

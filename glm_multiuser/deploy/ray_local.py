@@ -1,0 +1,211 @@
+"""A Ray of its own on this machine: starts it, serves on it, and ends it again."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Optional
+
+from glm_multiuser.deploy.ray_arguments import Scale
+from glm_multiuser.errors import ConfigError, GLMMultiUserError
+from glm_multiuser.progress import show_progress
+from glm_multiuser.server.logs import FIELDS
+from glm_multiuser.server.run import INTERRUPTED, url_of
+from glm_multiuser.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ApplicationStatusOverview
+
+logger = logging.getLogger(__name__)
+
+APPLICATION = "glm"
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Ray's smallest is 75 MiB; answers are small and travel beside it."""
+LOGGING = {"log_level": "WARNING", "enable_access_log": False}
+"""Of Ray Serve's own lines; replicas and door write ours."""
+POLL_SECONDS = 0.5
+SAY_SECONDS = 5.0
+"""Between two lines about how far the start is, where there is no terminal for a bar."""
+
+
+def need_ray() -> None:
+    """Looks whether Ray Serve is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if sys.version_info < (3, 10):
+        raise ConfigError(
+            "several replicas need Ray Serve, which needs Python 3.10 or newer; this is "
+            f"{sys.version_info.major}.{sys.version_info.minor}"
+        )
+    try:
+        import ray.serve  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"several replicas need {error.name}; install it with pip install 'glm-multiuser[ray]'"
+        ) from error
+
+
+def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.socket) -> None:
+    """Serves with several replicas on this machine until SIGTERM or SIGINT.
+
+    Each replica gets its part of the processors. SIGHUP replaces one replica after the other, for
+    new weights in the same folder. The second SIGTERM or SIGINT ends the process without draining.
+
+    Args:
+        listening: where clients will come; closed here, because Ray opens it itself.
+
+    Raises:
+        GLMMultiUserError: a replica did not start.
+    """
+    url = url_of(listening)
+    host, port = listening.getsockname()[:2]
+    listening.close()
+    cores = os.cpu_count() or 1
+    scale = Scale(replicas, cpus=cores / replicas)
+    # Ray sets a handler for SIGTERM itself, so ours come after it.
+    with local_ray(host, port, cores), _signals() as wanted:
+        for generation in itertools.count():
+            fields = {"url": url, "replicas": replicas, "generation": generation}
+            try:
+                deploy(settings, scale, wanted.end)
+            except GLMMultiUserError as error:
+                if not generation:
+                    raise
+                # Those that have not been replaced go on.
+                logger.error("update failed", extra={FIELDS: {**fields, "error": str(error)}})
+            else:
+                logger.info("ready", extra={FIELDS: fields})
+            wanted.something.wait()
+            if wanted.end.is_set():
+                break
+            wanted.something.clear()
+        logger.info("draining")
+    logger.info("ended")
+
+
+@contextmanager
+def local_ray(host: str, port: int, cores: int) -> Iterator[None]:
+    """A Ray with Serve's proxy at an address, until the end of the block, which drains it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    # Ray's own sockets ask for it; without this it would leave a file in the home directory.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+    from ray import serve
+
+    # Short, because Ray puts sockets into it. The last of its processes may still write there.
+    with tempfile.TemporaryDirectory(prefix="glm-", ignore_cleanup_errors=True) as folder:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                _temp_dir=folder,
+                _node_ip_address="127.0.0.1",
+            )
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": host, "port": port},
+                logging_config=LOGGING,
+            )
+            yield
+        finally:
+            if ray.is_initialized():
+                serve.shutdown()
+            # Not `ray stop`, which ends what others run on this machine.
+            ray.shutdown()
+
+
+def deploy(settings: ServerSettings, scale: Scale, end: threading.Event) -> None:
+    """Deploys, or replaces replica by replica what is there; returns when all are ready.
+
+    Args:
+        end: returns as soon as it is set, too.
+
+    Raises:
+        GLMMultiUserError: a replica did not start.
+    """
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    from glm_multiuser.deploy.ray_serve import application
+
+    target = serve.RunTarget(application(settings, scale), APPLICATION, logging_config=LOGGING)
+    serve.run_many([target], wait_for_applications_running=False)
+    with show_progress(None if sys.stderr.isatty() else _Lines()) as report:
+        while not end.wait(POLL_SECONDS):
+            status = serve.status().applications[APPLICATION]
+            report(_running(status), scale.replicas, "replicas ready")
+            if status.status == ApplicationStatus.RUNNING:
+                return
+            if status.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+                raise GLMMultiUserError(f"the replicas did not start: {_reason(status)}")
+
+
+class _Lines:
+    """Progress as lines of the log."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if time.monotonic() - self._said >= SAY_SECONDS:
+            self._said = time.monotonic()
+            logger.info("starting", extra={FIELDS: {"done": done, "total": total, "what": what}})
+
+
+def _running(status: ApplicationStatusOverview) -> int:
+    from glm_multiuser.deploy.ray_serve import REPLICA
+
+    deployment = status.deployments.get(REPLICA)
+    return 0 if deployment is None else deployment.replica_states.get("RUNNING", 0)
+
+
+def _reason(status: ApplicationStatusOverview) -> str:
+    said = [one.message for one in status.deployments.values() if one.message]
+    # The rest of it is where it happened.
+    return str((said or [status.message])[0]).strip().splitlines()[-1]
+
+
+class _Wanted:
+    """What signals have asked for."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+        self.something = threading.Event()
+
+
+@contextmanager
+def _signals() -> Iterator[_Wanted]:
+    wanted = _Wanted()
+
+    def hear(number: int, frame: Optional[FrameType]) -> None:
+        if number != signal.SIGHUP:
+            if wanted.end.is_set():
+                # What Ray has started ends with this process.
+                sys.stderr.flush()
+                os._exit(INTERRUPTED)
+            wanted.end.set()
+        wanted.something.set()
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, hear) for number in numbers]
+    try:
+        yield wanted
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)

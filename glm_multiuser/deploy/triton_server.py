@@ -1,0 +1,197 @@
+"""The `tritonserver` of the wheel nvidia-pytriton: how it is found, set up, started and ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Union
+
+from glm_multiuser.errors import ConfigError
+
+END_SECONDS = 20
+"""That running requests get at the end, and the models' processes after them. A request that a
+killed process took with it uses all of them."""
+
+SHARED_MEMORY = Path("/dev/shm")
+LAST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the server listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+def choose_ports(host: str, port: int) -> Ports:
+    """`port` and the two behind it, as Triton's own 8000, 8001, 8002; for 0 any free ones.
+
+    Raises:
+        ConfigError: a port that is taken, or an address that is not ours.
+    """
+    if port > LAST_PORT - 2:
+        raise ConfigError(
+            f"port is {port}; Triton takes the two behind it, too, so it must be at most "
+            f"{LAST_PORT - 2}"
+        )
+    wanted = (port, port + 1, port + 2) if port else (0, 0, 0)
+    taken = []
+    with ExitStack() as sockets:
+        for number in wanted:
+            try:
+                listening = sockets.enter_context(socket.create_server((host, number)))
+            except OSError as error:
+                raise ConfigError(f"cannot listen on {host}:{number}: {error}") from error
+            taken.append(listening.getsockname()[1])
+    return Ports(*taken)
+
+
+def find_tritonserver() -> Path:
+    """The folder of the wheel with `bin/tritonserver`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    found = importlib.util.find_spec("pytriton")
+    for place in (found.submodule_search_locations or ()) if found else ():
+        folder = Path(place) / "tritonserver"
+        if (folder / "bin" / "tritonserver").is_file():
+            return folder
+    raise ConfigError(
+        "the backend triton needs nvidia-pytriton; install it with "
+        "pip install 'glm-multiuser[triton]'"
+    )
+
+
+class TritonServer:
+    """A `tritonserver` process with no model loaded; its log goes to our stderr.
+
+    Args:
+        repository: of models.
+        scratch: a folder for what the server needs beside it.
+        host: to listen on.
+        ports: to listen on.
+
+    Raises:
+        ConfigError: the wheel is not installed, or not for this Python.
+    """
+
+    def __init__(self, repository: Path, scratch: Path, host: str, ports: Ports) -> None:
+        self.host = host
+        self.ports = ports
+        self._region = f"glm_multiuser_{os.getpid()}_{ports.http}_"
+        folder = find_tritonserver()
+        self.process = subprocess.Popen(
+            self._command(folder, repository, make_backends(folder, scratch)),
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            stderr=sys.stderr.fileno(),
+            start_new_session=True,  # a Ctrl-C on the terminal is for us alone
+        )
+
+    def exit_code(self) -> Optional[int]:
+        """None as long as it runs."""
+        return self.process.poll()
+
+    def stub(self, model: str) -> Optional[int]:
+        """The id of the process that runs a model; None if there is none."""
+        return find_stub(self.process.pid, model)
+
+    def stop(self) -> None:
+        """Lets running requests end for a while, then ends the process and all that it left."""
+        self.process.terminate()
+        try:
+            self.process.wait(2 * END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with suppress(ProcessLookupError):  # the stubs that are left, of the server's own group
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for region in SHARED_MEMORY.glob(self._region + "*"):
+            region.unlink(missing_ok=True)
+
+    def _command(self, folder: Path, repository: Path, backends: Path) -> list[str]:
+        return [
+            str(folder / "bin" / "tritonserver"),
+            f"--model-repository={repository}",
+            f"--backend-directory={backends}",
+            f"--backend-config=python,shm-region-prefix-name={self._region}",
+            "--model-control-mode=explicit",
+            "--disable-auto-complete-config",
+            f"--http-address={self.host}",
+            f"--http-port={self.ports.http}",
+            f"--grpc-address={self.host}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-address={self.host}",
+            f"--metrics-port={self.ports.metrics}",
+            "--allow-gpu-metrics=false",
+            "--log-info=false",
+            f"--exit-timeout-secs={END_SECONDS}",
+        ]
+
+
+def make_backends(folder: Path, scratch: Path) -> Path:
+    """A backend directory with the Python backend and the stub for this Python.
+
+    Raises:
+        ConfigError: the wheel has no stub for this Python.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = folder / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise ConfigError(f"nvidia-pytriton has no stub for Python {version} at {stub}")
+    backends = scratch / "backends"
+    shutil.copytree(folder / "backends" / "python", backends / "python")
+    shutil.copy2(stub, backends / "python")
+    return backends
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """In which the server and its stubs find their libraries and this Python's packages."""
+    packages = folder.parents[1]
+    # This interpreter's own library first: one of another version does not fit its modules.
+    libraries = [sysconfig.get_config_var("LIBDIR"), str(packages / "nvidia_pytriton.libs")]
+    earlier = os.environ.get("LD_LIBRARY_PATH")
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "LD_LIBRARY_PATH": os.pathsep.join([*libraries, *([earlier] if earlier else [])]),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "LANG": "C.UTF-8",
+    }
+
+
+def find_stub(server: int, model: str) -> Optional[int]:
+    """The id of the process that runs a model, a child of the server; None if there is none."""
+    file = f"/{model}/1/model.py"
+    for pid in children(server):
+        # Empty for a process that has ended and was not waited for.
+        if any(part.endswith(file) for part in _read(f"/proc/{pid}/cmdline").split("\0")):
+            return pid
+    return None
+
+
+def children(pid: int) -> list[int]:
+    """Ids of the processes that a process has started, from whichever of its threads."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in _read(task).split()]
+
+
+def _read(path: Union[str, Path]) -> str:
+    """A file of /proc; empty when its process has gone."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
