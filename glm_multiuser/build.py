@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,6 @@ from glm_multiuser.engine.chunked_prompts import ChunkRunner
 from glm_multiuser.engine.one_graph import OneGraphRunner
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.whole_prompts import WholePromptRunner
-from glm_multiuser.errors import ConfigError
 from glm_multiuser.kernels import library
 from glm_multiuser.kernels.packing import Packing
 from glm_multiuser.models.layers import NUMPY_TYPES, Numerics
@@ -66,6 +65,7 @@ def build_runner(
     model = make_model(model_config, numerics)
     model.set_train(False)
     fill(weights_of(model), progress)
+    give_back_memory()
     runner = make_runner(model, config)
     runner.compile(progress)
     if not runner.batch_invariant:
@@ -85,32 +85,16 @@ def choose_numerics(config: EngineConfig) -> Numerics:
     numerics = Numerics.of(
         config.dtype or device.DEFAULT_DTYPE[config.device_target], config.device_target
     )
-    choice = portable_by_choice(config, numerics)
+    choice = library.portable_by_choice(config.kernels, numerics.compute)
     reason = choice or library.why_not(config.device_target)
     if not reason:
         return replace(numerics, native=True, weight=config.weight_dtype or "float32")
-    if config.kernels == "native":
-        raise ConfigError(f"kernels is 'native', but {reason}")
-    if config.weight_dtype not in (None, numerics.compute):
-        raise ConfigError(
-            f"weight_dtype {config.weight_dtype!r} needs native kernels, but {reason}"
-        )
+    library.check_not_needed(config.kernels, config.weight_dtype, numerics.compute, reason)
     # Worth a line that is seen where nobody asked for it: these operators are the slower ones.
     expected = choice or config.device_target != "CPU"
     level = logging.INFO if expected else logging.WARNING
     logger.log(level, "native kernels are not used, but MindSpore's operators: %s", reason)
     return numerics
-
-
-def portable_by_choice(config: EngineConfig, numerics: Numerics) -> str:
-    """Which setting rules native kernels out; "" if none does."""
-    if config.kernels == "portable":
-        return "kernels is 'portable'"
-    if numerics.compute != "float32":
-        return f"they compute in float32, not in {numerics.compute}"
-    if config.kernels == "auto" and os.environ.get(library.SWITCH) == "0":
-        return f"{library.SWITCH} is 0"
-    return ""
 
 
 def make_runner(model: MultiUserModel, config: EngineConfig) -> GraphRunner:
@@ -138,11 +122,19 @@ def weights_of(model: MultiUserModel) -> dict[str, Weight]:
 
 
 def _assign(parameter: Parameter, values: NDArray[Any]) -> None:
-    parameter.set_data(Tensor(values))
+    # It keeps the array, where `Tensor` would copy it: the largest of a 6B model has gigabytes.
+    parameter.set_data(Tensor.from_numpy(values))
 
 
 def _pack(parameter: Parameter, packing: Packing, values: NDArray[Any]) -> None:
-    parameter.set_data(Tensor(packing.pack(values)))
+    _assign(parameter, packing.pack(values))
+
+
+def give_back_memory() -> None:
+    """Returns to the system what loading left free between the weights, which glibc would keep."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def load_weights(folder: Path, model_config: AnyModelConfig) -> Fill:

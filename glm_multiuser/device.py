@@ -19,6 +19,11 @@ PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
 PREFILL_CHUNK_NATIVE = 32
 """The same for native kernels, which take prompts and decode rows in at once."""
 
+PROCESS_BYTES = {"CPU": 224 * 2**20, "Ascend": 0}
+"""For plans: Python, MindSpore, a compiled graph, and what the allocator keeps, measured on CPUs
+with native kernels. For a card that is the host's memory; what MindSpore takes of the card's own,
+nobody has measured."""
+
 _configured: list[tuple[str, int]] = []
 
 

@@ -10,6 +10,7 @@ from typing import Any, Optional
 from glm_multiuser.cli.bench_run import RunSettings
 from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.measure import fields
+from glm_multiuser.device import DEFAULT_DTYPE
 
 
 def machine() -> dict[str, Any]:
@@ -30,7 +31,7 @@ def machine() -> dict[str, Any]:
 def workload(settings: RunSettings) -> dict[str, Any]:
     """The model and what it is asked."""
     config, options = settings.model_config(), settings.options
-    default_dtype = "float32" if options["device_target"] == "CPU" else "float16"
+    default_dtype = DEFAULT_DTYPE[options["device_target"]]
     return {
         "device_target": options["device_target"],
         "dtype": options["dtype"] or default_dtype,

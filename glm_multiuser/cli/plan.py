@@ -1,77 +1,292 @@
-"""`glm-multiuser plan`: how many users fit."""
+"""`glm-multiuser plan`: how many users fit, and how fast a decode step can be at best."""
 
+import json
+import math
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.table import Table
 
-from glm_multiuser.cli import loading, screen
+from glm_multiuser.cli import loading, plan_plot, screen
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.published import PUBLISHED
 
-UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+if TYPE_CHECKING:
+    from glm_multiuser.roofline import DecodeStep, Device
+
+UNITS = {
+    "": 1,
+    **{"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40},
+    **{"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
+}
+MOST_BYTES = 2**60
+SHORTEST_SWEPT = 128
 
 
 def command(
     model: Annotated[
         str, typer.Option(help=f"A checkpoint folder, or one of {', '.join(PUBLISHED)}.")
     ] = "chatglm3-6b",
-    device_memory: Annotated[str, typer.Option(help="Memory of the device.")] = "32GiB",
+    device: Annotated[
+        str, typer.Option(help="910A, 910B (published peaks, not measured) or CPU, this one.")
+    ] = "910A",
+    device_memory: Annotated[
+        Optional[str], typer.Option(help='Memory of the device, as in "32GiB".')
+    ] = None,
+    bandwidth: Annotated[
+        Optional[str], typer.Option(help='Of that memory per second, as in "1.2TB".')
+    ] = None,
+    compute: Annotated[
+        Optional[float], typer.Option(help="TFLOPS in the type that is computed in.")
+    ] = None,
     seq_length: loading.SeqLength = 2048,
-    dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
+    context: Annotated[
+        Optional[int],
+        typer.Option(help="Tokens that each user holds in a step.", show_default="seq-length"),
+    ] = None,
+    dtype: Annotated[
+        Optional[str],
+        typer.Option(help="float16 or float32.", show_default="float16 on cards, float32 on CPU"),
+    ] = None,
+    kernels: loading.Kernels = "auto",
+    weight_dtype: loading.WeightDtype = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Also users against sequence length, as a picture.")
+    ] = False,
+    plot: Annotated[Path, typer.Option(help="Where --sweep draws it.")] = Path("plan.png"),
+    json_file: Annotated[
+        Optional[Path], typer.Option("--json", help="Write the plan also here, as one line.")
+    ] = None,
 ) -> None:
-    """How many users fit: weights, bytes per token and per user, computed from the model's shape.
+    """How many users fit: weights, caches and workspace, computed from the model's shape.
 
-    Graphs, activations and MindSpore itself come on top; nothing was measured on an Ascend card.
+    And the roofline of a decode step: the time in which a device could read the weights and all
+    caches, or do the arithmetic. It is a bound; nothing was measured on an Ascend card.
     """
     config = PUBLISHED.get(model) or loading.model_config(Path(model))
-    EngineConfig(seq_length=seq_length, dtype=dtype).check_fits(config)
-    screen.output().print(report(model, config, seq_length, dtype, bytes_of(device_memory)))
+    chosen = choose_device(device, device_memory, bandwidth, compute)
+    engine = EngineConfig(
+        users=1,
+        seq_length=seq_length,
+        dtype=dtype,
+        kernels=kernels,
+        weight_dtype=weight_dtype,
+        device_target=chosen.target,
+    )
+    engine.check_fits(config)
+    context = seq_length if context is None else context
+    if not 1 <= context <= seq_length:
+        raise ConfigError(f"context is {context}; it must be between 1 and seq-length {seq_length}")
+    plan = make_plan(config, engine, chosen)
+    console = screen.output()
+    console.print(memory_table(f"{model}, {device}", plan))
+    steps = roofline(config, engine, chosen, plan["users"], context)
+    if steps:
+        console.print(roofline_table(steps, context))
+    found = {"model": model, "device": {"name": device, **asdict(chosen)}, **plan}
+    found["decode_steps"] = [
+        {**asdict(step), "tokens_per_second": step.tokens_per_second} for step in steps
+    ]
+    if sweep:
+        found["sweep"] = sweep_lengths(config, engine, chosen)
+        console.print(sweep_table(found["sweep"]))
+        plan_plot.plot_sweep(found["sweep"], heading(model, device, plan), seq_length, plot)
+        screen.notice(f"plot written to {plot}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
-def bytes_of(text: str) -> int:
+def choose_device(
+    name: str, device_memory: Optional[str], bandwidth: Optional[str], compute: Optional[float]
+) -> "Device":
+    """A known device, with what is given in place of what is published.
+
+    Raises:
+        ConfigError: an unknown device, or a value that is none.
+    """
+    from glm_multiuser.cli.conditions import memory_gb
+    from glm_multiuser.roofline import DEVICES
+
+    if name not in DEVICES:
+        raise ConfigError(f"device is {name!r}; it must be one of {', '.join(DEVICES)}")
+    known = DEVICES[name]
+    if device_memory is not None:
+        known = replace(known, memory=bytes_of("device-memory", device_memory))
+    if known.memory is None:
+        here = memory_gb()
+        if here is None:
+            raise ConfigError("device-memory is not given, and this system does not tell its own")
+        known = replace(known, memory=int(here * 2**30))
+    if bandwidth is not None:
+        known = replace(known, bandwidth=float(bytes_of("bandwidth", bandwidth)))
+    if compute is not None:
+        if not 0 < compute <= 1e9:
+            raise ConfigError(f"compute is {compute}; it must be above 0 and at most 1e9 TFLOPS")
+        known = replace(known, compute=compute * 1e12)
+    return known
+
+
+def bytes_of(field: str, text: str) -> int:
     """A size such as "32GiB", "900 MB" or "1024".
 
     Raises:
-        ConfigError: no size.
+        ConfigError: no size, or one out of range.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in UNITS:
         raise ConfigError(
-            f"device-memory is {text!r}; it must be a number with one of {', '.join(UNITS)[2:]}"
+            f"{field} is {text!r}; it must be a number with one of {', '.join(UNITS)[2:]}"
         )
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    count = int(float(match[1]) * UNITS[match[2].upper()])
+    if not 1 <= count <= MOST_BYTES:
+        raise ConfigError(f"{field} is {text!r}; it must be from 1 byte to {MOST_BYTES} bytes")
+    return count
 
 
-def users_that_fit(config: AnyModelConfig, seq_length: int, dtype: str, available: int) -> int:
-    """As many as have room beside the weights and the zeros that overwrite used memory."""
+def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") -> dict[str, Any]:
+    """Every number of the first table, in bytes.
+
+    Raises:
+        ConfigError: native kernels, or a type of weights that needs them, where there are none.
+    """
     from glm_multiuser import memory
 
-    alone = memory.total_bytes(config, EngineConfig(users=1, seq_length=seq_length), dtype)
-    per_user = memory.cache_bytes_per_user(config, seq_length, dtype)
-    return max(0, (available - alone) // per_user + 1)
-
-
-def report(name: str, config: AnyModelConfig, seq_length: int, dtype: str, available: int) -> Table:
-    """The plan as a table of two columns."""
-    from glm_multiuser import memory
-
-    weights = memory.weight_count(config)
-    rows = {
-        "weights": f"{weights / 1e9:.2f} billion, {size(weights * memory.BYTES[dtype])}",
-        "keys and values per token": size(memory.cache_bytes_per_user(config, 1, dtype)),
-        f"per user of {seq_length} tokens": size(
-            memory.cache_bytes_per_user(config, seq_length, dtype)
-        ),
-        f"users in {size(available)}": str(users_that_fit(config, seq_length, dtype, available)),
+    memory.check_kernels(engine)
+    available = device.memory or 0
+    users = memory.users_that_fit(config, engine, available)
+    full = replace(engine, users=max(users, 1))
+    dtype = memory.compute_dtype(engine)
+    native = memory.is_native(engine)
+    return {
+        "seq_length": engine.seq_length,
+        "dtype": dtype,
+        "target": engine.device_target,
+        "kernels": "native" if native else "portable",
+        "weight_dtype": (engine.weight_dtype or dtype) if native else dtype,
+        "weight_count": memory.weight_count(config),
+        "weight_bytes": memory.weight_bytes(config, engine),
+        "bytes_per_token": memory.cache_bytes_per_user(config, 1, dtype),
+        "bytes_per_user": memory.user_bytes(config, engine),
+        "zeros_bytes": memory.zeros_bytes(config, engine),
+        "workspace_bytes": memory.workspace_bytes(config, full),
+        "device_bytes": available,
+        "users": users,
+        "total_bytes": memory.total_bytes(config, full) + memory.workspace_bytes(config, full),
+        "loading_bytes": memory.loading_bytes(config, engine),
     }
-    table = Table("", f"{name}, {dtype}", title="weights and caches alone")
+
+
+def memory_table(title: str, plan: dict[str, Any]) -> Table:
+    """What takes memory, and how many users there is room for."""
+    dtype = plan["weight_dtype"]
+    users = max(plan["users"], 1)
+    rows = {
+        "weights": f"{plan['weight_count'] / 1e9:.2f} billion in {dtype}, "
+        + size(plan["weight_bytes"]),
+        "keys and values per token": f"{size(plan['bytes_per_token'])} in {plan['dtype']}",
+        f"per user of {plan['seq_length']} tokens": size(plan["bytes_per_user"]),
+        "zeros that overwrite used memory": size(plan["zeros_bytes"]),
+        f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
+        f"all of that with {users} users": size(plan["total_bytes"]),
+        f"users in {size(plan['device_bytes'])}": str(plan["users"]),
+    }
+    table = Table("", title, title=f"memory, {plan['kernels']} kernels")
     for row in rows.items():
         table.add_row(*row)
+    table.caption = caption(plan)
     return table
+
+
+def caption(plan: dict[str, Any]) -> str:
+    """What must not be read without the numbers."""
+    if plan["kernels"] == "native":
+        return "Held against measured memory in docs/planning.md."
+    if plan["target"] == "CPU":
+        return "On a CPU, MindSpore's own operators take gigabytes more: see docs/planning.md."
+    return "The workspace was not measured on any card."
+
+
+def roofline(
+    config: AnyModelConfig, engine: EngineConfig, device: "Device", most: int, context: int
+) -> "list[DecodeStep]":
+    """Steps of 1, 2, 4 ... users; none where bandwidth or compute is not known."""
+    from glm_multiuser.roofline import decode_step, user_counts
+
+    if device.bandwidth is None or device.compute is None:
+        return []
+    return [
+        decode_step(config, engine, users, context, device.bandwidth, device.compute)
+        for users in user_counts(most)
+    ]
+
+
+def roofline_table(steps: "list[DecodeStep]", context: int) -> Table:
+    """The bound of a step, and of all users' tokens per second."""
+    table = Table("users", "reads", "ms per step", "tok/s", "tok/s per user", "bound by")
+    table.title = f"roofline of a decode step, {context} tokens each: at best, no forecast"
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    for step in steps:
+        table.add_row(
+            str(step.users),
+            size(step.bytes_read),
+            f"{1000 * step.seconds:.2f}",
+            f"{step.tokens_per_second:,.0f}",
+            f"{step.tokens_per_second / step.users:,.1f}",
+            step.bound,
+        )
+    return table
+
+
+def sweep_lengths(
+    config: AnyModelConfig, engine: EngineConfig, device: "Device"
+) -> list[dict[str, Any]]:
+    """Users that fit, and the bound of their tokens per second, for every sequence length."""
+    from glm_multiuser import memory
+
+    longest = config.max_sequence_length
+    powers = {1 << power for power in range(int(math.log2(longest)) + 1)}
+    found = []
+    for length in sorted({*powers, longest, engine.seq_length}):
+        if length < min(SHORTEST_SWEPT, longest):
+            continue
+        one = replace(engine, seq_length=length)
+        users = memory.users_that_fit(config, one, device.memory or 0)
+        steps = roofline(config, one, device, users, length)
+        found.append(
+            {
+                "seq_length": length,
+                "users": users,
+                "tokens_per_second": steps[-1].tokens_per_second if steps else None,
+            }
+        )
+    return found
+
+
+def sweep_table(found: list[dict[str, Any]]) -> Table:
+    """The numbers of the picture."""
+    table = Table("tokens per user", "users that fit", "tok/s of all at best")
+    for column in table.columns:
+        column.justify = "right"
+    for one in found:
+        rate = one["tokens_per_second"]
+        table.add_row(
+            f"{one['seq_length']:,}", str(one["users"]), "" if rate is None else f"{rate:,.0f}"
+        )
+    return table
+
+
+def heading(model: str, device: str, plan: dict[str, Any]) -> str:
+    """The conditions that no picture should be without."""
+    return (
+        f"{model} on {device}, {size(plan['device_bytes'])}: weights {plan['weight_dtype']}, "
+        f"caches {plan['dtype']}, {size(plan['bytes_per_token'])} per token\n"
+        "computed from shapes and published peaks, nothing measured on a card"
+    )
 
 
 def size(count: int) -> str:

@@ -12,6 +12,7 @@ import functools
 import os
 import platform
 from pathlib import Path
+from typing import Optional
 
 from glm_multiuser.errors import ConfigError
 
@@ -40,6 +41,40 @@ def why_not(device_target: str) -> str:
     except OSError as error:
         return f"the library does not load: {error}"
     return ""
+
+
+def portable_by_choice(kernels: str, dtype: str) -> str:
+    """Which setting rules the kernels out; "" if none does.
+
+    Args:
+        kernels: "auto", "native" or "portable", as in `EngineConfig`.
+        dtype: that the model computes in.
+    """
+    if kernels == "portable":
+        return "kernels is 'portable'"
+    if dtype != "float32":
+        return f"they compute in float32, not in {dtype}"
+    if kernels == "auto" and os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    return ""
+
+
+def check_not_needed(kernels: str, weight_dtype: Optional[str], dtype: str, reason: str) -> None:
+    """Refuses what only the kernels can do, where they are not used for a reason.
+
+    Args:
+        kernels: as in `EngineConfig`; `weight_dtype` too.
+        weight_dtype: of the matrices; None: `dtype`.
+        dtype: that the model computes in.
+        reason: why they are not used, as `portable_by_choice` and `why_not` say it.
+
+    Raises:
+        ConfigError: they are asked for, or weights of a type that only they can compute with.
+    """
+    if kernels == "native":
+        raise ConfigError(f"kernels is 'native', but {reason}")
+    if weight_dtype not in (None, dtype):
+        raise ConfigError(f"weight_dtype {weight_dtype!r} needs native kernels, but {reason}")
 
 
 def path() -> Path:

@@ -51,6 +51,11 @@ class Packing:
             return panels, pairs, PANEL, 2
         return panels, SCALE_BYTES + 2 * pairs * PANEL
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one of its numbers."""
+        return np.dtype(STORED[self.dtype]).itemsize
+
     def zeros(self) -> NDArray[Any]:
         return np.zeros(self.shape, STORED[self.dtype])
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Callable
 from glm_multiuser import memory
 from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.config import EngineConfig
-from glm_multiuser.device import DEFAULT_DTYPE
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
@@ -117,10 +116,13 @@ def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerS
 def memory_bytes(model: ModelSettings, server: ServerSettings) -> int:
     """Weights and caches, computed from the checkpoint's `config.json`."""
     engine = EngineConfig(
-        users=model.users, seq_length=model.seq_length, weight_dtype=server.weight_dtype
+        users=model.users,
+        seq_length=model.seq_length,
+        kernels=server.kernels,
+        weight_dtype=server.weight_dtype,
+        device_target=server.device_target,
     )
-    config = read_model_config(model.folder)
-    return memory.total_bytes(config, engine, DEFAULT_DTYPE[server.device_target])
+    return memory.total_bytes(read_model_config(model.folder), engine)
 
 
 @contextmanager

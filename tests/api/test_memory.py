@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors import safe_open
 
-from glm_multiuser import EngineConfig, ModelConfig
-from glm_multiuser.config import CausalConfig
-from glm_multiuser.memory import cache_bytes_per_user, total_bytes, weight_count
+from glm_multiuser import EngineConfig, ModelConfig, memory
+from glm_multiuser.config import AnyModelConfig, CausalConfig
+from glm_multiuser.kernels import library
+from glm_multiuser.memory import cache_bytes_per_user, weight_count
 
 FOLDER = Path(__file__).resolve().parents[2] / "ckpt" / "glm-tiny"
 CHATGLM_6B = ModelConfig(130528, 4096, 28, 32, 16384)
@@ -68,9 +71,52 @@ def test_published_causal_models() -> None:
 
 def test_more_users_and_longer_ones_take_more() -> None:
     def total(users: int, seq_length: int, dtype: str = "float16") -> int:
-        return total_bytes(CHATGLM_6B, EngineConfig(users, seq_length), dtype)
+        engine = EngineConfig(users, seq_length, dtype=dtype, kernels="portable")
+        return memory.total_bytes(CHATGLM_6B, engine)
 
     one_more = total(9, 512) - total(8, 512)
     assert one_more == cache_bytes_per_user(CHATGLM_6B, 512, "float16")
     assert total(8, 1024) > total(8, 512)
     assert total(8, 512, "float32") == 2 * total(8, 512)
+
+
+def test_zeros_are_one_block_of_each_length() -> None:
+    def zeros(seq_length: int) -> int:
+        engine = EngineConfig(seq_length=seq_length, dtype="float16", kernels="portable")
+        return memory.zeros_bytes(CHATGLM_6B, engine)
+
+    for seq_length, positions in ((100, 100), (256, 256), (300, 300), (1024, 256), (1000, 488)):
+        assert zeros(seq_length) == positions * 448 * 1024
+
+
+def test_native_kernels_pack_weights_and_fill_keys_up_to_tiles() -> None:
+    reason = library.why_not("CPU")
+    if reason:
+        pytest.skip(reason)
+    engine = EngineConfig(seq_length=1000, kernels="native", weight_dtype="int8")
+    count = weight_count(CHATGLM_6B)
+    assert count < memory.weight_bytes(CHATGLM_6B, engine) < 1.01 * count
+    assert memory.zeros_bytes(CHATGLM_6B, engine) == 0
+    keys, values = 1008, 1000
+    assert memory.user_bytes(CHATGLM_6B, engine) == (keys + values) * 448 * 1024
+
+
+def test_an_embedding_is_not_read_as_a_whole_unless_it_is_the_output_layer() -> None:
+    engine = EngineConfig(dtype="float16", kernels="portable")
+    for config, tables in ((CHATGLM_6B, 1), (CHATGLM3_6B, 1), (QWEN2_HALF_B, 0)):
+        unread = memory.weight_bytes(config, engine) - memory.weight_bytes_read(config, engine)
+        assert unread == tables * 2 * config.vocab_size * config.hidden_size
+
+
+@pytest.mark.parametrize("config", [CHATGLM_6B, CHATGLM3_6B, QWEN2_HALF_B])
+def test_one_more_user_would_not_fit(config: AnyModelConfig) -> None:
+    engine = EngineConfig(seq_length=1024, dtype="float16", device_target="Ascend")
+
+    def needed(users: int) -> int:
+        one = replace(engine, users=users)
+        return memory.total_bytes(config, one) + memory.workspace_bytes(config, one)
+
+    for users in (1, 3, 40):
+        assert memory.users_that_fit(config, engine, needed(users)) == users
+        assert memory.users_that_fit(config, engine, needed(users) - 1) == users - 1
+    assert memory.users_that_fit(config, engine, 2**50) == memory.MOST_USERS

@@ -1,0 +1,143 @@
+"""What `glm-multiuser plan` says about a CPU, and what processes really take.
+
+    python benchmarks/plan_memory.py [--quick]
+
+Each setup runs in a process of its own: a random model is loaded, and every user fills its caches.
+What is measured is the process' own memory (RssAnon; pages of mapped files can be dropped at any
+time), its peak from the first answer on. Ends with one line of JSON, and with exit code 1 if a plan
+of native kernels is off by more than 5 %. MindSpore's own operators keep far more on a CPU than the
+plan says, and are only reported. `--quick` runs the one setup that CI runs, where users bring only
+short prompts: all caches are written when an engine starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser.cli.conditions import machine
+from glm_multiuser.cli.measure import fields
+from glm_multiuser.config import AnyModelConfig, CausalConfig, ModelConfig
+
+LIMIT = 0.05
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "gmask_token_id": 4}
+GLM = ModelConfig(16384, 1024, 12, 16, 4096, pad_token_id=0, **IDS)
+SMALL = ModelConfig(4096, 512, 4, 8, 2048, pad_token_id=0, **IDS)
+QWEN2 = CausalConfig(
+    family="qwen2",
+    vocab_size=32768,
+    hidden_size=1024,
+    num_layers=12,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=64,
+    inner_hidden_size=4096,
+    max_sequence_length=8192,
+    eos_token_ids=(2,),
+    rotary_dim=64,
+)
+SETUPS: dict[str, tuple[AnyModelConfig, dict[str, Any]]] = {
+    "quick": (SMALL, {"users": 48, "seq_length": 1024, "kernels": "native"}),
+    "float32": (GLM, {"users": 12, "seq_length": 1024, "kernels": "native"}),
+    "bfloat16": (
+        GLM,
+        {"users": 12, "seq_length": 1024, "kernels": "native", "weight_dtype": "bfloat16"},
+    ),
+    "int8": (GLM, {"users": 12, "seq_length": 1000, "kernels": "native", "weight_dtype": "int8"}),
+    "qwen2": (QWEN2, {"users": 32, "seq_length": 1024, "kernels": "native"}),
+    "portable": (SMALL, {"users": 8, "seq_length": 512, "kernels": "portable"}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--child", choices=SETUPS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(measure(options.child)))
+        return
+    chosen = ["quick"] if options.quick else [name for name in SETUPS if name != "quick"]
+    runs = []
+    print("setup      weights  caches    plan  steady    peak  plan / peak   (MB)")
+    for name in chosen:
+        command = [sys.executable, __file__, "--child", name]
+        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        run = json.loads(child.stdout.splitlines()[-1])
+        runs.append(run)
+        print(
+            f"{name:9}  {run['weights'] / 1e6:7.0f} {run['caches'] / 1e6:7.0f} "
+            f"{run['plan'] / 1e6:7.0f} {run['steady'] / 1e6:7.0f} {run['peak'] / 1e6:7.0f} "
+            f"{run['plan'] / run['peak']:12.3f}",
+            flush=True,
+        )
+    print(json.dumps({"conditions": machine(), "runs": runs}))
+    if any(abs(run["plan"] / run["peak"] - 1) > LIMIT for run in runs if run["native"]):
+        sys.exit(1)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """The memory of this process with one setup, in bytes."""
+    config, settings = SETUPS[name]
+    engine = EngineConfig(**settings)
+    new_tokens = 4
+    ending = [4, 1] if isinstance(config, ModelConfig) else []
+    length = 16 if name == "quick" else engine.seq_length - new_tokens
+    params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+    with MultiUserLLM.from_config(config, **settings) as llm:
+        prompts = [[5 + user] * (length - len(ending)) + ending for user in range(engine.users)]
+        if name == "quick":
+            prompts.append([5] * (engine.seq_length - new_tokens - len(ending)) + ending)
+        with Peak() as peak:
+            results = llm.generate(prompts, params)
+            steady = own_memory()
+    if any(result.finish_reason != "length" for result in results):
+        raise SystemExit(f"{name}: an answer ended too early")
+    return {
+        "setup": name,
+        "native": memory.is_native(engine),
+        "weights": memory.weight_bytes(config, engine),
+        "caches": engine.users * memory.user_bytes(config, engine),
+        "workspace": memory.workspace_bytes(config, engine),
+        "plan": memory.total_bytes(config, engine) + memory.workspace_bytes(config, engine),
+        "steady": steady,
+        "peak": max(peak.bytes, steady),
+    }
+
+
+class Peak:
+    """The most memory that this process has while it is open."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(0.005):
+            self.bytes = max(self.bytes, own_memory())
+
+
+def own_memory() -> int:
+    """Bytes of this process that no file stands for."""
+    return 1024 * fields(Path("/proc/self/status").read_text(encoding="ascii"))["RssAnon"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Which of MindSpore's operators the compiled graphs use, and where MindSpore documents them.
+
+    python scripts/ascend_operators.py            writes the table into docs/ascend.md
+    python scripts/ascend_operators.py --check    ends with 1 if the table would change
+
+It compiles every graph of a small model of each family as an engine does, in float16 and with the
+choices for Ascend, but on a CPU. The operators are read out of the graphs that MindSpore hands to
+the part that knows the device; what an Ascend card makes of them is not seen here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Optional
+from unittest.mock import patch
+
+import mindspore
+from mindspore import mint, ops
+from mindspore.common.api import _cell_graph_executor
+from mindspore.train.anf_ir_pb2 import ModelProto
+
+from glm_multiuser import EngineConfig, ModelConfig, device
+from glm_multiuser.build import make_runner
+from glm_multiuser.config import AnyModelConfig, CausalConfig
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine import two_graphs
+from glm_multiuser.models.layers import Numerics
+from glm_multiuser.models.registry import make_model
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "ascend.md"
+BEGIN, END = "<!-- operators: begin -->", "<!-- operators: end -->"
+
+NO_OPERATORS = {"Depend", "Load", "MakeTuple", "Return", "TupleGetItem", "UpdateState"}
+"""Nodes that order others or hold them together, and compute nothing."""
+
+DOCUMENTED_AS = {"Muls": "mul", "SumExt": "sum"}
+"""Operators without a documentation of their own -> the function of `mindspore.ops` behind them."""
+
+BLOCK_LENGTH, SEQ_LENGTH, USERS = 16, 24, 8
+"""Two blocks of positions, prompts of two lengths, and decode steps of a few users and of all."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    check = parser.parse_args().check
+    old = PAGE.read_text(encoding="utf-8")
+    new = replace_table(old, table({name: operators_of(one) for name, one in families().items()}))
+    if not check:
+        PAGE.write_text(new, encoding="utf-8")
+    elif new != old:
+        sys.exit(f"{PAGE.name} has another table: run python {Path(__file__).name}")
+
+
+def families() -> dict[str, AnyModelConfig]:
+    """A small model of each family."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "inner_hidden_size": 48,
+        "max_sequence_length": 64,
+        "eos_token_ids": (2,),
+    }
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "gmask_token_id": 4}
+    return {
+        "ChatGLM-6B": ModelConfig(64, 32, 1, 4, 48, pad_token_id=0, **ids),
+        "ChatGLM2, ChatGLM3, GLM-4": CausalConfig(
+            "chatglm", **sizes, rotary_dim=4, rotary_interleaved=True
+        ),
+        "Qwen2": CausalConfig("qwen2", **sizes, rotary_dim=8),
+    }
+
+
+def operators_of(
+    config: AnyModelConfig, users: int = USERS, seq_length: int = SEQ_LENGTH
+) -> set[str]:
+    """The operators of every graph that an engine for this model compiles."""
+    return DEVICE_THREAD.call(lambda: _operators_of(config, users, seq_length))
+
+
+def _operators_of(config: AnyModelConfig, users: int, seq_length: int) -> set[str]:
+    engine = EngineConfig(
+        users=users,
+        seq_length=seq_length,
+        batch_invariant=False,  # nothing is padded, which takes time to find out
+        kernels="portable",
+        dtype="float16",
+    )
+    device.configure("CPU", 0)
+    model = make_model(config, Numerics.of("float16", "Ascend"))
+    model.set_train(False)
+    with patch.object(two_graphs, "BLOCK_LENGTH", BLOCK_LENGTH):
+        runner = make_runner(model, engine)
+        runner.compile(lambda done, total, what: None)
+    found = set()
+    for entry in runner._entries():
+        for phase in entry.compile_cache:
+            found |= operators_of_graph(phase)
+    runner.close()
+    return found
+
+
+def operators_of_graph(phase: str) -> set[str]:
+    """The operators in MindSpore's own graph of one phase."""
+    executor = _cell_graph_executor._graph_executor
+    proto = ModelProto()
+    proto.ParseFromString(executor.get_func_graph_proto(phase, "anf_ir", False))
+    return {node.op_type for node in proto.graph.node} - NO_OPERATORS
+
+
+def platforms(operator: str) -> tuple[str, ...]:
+    """Where MindSpore documents an operator, in its own words; () where it says nothing."""
+    if operator in DOCUMENTED_AS:
+        operator = DOCUMENTED_AS[operator]
+        return (*_platforms_in(getattr(ops, operator).__doc__), f"as `ops.{operator}`")
+    primitive = getattr(ops.operations, operator, None) or getattr(
+        ops.auto_generate, operator, None
+    )
+    text = primitive.__doc__ or "" if primitive else ""
+    named = re.search(r":func:`mindspore\.(ops|mint)\.(\w+)`", text)
+    if "Supported Platforms" not in text and named:
+        function = getattr({"ops": ops, "mint": mint}[named[1]], named[2], None)
+        text = getattr(function, "__doc__", None) or ""
+    return _platforms_in(text)
+
+
+def _platforms_in(text: Optional[str]) -> tuple[str, ...]:
+    line = re.search(r"Supported Platforms:\s*(.+)", text or "")
+    return tuple(re.findall(r"``([\w ]+)``", line[1])) if line else ()
+
+
+def table(found: Mapping[str, Iterable[str]]) -> str:
+    """Operators as rows, families as columns, and the documented platforms."""
+    lines = [
+        f"| operator | {' | '.join(found)} | documented for |",
+        f"| --- | {' | '.join(':---:' for _ in found)} | --- |",
+    ]
+    for operator in sorted(set().union(*found.values())):
+        used = " | ".join("x" if operator in one else "" for one in found.values())
+        documented = ", ".join(platforms(operator)) or "**not stated**"
+        lines.append(f"| `{operator}` | {used} | {documented} |")
+    lines.append("")
+    lines.append(f"Graphs and documentation of MindSpore {mindspore.__version__}.")
+    return "\n".join(lines)
+
+
+def replace_table(page: str, text: str) -> str:
+    """The page with another table between the markers."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    main()
