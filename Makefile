@@ -9,17 +9,20 @@ KERNELS := glm_multiuser/kernels/compiler.py $(wildcard glm_multiuser/kernels/cp
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 11) or \
     sys.exit("MindSpore needs Python 3.9, 3.10 or 3.11, this is %d.%d; try make PYTHON=..." % v)'
 
+TEST_OPTIONS = -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report= --durations=10
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test browser torch deploy notebooks coverage lint types bench selfcheck clean
+.PHONY: help demo serve test test-all browser torch deploy notebooks coverage lint types bench selfcheck clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
 	@echo "make serve      the server with its web page, on http://127.0.0.1:8000"
 	@echo "make bench      speed for 1, 2, 4 ... users, as a table, a plot and a line of JSON"
 	@echo "make selfcheck  the stored reference answers, on whatever device is there"
-	@echo "make test       all tests; afterwards \`make coverage\` checks how much they covered"
+	@echo "make test       the tests; afterwards \`make coverage\` checks how much they covered"
+	@echo "make test-all   those too that take long and prove the same at another size or version"
 	@echo "make browser    Chromium for the tests of the web page, which are skipped without it (Debian, root)"
 	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
 	@echo "make deploy     Triton and Ray for the tests that need them, which are skipped without"
@@ -32,8 +35,10 @@ demo serve bench selfcheck: $(INSTALLED)
 	@$(BIN)/glm-multiuser $@
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	    --cov --cov-report= --durations=10
+	@$(BIN)/python -m pytest -m 'not rare' $(TEST_OPTIONS)
+
+test-all: $(INSTALLED)
+	@$(BIN)/python -m pytest $(TEST_OPTIONS)
 
 browser:
 	@command -v chromium > /dev/null || { echo "Installing Chromium and fonts ..." && \

@@ -34,8 +34,8 @@ from tests.poison import fill_with_nan
 FAMILIES = ("chatglm_6b_3layers", "chatglm3_6b", "glm4", "qwen2")
 USERS, USERS_LATER = 3, 5
 THREADS = 16
-ASKS = 24
-"""Of each family."""
+ASKS = {"native": 24, "portable": 12}
+"""Of each family, by kernels."""
 CLOSEST_CALL = 1e-3
 """Log-probabilities; nearer than that, what is reused could round to another token."""
 
@@ -57,12 +57,12 @@ class Ask:
     cancel_after: Optional[int]
 
 
-def asks(family: str) -> list[Ask]:
+def asks(family: str, kernels: str) -> list[Ask]:
     """Conversations of a few users: prompts that go on from, change or cut what they asked."""
     chance = random.Random(family)
     begun = {name: [chance.randrange(10, 400) for _ in range(40)] for name in "abcde"}
     made = []
-    for number in range(ASKS):
+    for number in range(ASKS[kernels]):
         user = chance.choice([None, *begun])
         prompt = list(begun[user]) if user else []
         if prompt and number % 4 == 1:
@@ -99,17 +99,22 @@ def closest_call(result: GenerationResult) -> float:
 
 
 @pytest.fixture(scope="module", params=["native", "portable"])
-def llms(request: pytest.FixtureRequest) -> Iterator[dict[str, MultiUserLLM]]:
-    with ExitStack() as stack:
-        yield {family: stack.enter_context(open_llm(family, request.param)) for family in FAMILIES}
+def kernels(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def alone(llms: dict[str, MultiUserLLM]) -> dict[Ask, GenerationResult]:
+def llms(kernels: str) -> Iterator[dict[str, MultiUserLLM]]:
+    with ExitStack() as stack:
+        yield {family: stack.enter_context(open_llm(family, kernels)) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def alone(llms: dict[str, MultiUserLLM], kernels: str) -> dict[Ask, GenerationResult]:
     """Every request by itself, before anybody else asks anything; nothing is reused."""
     answers = {}
     for family, llm in llms.items():
-        for ask in asks(family):
+        for ask in asks(family, kernels):
             result = llm.submit(ask.prompt, ask.params).result()
             if ask.params.temperature or closest_call(result) > CLOSEST_CALL:
                 answers[ask] = result
@@ -195,8 +200,8 @@ def test_the_same_answer_alone_and_under_load(
         assert stats.mean_batch > 1.2
 
 
-def test_the_answers_are_worth_comparing(alone: dict[Ask, GenerationResult]) -> None:
-    assert len(alone) > 0.9 * ASKS * len(FAMILIES)
+def test_the_answers_are_worth_comparing(alone: dict[Ask, GenerationResult], kernels: str) -> None:
+    assert len(alone) > 0.9 * ASKS[kernels] * len(FAMILIES)
     assert len({result.token_ids for result in alone.values()}) > 0.8 * len(alone)
 
 

@@ -48,7 +48,17 @@ def three() -> Reference:
     return read_reference("chatglm_6b_3layers", 5e-4)
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+OLDEST_AND_NEWEST = (VERSIONS[0], VERSIONS[-1])
+"""What lies between changes rarely, and differs from these two in how a model is called."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        number if number in OLDEST_AND_NEWEST else pytest.param(number, marks=pytest.mark.rare)
+        for number in VERSIONS
+    ],
+)
 def version(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, three: Reference
 ) -> Iterator[Version]:
@@ -63,7 +73,7 @@ def version(
         make_tree(folder, request.config.cache, number, "whole"),
         "everything",
         folder=str(three.folder),
-        prompts=prompts_of(cases, 48 if number in (VERSIONS[0], VERSIONS[-1]) else 16),
+        prompts=prompts_of(cases, 48 if number in OLDEST_AND_NEWEST else 16),
         few=prompts_of(few, 8),
         users=USERS,
         seq_length=640 if newest else SHORT,
@@ -72,7 +82,7 @@ def version(
     children.close()
 
 
-@pytest.fixture(scope="module", params=(VERSIONS[0], VERSIONS[-1]))
+@pytest.fixture(scope="module", params=OLDEST_AND_NEWEST)
 def plain(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, three: Reference
 ) -> Iterator[Plain]:
