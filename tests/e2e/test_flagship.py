@@ -33,7 +33,7 @@ CORPUS = ROOT / "examples" / "train_glm_tiny" / "corpus.jsonl"
 
 USERS, USERS_LATER = 4, 6
 THREADS = 16
-ASKS = {"native": 48, "portable": 24}
+ASKS = {"native": 48, "portable": 18}
 """By kernels: MindSpore's operators take several times as long."""
 
 SETTINGS: tuple[dict[str, Any], ...] = (

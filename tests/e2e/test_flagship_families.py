@@ -31,7 +31,11 @@ from tests.engine.stepping import PATIENCE
 from tests.golden_data import golden_folder
 from tests.poison import fill_with_nan
 
-FAMILIES = ("chatglm_6b_3layers", "chatglm3_6b", "glm4", "qwen2")
+FAMILIES = {
+    "native": ("chatglm_6b_3layers", "chatglm3_6b", "glm4", "qwen2"),
+    "portable": ("chatglm_6b_3layers", "chatglm3_6b", "qwen2"),
+}
+"""By kernels: MindSpore's operators take several times as long, and glm4 is chatglm3's code."""
 USERS, USERS_LATER = 3, 5
 THREADS = 16
 ASKS = {"native": 24, "portable": 12}
@@ -106,7 +110,9 @@ def kernels(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def llms(kernels: str) -> Iterator[dict[str, MultiUserLLM]]:
     with ExitStack() as stack:
-        yield {family: stack.enter_context(open_llm(family, kernels)) for family in FAMILIES}
+        yield {
+            family: stack.enter_context(open_llm(family, kernels)) for family in FAMILIES[kernels]
+        }
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +188,7 @@ def test_the_same_answer_alone_and_under_load(
         for victim in victims:
             victim.result(PATIENCE)
         results = {ask: future.result(PATIENCE) for ask, future in answers.items()}
-    cached = dict.fromkeys(FAMILIES, 0)
+    cached = dict.fromkeys(llms, 0)
     for ask, result in results.items():
         expected = alone[ask]
         cached[ask.family] += result.usage.cached_tokens
@@ -201,7 +207,7 @@ def test_the_same_answer_alone_and_under_load(
 
 
 def test_the_answers_are_worth_comparing(alone: dict[Ask, GenerationResult], kernels: str) -> None:
-    assert len(alone) > 0.9 * ASKS[kernels] * len(FAMILIES)
+    assert len(alone) > 0.9 * ASKS[kernels] * len(FAMILIES[kernels])
     assert len({result.token_ids for result in alone.values()}) > 0.8 * len(alone)
 
 

@@ -22,7 +22,7 @@ EXAMPLE = CHECKOUT / "examples" / "mindformers_multi_thread.py"
 PIECE = re.compile(r"user +(\d+) +\d+\.\d\d s  ('.*'|\".*\")")
 
 
-@pytest.fixture(params=["Hugging Face", "MindFormers"])
+@pytest.fixture(params=[pytest.param("Hugging Face", marks=pytest.mark.rare), "MindFormers"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """glm-tiny in both of its layouts."""
     if request.param == "Hugging Face":

@@ -126,10 +126,10 @@ def neighbours(driver: Driver, slots: Sequence[int]) -> dict[int, Request]:
     ("name", "lengths", "users_per_cell", "seq_length"),
     [
         ("chatglm3_6b", WHOLE, None, LONG),
-        ("chatglm3_6b", CHUNKED, 1, SHORT),
+        pytest.param("chatglm3_6b", CHUNKED, 1, SHORT, marks=pytest.mark.rare),
         ("glm4", CHUNKED, None, LONG),
-        ("qwen2", WHOLE, 1, SHORT),
-        ("qwen2", CHUNKED, None, LONG),
+        pytest.param("qwen2", WHOLE, 1, SHORT, marks=pytest.mark.rare),
+        pytest.param("qwen2", CHUNKED, None, LONG, marks=pytest.mark.rare),
         ("qwen2_tied", CHUNKED, 3, LONG),
     ],
 )

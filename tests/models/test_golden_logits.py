@@ -72,6 +72,7 @@ def test_all_layers_everybody(deep: Reference) -> None:
     check_together(model, cases, (LONG,))
 
 
+@pytest.mark.rare
 def test_all_layers_with_half_precision_rotary_tables(deep: Reference) -> None:
     layout = CellLayout.plan(1, SHORT)
     model = DrivenModel.of_folder(deep.folder, layout, Numerics(rotary="float16"))

@@ -69,8 +69,8 @@ def polled(server: InProcessServer, prompt: str, patterns: Iterator[int]) -> lis
     cache_id = next(ids)
     # On a busy machine the first call must not give up waiting before its step is made.
     with SingleSteps() as steps, mock.patch("glm_multiuser.server.step.WAIT_SECONDS", PATIENCE):
-        first = in_background(step, server, cache_id, prompt)
         before = server.service.requests
+        first = in_background(step, server, cache_id, prompt)
         wait_until(lambda: server.service.requests > before or first.done())
         steps.step()
         answers.append(first.result(PATIENCE).json())
