@@ -11,6 +11,9 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <
 
 TEST_OPTIONS = -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report= --durations=10
 
+# Modules are compiled when they are first imported: most of them never are.
+INSTALL = $(BIN)/python -m pip install -q --no-compile -c constraints.txt
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -47,11 +50,11 @@ browser:
 
 torch: $(INSTALLED)
 	@$(BIN)/python -c 'import torch' 2> /dev/null || { echo "Installing PyTorch into .venv ..." && \
-	    $(BIN)/python -m pip install -q -e '.[torch]' -c constraints.txt; }
+	    $(INSTALL) -e '.[torch]'; }
 
 deploy: $(INSTALLED)
 	@$(BIN)/python -c 'import pytriton, ray' 2> /dev/null || { echo "Installing Triton and Ray into .venv ..." && \
-	    $(BIN)/python -m pip install -q -e '.[triton,ray]' -c constraints.txt; }
+	    $(INSTALL) -e '.[triton,ray]'; }
 
 notebooks: $(INSTALLED)
 	@$(BIN)/python examples/notebooks/build.py
@@ -72,7 +75,7 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }
 	@echo "Installing MindSpore and the rest into .venv (two minutes or more, mostly download) ..."
-	@start=$$(date +%s) && $(BIN)/python -m pip install -q -e '.[dev,server,mindformers]' -c constraints.txt && \
+	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,mindformers]' && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 

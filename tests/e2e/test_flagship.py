@@ -21,7 +21,7 @@ from typing import Any, Callable, Optional, Union
 
 import pytest
 
-from glm_multiuser import GenerationResult, Handle, MultiUserLLM, Piece, SamplingParams
+from glm_multiuser import GenerationResult, Handle, MultiUserLLM, Piece, SamplingParams, config
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.runner import GraphRunner
 from tests.engine.stepping import PATIENCE, SingleSteps
@@ -97,6 +97,14 @@ def needs_the_model() -> None:
 @pytest.fixture(scope="module", params=["native", "portable"])
 def kernels(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer_graphs() -> Iterator[None]:
+    """Of MindSpore's operators: prompts of up to 32 tokens share one length."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "SMALLEST_PROMPT", 32)
+        yield
 
 
 def open_llm(kernels: str) -> MultiUserLLM:

@@ -112,7 +112,10 @@ def test_one_user_asks_again_and_again(llm: MultiUserLLM, three: Reference) -> N
     check(cases, [handle.result(TIMEOUT) for handle in handles])
 
 
-@pytest.mark.parametrize(("kernels", "users_per_cell"), [("native", None), ("portable", 3)])
+@pytest.mark.parametrize(
+    ("kernels", "users_per_cell"),
+    [("native", None), pytest.param("portable", 3, marks=pytest.mark.rare)],
+)
 def test_resize_in_the_middle(
     kernels: str,
     users_per_cell: Optional[int],

@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from mindspore import Tensor
 
-from glm_multiuser import MultiUserLLM, SamplingParams
+from glm_multiuser import ModelConfig, MultiUserLLM, SamplingParams
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine import two_graphs
 from glm_multiuser.engine.two_graphs import batch_sizes, block_counts
@@ -37,11 +38,11 @@ from tests.engine.small_model import (
 BLOCKS = (20, 8)
 
 
-def open_llm(users: int, **settings: Any) -> MultiUserLLM:
+def open_llm(users: int, model: ModelConfig = MODEL, **settings: Any) -> MultiUserLLM:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(two_graphs, "BLOCK_LENGTH", BLOCKS[0])
         return MultiUserLLM.from_config(
-            MODEL,
+            model,
             seed=1,
             **{"users": users, "seq_length": SEQ_LENGTH, "kernels": "portable", **settings},
         )
@@ -119,7 +120,7 @@ def test_nothing_compiles_while_requests_of_all_lengths_run(llm: MultiUserLLM) -
 def test_the_number_of_graphs_does_not_grow_with_the_users() -> None:
     graphs = {}
     for users in (20, 32):
-        with open_llm(users, seq_length=16) as llm:
+        with open_llm(users, replace(MODEL, num_layers=1), seq_length=16) as llm:
             graphs[users] = llm.stats().compiles
             llm.generate([[1]] * users, SamplingParams(temperature=0.0, max_tokens=3))
             assert llm.stats().compiles_after_ready == 0

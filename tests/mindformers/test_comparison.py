@@ -27,6 +27,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(installed("mindformers") == "not installed", reason="needs MindFormers")
 def test_all_variants_give_the_same_tokens(tmp_path: Path) -> None:
     words = [BENCHMARKS / "mindformers_comparison.py", "--users", "2", *TINY.split()]

@@ -48,17 +48,17 @@ def three() -> Reference:
     return read_reference("chatglm_6b_3layers", 5e-4)
 
 
-OLDEST_AND_NEWEST = (VERSIONS[0], VERSIONS[-1])
-"""What lies between changes rarely, and differs from these two in how a model is called."""
+NEWEST = VERSIONS[-1]
+OLDEST_AND_NEWEST = (VERSIONS[0], NEWEST)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        number if number in OLDEST_AND_NEWEST else pytest.param(number, marks=pytest.mark.rare)
-        for number in VERSIONS
-    ],
-)
+def rare_but(newest: str, versions: Sequence[str]) -> list[Any]:
+    """What stands for an older version does not change any more, nor do its patches."""
+    rare = pytest.mark.rare
+    return [one if one == newest else pytest.param(one, marks=rare) for one in versions]
+
+
+@pytest.fixture(scope="module", params=rare_but(NEWEST, VERSIONS))
 def version(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, three: Reference
 ) -> Iterator[Version]:
@@ -66,7 +66,7 @@ def version(
     folder = tmp_path_factory.mktemp("version")
     children = Children(folder)
     # Between the newest and the oldest only the ways to call a model differ, not what it computes.
-    newest = number == VERSIONS[-1]
+    newest = number == NEWEST
     cases = three.short + three.long if newest else three.short
     few = cases[::3]
     whole = children.start(
@@ -82,7 +82,7 @@ def version(
     children.close()
 
 
-@pytest.fixture(scope="module", params=OLDEST_AND_NEWEST)
+@pytest.fixture(scope="module", params=rare_but(NEWEST, OLDEST_AND_NEWEST))
 def plain(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, three: Reference
 ) -> Iterator[Plain]:

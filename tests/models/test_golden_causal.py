@@ -127,7 +127,7 @@ def neighbours(driver: Driver, slots: Sequence[int]) -> dict[int, Request]:
     [
         ("chatglm3_6b", WHOLE, None, LONG),
         pytest.param("chatglm3_6b", CHUNKED, 1, SHORT, marks=pytest.mark.rare),
-        ("glm4", CHUNKED, None, LONG),
+        pytest.param("glm4", CHUNKED, None, LONG, marks=pytest.mark.rare),
         pytest.param("qwen2", WHOLE, 1, SHORT, marks=pytest.mark.rare),
         pytest.param("qwen2", CHUNKED, None, LONG, marks=pytest.mark.rare),
         ("qwen2_tied", CHUNKED, 3, LONG),

@@ -39,7 +39,11 @@ def deep() -> Reference:
     return read_reference("chatglm_6b_28layers", 1e-4)
 
 
-@pytest.fixture(scope="module", params=[1, 3, 7], ids="users_per_cell={}".format)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=pytest.mark.rare), 3, 7],
+    ids="users_per_cell={}".format,
+)
 def three_layers(request: pytest.FixtureRequest, three: Reference) -> DrivenModel:
     """Seven users in seven cells; in cells of 3, 3 and 1 with three blocks; and in one cell."""
     layout = CellLayout.plan(7, LONG if request.param == 3 else 256, users_per_cell=request.param)
@@ -65,6 +69,7 @@ def test_every_position_of_a_prompt(three: Reference, three_layers: DrivenModel)
             assert worst(rows.logits[0], expected) <= case.tolerance, (case.name, last)
 
 
+@pytest.mark.rare
 def test_all_layers_everybody(deep: Reference) -> None:
     """A graph of so many layers compiles for long; three layers show the other ways to ask."""
     cases = deep.short + deep.long
