@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from rich.table import Table
 
-from glm_multiuser.cli import loading, plan_plot, screen
+from glm_multiuser.cli import loading, plan_plot, plan_tables, screen
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.published import PUBLISHED
@@ -83,18 +82,20 @@ def command(
         raise ConfigError(f"context is {context}; it must be between 1 and seq-length {seq_length}")
     plan = make_plan(config, engine, chosen)
     console = screen.output()
-    console.print(memory_table(f"{model}, {device}", plan))
+    console.print(plan_tables.memory_table(f"{model}, {device}", plan))
     steps = roofline(config, engine, chosen, plan["users"], context)
     if steps:
-        console.print(roofline_table(steps, context))
+        console.print(plan_tables.roofline_table(steps, context))
     found = {"model": model, "device": {"name": device, **asdict(chosen)}, **plan}
     found["decode_steps"] = [
         {**asdict(step), "tokens_per_second": step.tokens_per_second} for step in steps
     ]
     if sweep:
         found["sweep"] = sweep_lengths(config, engine, chosen)
-        console.print(sweep_table(found["sweep"]))
-        plan_plot.plot_sweep(found["sweep"], heading(model, device, plan), seq_length, plot)
+        console.print(plan_tables.sweep_table(found["sweep"]))
+        plan_plot.plot_sweep(
+            found["sweep"], plan_tables.heading(model, device, plan), seq_length, plot
+        )
         screen.notice(f"plot written to {plot}")
     if json_file is not None:
         json_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
@@ -180,36 +181,6 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
     }
 
 
-def memory_table(title: str, plan: dict[str, Any]) -> Table:
-    """What takes memory, and how many users there is room for."""
-    dtype = plan["weight_dtype"]
-    users = max(plan["users"], 1)
-    rows = {
-        "weights": f"{plan['weight_count'] / 1e9:.2f} billion in {dtype}, "
-        + size(plan["weight_bytes"]),
-        "keys and values per token": f"{size(plan['bytes_per_token'])} in {plan['dtype']}",
-        f"per user of {plan['seq_length']} tokens": size(plan["bytes_per_user"]),
-        "zeros that overwrite used memory": size(plan["zeros_bytes"]),
-        f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
-        f"all of that with {users} users": size(plan["total_bytes"]),
-        f"users in {size(plan['device_bytes'])}": str(plan["users"]),
-    }
-    table = Table("", title, title=f"memory, {plan['kernels']} kernels")
-    for row in rows.items():
-        table.add_row(*row)
-    table.caption = caption(plan)
-    return table
-
-
-def caption(plan: dict[str, Any]) -> str:
-    """What must not be read without the numbers."""
-    if plan["kernels"] == "native":
-        return "Held against measured memory in docs/planning.md."
-    if plan["target"] == "CPU":
-        return "On a CPU, MindSpore's own operators take gigabytes more: see docs/planning.md."
-    return "The workspace was not measured on any card."
-
-
 def roofline(
     config: AnyModelConfig, engine: EngineConfig, device: "Device", most: int, context: int
 ) -> "list[DecodeStep]":
@@ -222,24 +193,6 @@ def roofline(
         decode_step(config, engine, users, context, device.bandwidth, device.compute)
         for users in user_counts(most)
     ]
-
-
-def roofline_table(steps: "list[DecodeStep]", context: int) -> Table:
-    """The bound of a step, and of all users' tokens per second."""
-    table = Table("users", "reads", "ms per step", "tok/s", "tok/s per user", "bound by")
-    table.title = f"roofline of a decode step, {context} tokens each: at best, no forecast"
-    for column in table.columns[:-1]:
-        column.justify = "right"
-    for step in steps:
-        table.add_row(
-            str(step.users),
-            size(step.bytes_read),
-            f"{1000 * step.seconds:.2f}",
-            f"{step.tokens_per_second:,.0f}",
-            f"{step.tokens_per_second / step.users:,.1f}",
-            step.bound,
-        )
-    return table
 
 
 def sweep_lengths(
@@ -265,33 +218,3 @@ def sweep_lengths(
             }
         )
     return found
-
-
-def sweep_table(found: list[dict[str, Any]]) -> Table:
-    """The numbers of the picture."""
-    table = Table("tokens per user", "users that fit", "tok/s of all at best")
-    for column in table.columns:
-        column.justify = "right"
-    for one in found:
-        rate = one["tokens_per_second"]
-        table.add_row(
-            f"{one['seq_length']:,}", str(one["users"]), "" if rate is None else f"{rate:,.0f}"
-        )
-    return table
-
-
-def heading(model: str, device: str, plan: dict[str, Any]) -> str:
-    """The conditions that no picture should be without."""
-    return (
-        f"{model} on {device}, {size(plan['device_bytes'])}: weights {plan['weight_dtype']}, "
-        f"caches {plan['dtype']}, {size(plan['bytes_per_token'])} per token\n"
-        "computed from shapes and published peaks, nothing measured on a card"
-    )
-
-
-def size(count: int) -> str:
-    """In the largest unit of which there is at least one."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if count >= UNITS[unit.upper()]:
-            return f"{count / UNITS[unit.upper()]:.4g} {unit}"
-    return f"{count} B"

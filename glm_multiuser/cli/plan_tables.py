@@ -1,0 +1,88 @@
+"""What `glm-multiuser plan` prints."""
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from glm_multiuser.roofline import DecodeStep
+
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+
+
+def memory_table(title: str, plan: dict[str, Any]) -> Table:
+    """What takes memory, and how many users there is room for."""
+    dtype = plan["weight_dtype"]
+    users = max(plan["users"], 1)
+    rows = {
+        "weights": f"{plan['weight_count'] / 1e9:.2f} billion in {dtype}, "
+        + size(plan["weight_bytes"]),
+        "keys and values per token": f"{size(plan['bytes_per_token'])} in {plan['dtype']}",
+        f"per user of {plan['seq_length']} tokens": size(plan["bytes_per_user"]),
+        "zeros that overwrite used memory": size(plan["zeros_bytes"]),
+        f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
+        f"all of that with {users} users": size(plan["total_bytes"]),
+        f"users in {size(plan['device_bytes'])}": str(plan["users"]),
+    }
+    table = Table("", title, title=f"memory, {plan['kernels']} kernels")
+    for row in rows.items():
+        table.add_row(*row)
+    table.caption = caption(plan)
+    return table
+
+
+def caption(plan: dict[str, Any]) -> str:
+    """What must not be read without the numbers."""
+    if plan["kernels"] == "native":
+        return "Held against measured memory in docs/planning.md."
+    if plan["target"] == "CPU":
+        return "On a CPU, MindSpore's own operators take gigabytes more: see docs/planning.md."
+    return "The workspace was not measured on any card."
+
+
+def roofline_table(steps: "list[DecodeStep]", context: int) -> Table:
+    """The bound of a step, and of all users' tokens per second."""
+    table = Table("users", "reads", "ms per step", "tok/s", "tok/s per user", "bound by")
+    table.title = f"roofline of a decode step, {context} tokens each: at best, no forecast"
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    for step in steps:
+        table.add_row(
+            str(step.users),
+            size(step.bytes_read),
+            f"{1000 * step.seconds:.2f}",
+            f"{step.tokens_per_second:,.0f}",
+            f"{step.tokens_per_second / step.users:,.1f}",
+            step.bound,
+        )
+    return table
+
+
+def sweep_table(found: list[dict[str, Any]]) -> Table:
+    """The numbers of the picture."""
+    table = Table("tokens per user", "users that fit", "tok/s of all at best")
+    for column in table.columns:
+        column.justify = "right"
+    for one in found:
+        rate = one["tokens_per_second"]
+        table.add_row(
+            f"{one['seq_length']:,}", str(one["users"]), "" if rate is None else f"{rate:,.0f}"
+        )
+    return table
+
+
+def heading(model: str, device: str, plan: dict[str, Any]) -> str:
+    """The conditions that no picture should be without."""
+    return (
+        f"{model} on {device}, {size(plan['device_bytes'])}: weights {plan['weight_dtype']}, "
+        f"caches {plan['dtype']}, {size(plan['bytes_per_token'])} per token\n"
+        "computed from shapes and published peaks, nothing measured on a card"
+    )
+
+
+def size(count: int) -> str:
+    """In the largest unit of which there is at least one."""
+    for unit, number in UNITS.items():
+        if count >= number:
+            return f"{count / number:.4g} {unit}"
+    return f"{count} B"
