@@ -16,8 +16,7 @@ import threading
 
 def keep_ctrl_c() -> None:
     """Call it on the main thread, before MindSpore is imported and before threads are started."""
-    main_thread = threading.main_thread().ident
-    assert main_thread is not None
+    main_thread = threading.get_ident()
     # Does nothing; it only wakes the main thread from a blocking call.
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
