@@ -12,6 +12,8 @@ from glm_multiuser.errors import ConfigError
 CONTROL_SECONDS = 30.0
 LOAD_SECONDS = 3600.0
 """A large checkpoint takes minutes."""
+PROBE = "probe"
+"""Request parameter of who only wants to know whether there is an answer."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Door:
         Raises:
             OSError, HTTPException: not within these seconds.
         """
-        question = {"prompt": "hi", "temperature": "0", "max_token": "1"}
+        question = {"prompt": "hi", "temperature": "0", "max_token": "1", PROBE: True}
         path = f"/v2/models/{model}/generate_stream"
         status, body = self._ask("POST", path, question, seconds)
         return status == http.HTTPStatus.SERVICE_UNAVAILABLE or (
