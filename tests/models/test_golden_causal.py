@@ -7,7 +7,6 @@ whole and in chunks, one cell for everybody and one for each, alone and beside o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Optional
 
 import numpy as np
@@ -18,83 +17,28 @@ from hypothesis import strategies as st
 from glm_multiuser import device
 from glm_multiuser.build import load_weights, weights_of
 from glm_multiuser.checkpoint import read_model_config
-from glm_multiuser.config import CausalConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.chunked_prompts import ChunkRunner
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Piece
 from glm_multiuser.models.layers import Numerics
 from glm_multiuser.models.registry import make_model
-from glm_multiuser.sampling import SamplingParams
-from tests.models.golden_cases import STEP_TOLERANCE, Case, Reference, read_reference, worst
+from tests.models.golden_cases import STEP_TOLERANCE, Case, read_reference, worst
+from tests.models.portable_driver import SHORT, PortableDriver
 
-USERS = 4
-SHORT, LONG = 256, 640
+LONG = 640
 WHOLE, CHUNKED = (LONG,), (16,)
 """Lengths that chunks are padded to: few, because each is a graph."""
 
 TOLERANCES = {"chatglm3_6b": 2e-4, "glm4": 2e-4, "qwen2": 3e-4, "qwen2_tied": 3e-4}
 
 
-class Driver:
-    """A `ChunkRunner` whose graphs are compiled when they are first needed."""
-
-    def __init__(
-        self,
-        reference: Reference,
-        lengths: Sequence[int],
-        users_per_cell: Optional[int] = None,
-        seq_length: int = SHORT,
-    ) -> None:
-        engine = EngineConfig(USERS, seq_length, users_per_cell=users_per_cell)
-        config = read_model_config(reference.folder)
-        assert isinstance(config, CausalConfig)
-
-        def make() -> ChunkRunner:
-            device.configure("CPU", 0)
-            model = make_model(config, Numerics())
-            model.set_train(False)
-            load_weights(reference.folder, config)(
-                weights_of(model), lambda done, total, what: None
-            )
-            return ChunkRunner(model, engine)
-
-        self.runner = DEVICE_THREAD.call(make)
-        self.runner._chunk_lengths = tuple(lengths)
-        self.runner._block_counts = self.runner._block_counts[-1:]
-        self.config = config
-
-    def request(self, token_ids: Sequence[int]) -> Request:
-        params = SamplingParams(temperature=0.0, ignore_eos=True)
-        room = self.runner.engine.seq_length - len(token_ids)
-        vocab_size = self.config.vocab_size
-        return Request(token_ids, params, object(), (), room, vocab_size, lambda event: None)
-
-    def prefill(self, slot: int, request: Request) -> np.ndarray:
-        """Takes the rest of the prompt in -> logits of its last token."""
-        while not request.prompt_is_in:
-            (chunk,) = self.runner.take([request])
-            pieces = {slot: Piece(request, chunk)}
-            results = DEVICE_THREAD.call(partial(self.runner.prefill, pieces))
-            request.computed_tokens += chunk
-        assert results.finite[0]
-        request.output_token_ids.append(int(results.tokens[0]))
-        logits: np.ndarray = results.logits([0])[0]
-        return logits
-
-    def decode(self, requests: dict[int, Request]) -> np.ndarray:
-        """One step -> logits, a row for each request."""
-        results = DEVICE_THREAD.call(lambda: self.runner.decode(requests))
-        for request, token in zip(requests.values(), results.tokens):
-            request.computed_tokens += 1
-            request.output_token_ids.append(int(token))
-        assert results.finite.all()
-        logits: np.ndarray = results.logits(range(len(requests)))
-        return logits
-
-
 def check(
-    driver: Driver, case: Case, slot: int, others: dict[int, Request], held: Sequence[int] = ()
+    driver: PortableDriver,
+    case: Case,
+    slot: int,
+    others: dict[int, Request],
+    held: Sequence[int] = (),
 ) -> Request:
     """One case, beside others that decode whatever comes, from behind what the slot holds of it."""
     request = driver.request(case.token_ids)
@@ -111,7 +55,7 @@ def check(
     return request
 
 
-def neighbours(driver: Driver, slots: Sequence[int]) -> dict[int, Request]:
+def neighbours(driver: PortableDriver, slots: Sequence[int]) -> dict[int, Request]:
     """Users who decode from random prompts."""
     random = np.random.default_rng(3)
     found = {}
@@ -137,7 +81,7 @@ def test_logits_and_greedy_tokens(
     name: str, lengths: tuple[int, ...], users_per_cell: Optional[int], seq_length: int
 ) -> None:
     reference = read_reference(name, TOLERANCES[name])
-    driver = Driver(reference, lengths, users_per_cell, seq_length)
+    driver = PortableDriver(reference.folder, lengths, users_per_cell, seq_length)
     cases = reference.short + (reference.long if seq_length == LONG else [])
     for number, case in enumerate(cases):
         # A slot that somebody used before, and every other case alone.
@@ -153,11 +97,11 @@ def test_logits_and_greedy_tokens(
 
 
 @pytest.fixture(scope="module")
-def qwen() -> Driver:
-    return Driver(read_reference("qwen2", TOLERANCES["qwen2"]), (16, 128))
+def qwen() -> PortableDriver:
+    return PortableDriver(read_reference("qwen2", TOLERANCES["qwen2"]).folder, (16, 128))
 
 
-def test_every_position_of_a_prompt(qwen: Driver) -> None:
+def test_every_position_of_a_prompt(qwen: PortableDriver) -> None:
     reference = read_reference("qwen2", TOLERANCES["qwen2"])
     cases = [case for case in reference.short if "prompt_all_logits" in case.arrays]
     assert [case.name for case in cases] == ["len1", "len5", "len17"]
@@ -175,7 +119,7 @@ def test_every_position_of_a_prompt(qwen: Driver) -> None:
 )
 @given(data=st.data(), length=st.integers(1, 90), seed=st.integers(0, 2**32))
 def test_chunks_and_reuse_give_what_the_whole_prompt_gives(
-    qwen: Driver, data: st.DataObject, length: int, seed: int
+    qwen: PortableDriver, data: st.DataObject, length: int, seed: int
 ) -> None:
     token_ids = np.random.default_rng(seed).integers(0, qwen.config.vocab_size, length).tolist()
     expected = qwen.prefill(0, qwen.request(token_ids))

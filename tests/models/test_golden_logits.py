@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from glm_multiuser.build import load_weights
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.models.kv_past import CellLayout
 from glm_multiuser.models.layers import Numerics
-from tests.golden_data import golden_folder
 from tests.models.driven_model import DrivenModel
 from tests.models.golden_cases import (
     Reference,
@@ -117,40 +113,3 @@ def test_half_precision(three: Reference) -> None:
     assert max(errors) <= 0.25, errors
     same = [stream.answer == case.greedy["rope16"][:12] for case, stream in zip(cases, streams)]
     assert sum(same) >= 4, same
-
-
-def test_third_party(tmp_path: Path) -> None:
-    """One layer that another project computed with the original code.
-
-    It kept hidden states, not logits. A unit matrix in the place of the head returns them, so
-    here the vocabulary is as large as the hidden size.
-    """
-    folder = golden_folder("third_party_chatglm_cpp", "glm_model.npz")
-    with np.load(folder / "glm_model.npz") as file:
-        arrays = dict(file)
-    weights = {name: values for name, values in arrays.items() if name.startswith("transformer.")}
-    embedding = weights["transformer.word_embeddings.weight"]
-    hidden = embedding.shape[1]
-    padding = np.zeros((hidden - len(embedding), hidden), np.float32)
-    weights["transformer.word_embeddings.weight"] = np.concatenate((embedding, padding))
-    weights["lm_head.weight"] = np.eye(hidden, dtype=np.float32)
-    save_file(weights, tmp_path / "model.safetensors")
-    config = ModelConfig(
-        vocab_size=hidden,
-        hidden_size=hidden,
-        num_layers=1,
-        num_attention_heads=int(arrays["heads"]),
-        inner_hidden_size=weights["transformer.layers.0.mlp.dense_h_to_4h.bias"].size,
-        gmask_token_id=1,
-        bos_token_id=2,
-        deepnorm_layers=28,
-    )
-    layout = CellLayout.plan(3, 16, users_per_cell=2)
-    model = DrivenModel(config, load_weights(tmp_path, config), layout)
-    stream = model.start(arrays["x1"][0].tolist())
-    assert (stream.positions.ids(0, 3) == arrays["position_ids_1"]).all()
-    for last in range(3):
-        assert worst(model.prefill(2, stream, 3, last).logits[0], arrays["y1"][last]) <= 1e-5
-    for step in (2, 3):
-        stream.token_ids += arrays[f"x{step}"][0].tolist()
-        assert worst(model.decode({2: stream}, users=[2]).logits, arrays[f"y{step}"]) <= 1e-5
