@@ -1,7 +1,7 @@
 """The shapes of published models, so that a card can be planned without their files.
 
 From the `config.json` of THUDM/chatglm-6b, chatglm2-6b, chatglm3-6b and glm-4-9b-chat, and of
-Qwen/Qwen2-0.5B-Instruct and Qwen2-7B-Instruct.
+Qwen's Qwen2-*-Instruct and Qwen2.5-*-Instruct; both have the same 0.5B, 1.5B and 7B.
 """
 
 from __future__ import annotations
@@ -55,5 +55,9 @@ PUBLISHED: dict[str, AnyModelConfig] = {
     "chatglm3-6b": _chatglm(65024, 28, 8192, (2,)),
     "glm-4-9b-chat": _chatglm(151552, 40, 131072, (151329, 151336, 151338), 500),
     "qwen2-0.5b": _qwen2(151936, 896, 24, 14, 2, 4864, tied=True),
+    "qwen2-1.5b": _qwen2(151936, 1536, 28, 12, 2, 8960, tied=True),
+    "qwen2.5-3b": _qwen2(151936, 2048, 36, 16, 2, 11008, tied=True),
     "qwen2-7b": _qwen2(152064, 3584, 28, 28, 4, 18944, tied=False),
+    "qwen2.5-14b": _qwen2(152064, 5120, 48, 40, 8, 13824, tied=False),
+    "qwen2.5-32b": _qwen2(152064, 5120, 64, 40, 8, 27648, tied=False),
 }

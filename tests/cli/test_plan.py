@@ -21,7 +21,11 @@ from glm_multiuser.published import PUBLISHED
         ("chatglm3-6b", 28, 6.24),
         ("glm-4-9b-chat", 40, 9.40),
         ("qwen2-0.5b", 12, 0.494),
-        ("qwen2-7b", 56, 7.62),
+        ("qwen2-1.5b", 28, 1.544),
+        ("qwen2.5-3b", 36, 3.086),
+        ("qwen2-7b", 56, 7.616),
+        ("qwen2.5-14b", 192, 14.77),
+        ("qwen2.5-32b", 256, 32.76),
     ],
 )
 def test_published_models(name: str, kib_per_token: float, billions: float) -> None:
