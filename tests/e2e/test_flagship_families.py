@@ -102,7 +102,7 @@ def closest_call(result: GenerationResult) -> float:
     return min(first - second for first, second in best)
 
 
-@pytest.fixture(scope="module", params=["native", "portable"])
+@pytest.fixture(scope="module", params=["native", pytest.param("portable", marks=pytest.mark.rare)])
 def kernels(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -117,6 +117,7 @@ def test_nothing_compiles_while_requests_of_all_lengths_run(llm: MultiUserLLM) -
     assert llm.stats().compiles_after_ready == 0
 
 
+@pytest.mark.rare
 def test_the_number_of_graphs_does_not_grow_with_the_users() -> None:
     graphs = {}
     for users in (20, 32):

@@ -69,7 +69,7 @@ def neighbours(driver: PortableDriver, slots: Sequence[int]) -> dict[int, Reques
 @pytest.mark.parametrize(
     ("name", "lengths", "users_per_cell", "seq_length"),
     [
-        ("chatglm3_6b", WHOLE, None, LONG),
+        pytest.param("chatglm3_6b", WHOLE, None, LONG, marks=pytest.mark.rare),
         pytest.param("chatglm3_6b", CHUNKED, 1, SHORT, marks=pytest.mark.rare),
         pytest.param("glm4", CHUNKED, None, LONG, marks=pytest.mark.rare),
         pytest.param("qwen2", WHOLE, 1, SHORT, marks=pytest.mark.rare),
