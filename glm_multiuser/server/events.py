@@ -58,7 +58,9 @@ class EventStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
+        except Exception as error:
+            if not isinstance(_only_one(error), SendTimeoutError):
+                raise
             logger.warning("a reader took nothing for %g seconds", SEND_SECONDS)
             scope["state"][ABORT]()
             await asyncio.sleep(0)  # until the connection knows that it is closed
@@ -66,6 +68,12 @@ class EventStream(EventSourceResponse):
             # Here and not in the generator: one that was never started runs no `finally`.
             for one in self._running:
                 one.close()
+
+
+def _only_one(error: BaseException) -> BaseException:
+    """What a task group holds; sse-starlette for Python 3.9 and 3.10 does not unwrap it."""
+    inside: Sequence[BaseException] = getattr(error, "exceptions", ())
+    return _only_one(inside[0]) if len(inside) == 1 else error
 
 
 async def _with_errors(
