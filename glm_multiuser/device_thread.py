@@ -1,8 +1,8 @@
 """The one thread of a process that makes every MindSpore call.
 
 A device context belongs to the thread that made it, and MindSpore's executor is not re-entrant:
-two models run from two threads hang for ever. So every engine of the process is stepped here, in
-turn, and every other call to the device (building, compiling, resizing) is handed over to here.
+two models run from two threads deadlock. So every engine of the process is stepped here, in
+turn, and every other call to the device (building, compiling, resizing) runs here, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DeviceThread:
             self._changed.notify()
         return future.result()
 
-    def give_way(self, seconds: float) -> None:
+    def yield_to_engines(self, seconds: float) -> None:
         """Lets the engines run for about `seconds`, or until they have nothing to do.
 
         For a long call, on the device thread and between two of its steps. An engine that this
@@ -54,7 +54,7 @@ class DeviceThread:
             pass
 
     def attach(self, stepper: Stepper) -> None:
-        """From now on `stepper` is called in turn, as long as it says that there is more to do."""
+        """From now on `stepper` is called in turn, as long as it returns True."""
         with self._changed:
             self._start()
             self._steppers.append(stepper)
@@ -66,7 +66,7 @@ class DeviceThread:
             self._steppers = [other for other in self._steppers if other != stepper]
 
     def wake(self) -> None:
-        """Tells the thread that an engine has something to do."""
+        """Wakes the thread: an engine has something to do."""
         with self._changed:
             self._awake = True
             self._changed.notify()
@@ -92,10 +92,10 @@ class DeviceThread:
             atexit.register(self.stop)
 
     def _run(self) -> None:
-        while self._turn():
+        while self._run_once():
             pass  # between two turns no variable keeps a model alive
 
-    def _turn(self) -> bool:
+    def _run_once(self) -> bool:
         """At most one call, and one step of every engine; returns whether to go on."""
         with self._changed:
             while not (self._calls or self._awake or self._stopping):

@@ -1,23 +1,33 @@
 """How much memory an engine takes, computed from its model's shape before anything is loaded.
 
-Weights, caches and zeros are exact. What a step needs beside them is estimated in `workspace.py`.
+Weights, caches and zeros are exact. What a step needs beside them is estimated from the shapes of
+its largest tensors. On a CPU with native kernels the sum was held against measured memory
+(`benchmarks/plan_memory.py`). For MindSpore's own operators it is what must be there at the same
+time if memory is used again as soon as it is free. It was not measured on an Ascend card; on a
+CPU MindSpore takes far more, as if it kept what every operator of every graph puts out.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 
-from glm_multiuser import workspace
-from glm_multiuser.checkpoint.layouts import parameter_shapes
-from glm_multiuser.config import BLOCK_LENGTH, AnyModelConfig, CausalConfig, EngineConfig
-from glm_multiuser.device import DEFAULT_DTYPE, PROCESS_BYTES
-from glm_multiuser.kernels import library
-from glm_multiuser.kernels.packing import TILE, Packing
+from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native.packing import TILE, Packing
+from glm_multiuser.checkpoint.families import parameter_shapes
+from glm_multiuser.config import (
+    BLOCK_LENGTH,
+    MOST_USERS,
+    AnyModelConfig,
+    CausalConfig,
+    EngineConfig,
+)
+from glm_multiuser.device import DEFAULT_DTYPE, PREFILL_CHUNK, PREFILL_CHUNK_NATIVE, PROCESS_BYTES
+from glm_multiuser.errors import ConfigError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-MOST_USERS = 1024
-"""Users of one engine at most; the limit of `EngineConfig`."""
+FLOAT32 = BYTES["float32"]
 
 
 def compute_dtype(engine: EngineConfig) -> str:
@@ -27,21 +37,32 @@ def compute_dtype(engine: EngineConfig) -> str:
 
 def is_native(engine: EngineConfig) -> bool:
     """Whether native kernels would be used; if it is for a CPU, on this machine."""
-    return not why_not_native(engine)
+    return not portable_reason(engine)
 
 
-def why_not_native(engine: EngineConfig) -> str:
-    """Why they would not; "" if they would."""
-    choice = library.portable_by_choice(engine.kernels, compute_dtype(engine))
-    return choice or library.why_not(engine.device_target)
+def portable_reason(engine: EngineConfig) -> str:
+    """Why MindSpore's operators would be used; "" if native kernels would."""
+    return portable_by_choice(engine) or library.unavailable_reason(engine.device_target)
+
+
+def portable_by_choice(engine: EngineConfig) -> str:
+    """Which setting rules native kernels out; "" if none does."""
+    if engine.kernels == "portable":
+        return "kernels is 'portable'"
+    if compute_dtype(engine) != "float32":
+        return f"they compute in float32, not in {compute_dtype(engine)}"
+    if engine.kernels == "auto" and os.environ.get(library.SWITCH) == "0":
+        return f"{library.SWITCH} is 0"
+    return ""
 
 
 def check_kernels(engine: EngineConfig) -> None:
     """Raises ConfigError if it asks for what only native kernels can do, and cannot have them."""
-    reason = why_not_native(engine)
-    if reason:
-        dtype = compute_dtype(engine)
-        library.check_not_needed(engine.kernels, engine.weight_dtype, dtype, reason)
+    reason, weight_dtype = portable_reason(engine), engine.weight_dtype
+    if reason and engine.kernels == "native":
+        raise ConfigError(f"kernels is 'native', but {reason}")
+    if reason and weight_dtype not in (None, compute_dtype(engine)):
+        raise ConfigError(f"weight_dtype {weight_dtype!r} needs native kernels, but {reason}")
 
 
 def weight_count(config: AnyModelConfig) -> int:
@@ -56,10 +77,9 @@ def weight_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 def weight_bytes_read(config: AnyModelConfig, engine: EngineConfig) -> int:
     """What a decode step reads of them: all but the embedding, of which it takes single rows."""
-    table = (
-        0 if is_tied(config) else _parameter_bytes((config.vocab_size, config.hidden_size), engine)
-    )
-    return weight_bytes(config, engine) - table
+    table = (config.vocab_size, config.hidden_size)
+    unread = 0 if is_tied(config) else _parameter_bytes(table, engine)
+    return weight_bytes(config, engine) - unread
 
 
 def is_tied(config: AnyModelConfig) -> bool:
@@ -107,16 +127,48 @@ def total_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Estimate of what is needed beside `total_bytes`: the largest step, and the process itself."""
-    native, number = is_native(engine), BYTES[compute_dtype(engine)]
-    process = PROCESS_BYTES[engine.device_target]
-    return process + workspace.largest_step(config, engine, native, number)
+    process, logits = PROCESS_BYTES[engine.device_target], engine.users * config.vocab_size
+    if is_native(engine):
+        layer = (engine.users + prompt_tokens(config, engine)) * widest(config)
+        held = 0 if config.is_causal else engine.seq_length * config.hidden_size
+        return process + FLOAT32 * (layer + held + logits)
+    step = max(prompt_step(config, engine), decode_step(config, engine))
+    return process + logits * (BYTES[compute_dtype(engine)] + FLOAT32) + step
+
+
+def prompt_tokens(config: AnyModelConfig, engine: EngineConfig) -> int:
+    """Tokens of prompts that one step takes in at most; a prompt of ChatGLM-6B enters whole."""
+    if not config.is_causal:
+        return engine.seq_length
+    default = PREFILL_CHUNK_NATIVE if is_native(engine) else PREFILL_CHUNK[engine.device_target]
+    return min(engine.prefill_chunk or default, engine.seq_length)
+
+
+def widest(config: AnyModelConfig) -> int:
+    """Numbers per row in the middle of an MLP: what is added again, its input, and inside."""
+    inner = 3 if config.is_causal else 1
+    return 2 * config.hidden_size + inner * config.inner_hidden_size
+
+
+def prompt_step(config: AnyModelConfig, engine: EngineConfig) -> int:
+    """Scores of all heads three times in float32 (mask, sum, softmax) and once to weigh values."""
+    number, rows = BYTES[compute_dtype(engine)], prompt_tokens(config, engine)
+    scores = config.num_attention_heads * rows * engine.seq_length * (3 * FLOAT32 + number)
+    return scores + rows * widest(config) * number
+
+
+def decode_step(config: AnyModelConfig, engine: EngineConfig) -> int:
+    """Scores of one token of every user, and the copy that a graph for a quarter of them reads."""
+    number, positions = BYTES[compute_dtype(engine)], engine.users * engine.seq_length
+    scores = config.num_attention_heads * positions * (3 * FLOAT32 + number)
+    one_layer = 2 * config.num_key_value_heads * config.head_dim * positions * number
+    return max(scores, scores // 4 + one_layer // 4) + engine.users * widest(config) * number
 
 
 def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Most memory while weights are loaded: all of them, and one that is on its way in.
 
-    All are there from the start, as zeros. The one on its way in is an array in the type that is
-    computed in, and a packed one if native kernels want it so.
+    That one is an array in the type that is computed in, and packed too for native kernels.
     """
     largest = max(parameter_shapes(config).values(), key=math.prod)
     array = math.prod(largest) * BYTES[compute_dtype(engine)]

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Callable, Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
-from glm_multiuser.engine.request import Nobody, Request
+from glm_multiuser.engine.request import AnonymousUser, Request
 from glm_multiuser.engine.runner import RowResults, Runner
 from glm_multiuser.engine.scheduler import Scheduler, Step
 from glm_multiuser.engine.slots import Slots
+from glm_multiuser.engine.waiting import has_room
 from glm_multiuser.errors import (
     EngineClosedError,
     GenerationError,
@@ -85,7 +86,7 @@ class Engine:
     Args:
         runner: runs the graphs.
         users: slots.
-        max_queue: requests that may wait for a slot.
+        max_queue: requests that may wait for a slot; a group may always have its share of it.
         max_queue_per_user: of these, how many may be one user's.
         device_thread: the process's own, unless a test brings another.
         reuse: whether a prompt may start behind what its user's slot still holds of it; valid
@@ -93,7 +94,7 @@ class Engine:
 
     Attributes:
         failure: what made the engine close by itself; None as long as it has not.
-        on_step: hears of every step, on the device thread; must return at once and not raise.
+        on_step: called after every step on the device thread; must return immediately, not raise.
     """
 
     def __init__(
@@ -147,8 +148,8 @@ class Engine:
         if self._closing:
             return EngineClosedError("the engine is closed; it takes no new requests")
         # What a free slot will take in at the next steps does not wait in the sense of the limit.
-        room = self.max_queue + slots.count - slots.busy
-        if len(scheduler.waiting) >= room:
+        free = slots.count - slots.busy
+        if not has_room(scheduler.waiting.counts(), request.group, self.max_queue, free):
             return QueueFullError(
                 f"{len(scheduler.waiting)} requests are waiting; max_queue is {self.max_queue}"
             )
@@ -156,7 +157,8 @@ class Engine:
         if of_user >= self.max_queue_per_user:
             return UserBusyError(
                 f"user {request.user!r} has {of_user} requests waiting; "
-                f"max_queue_per_user is {self.max_queue_per_user}"
+                f"max_queue_per_user is {self.max_queue_per_user}",
+                field="user",
             )
         return None
 
@@ -204,7 +206,7 @@ class Engine:
             holders = self._scheduler.slots.holders()
         reports = []
         for slot, user in enumerate(holders):
-            name = None if isinstance(user, Nobody) else user
+            name = None if isinstance(user, AnonymousUser) else user
             request = running.get(slot)
             if request is None:
                 reports.append(SlotReport("free" if user is None else "idle", name))
@@ -251,10 +253,8 @@ class Engine:
             seconds = time.perf_counter() - start
             self.counters.steps += 1
             self.counters.step_seconds += seconds
-            kind = "mixed" if part.decodes else "prefill"
-            self.on_step(
-                StepReport(kind if part.prompts else "decode", len(part.requests), seconds)
-            )
+            kind = ("mixed" if part.decodes else "prefill") if part.prompts else "decode"
+            self.on_step(StepReport(kind, len(part.requests), seconds))
         return True
 
     def _put_back(self, slot: int, request: Request) -> None:
@@ -268,7 +268,7 @@ class Engine:
         """Runs one graph, chooses the next token of every row and hands it out.
 
         A prompt that is not wholly in has no next token. A device error ends the requests of this
-        graph and nobody else's.
+        graph and no others.
 
         Raises:
             GenerationError: `FAILED_STEPS_MAX` graphs in a row have failed: the device is gone.
@@ -287,9 +287,9 @@ class Engine:
 
     def _count(self, step: Step) -> None:
         """What the slots hold now."""
-        for piece in step.prompts.values():
-            piece.request.computed_tokens += piece.tokens
-            self.counters.prompt_tokens += piece.tokens
+        for chunk in step.prompts.values():
+            chunk.request.computed_tokens += chunk.tokens
+            self.counters.prompt_tokens += chunk.tokens
         for request in step.decodes.values():
             request.computed_tokens += 1
         self.counters.decode_steps += bool(step.decodes)
@@ -320,9 +320,9 @@ class Engine:
         self, slot: int, finish_reason: str, error: Optional[GLMMultiUserError] = None
     ) -> None:
         with self._lock:
-            # A slot that failed is nobody's: its user starts afresh elsewhere.
-            nobodys = isinstance(self._scheduler.running[slot].user, Nobody)
-            request = self._scheduler.finish(slot, keep=error is None and not nobodys)
+            # A failed slot is not kept for its user.
+            anonymous = isinstance(self._scheduler.running[slot].user, AnonymousUser)
+            request = self._scheduler.finish(slot, keep=error is None and not anonymous)
             self._lock.notify_all()
         request.end(finish_reason, error)
 
@@ -384,11 +384,8 @@ def _choose(results: RowResults, requests: Sequence[Request]) -> list[Optional[C
         Choice(int(token), None, None) if finite else None
         for token, finite in zip(results.tokens, results.finite)
     ]
-    rows = [
-        row
-        for row, request in enumerate(requests)
-        if request.sampler.needs_logits and choices[row] is not None
-    ]
+    wanting = [row for row, request in enumerate(requests) if request.sampler.needs_logits]
+    rows = [row for row in wanting if choices[row] is not None]
     if rows:
         samplers = [requests[row].sampler for row in rows]
         for row, choice in zip(rows, choose(results.logits(rows), samplers)):

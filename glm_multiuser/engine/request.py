@@ -51,8 +51,8 @@ class End:
 Event = Union[Token, End]
 
 
-class Nobody:
-    """The user of a request that names none: equal to nobody else, and no slot is kept for it."""
+class AnonymousUser:
+    """The user of a request that names none: equal to no other, and no slot is kept for it."""
 
 
 class Request:
@@ -66,7 +66,8 @@ class Request:
         limit: the most tokens that the sequence length leaves room for.
         vocab_size: of the model.
         deliver: takes each event; called on the device thread, so it must not block. If it
-            raises, nobody is there any more, and the request is cancelled.
+            raises, the request is cancelled.
+        group: groups share queue and slots fairly.
     """
 
     def __init__(
@@ -78,11 +79,13 @@ class Request:
         limit: int,
         vocab_size: int,
         deliver: Callable[[Event], None],
+        group: str = "",
     ) -> None:
         self.number = next(_numbers)
         self.prompt_token_ids = tuple(prompt_token_ids)
         self.params = params
         self.user = user
+        self.group = group
         self.max_tokens = min(limit, params.max_tokens or limit)
         model_stops = () if params.ignore_eos else tuple(stop_token_ids)
         self.stop_token_ids = frozenset(model_stops + params.stop_token_ids)

@@ -1,4 +1,4 @@
-"""Rows -> tensors -> graph -> logits; the only room of the engine that calls the device.
+"""Rows -> tensors -> graph -> logits; with the two runners all of the engine that calls the device.
 
 Every method runs on the device thread.
 """
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
-from glm_multiuser.memory import cache_bytes_per_user
-from glm_multiuser.models.users import MultiUserModel
+from glm_multiuser.mindspore_internals import compiled_graphs
+from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
 
 
@@ -41,22 +41,30 @@ class Runner(Protocol):
 
     vocab_size: int
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]: ...
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        """How many tokens of each of the first prompts enter in the next step; changes nothing."""
 
-    def parts(self, step: Step) -> Sequence[Step]: ...
+    def parts(self, step: Step) -> Sequence[Step]:
+        """The steps that one graph each can run."""
 
-    def run(self, step: Step) -> RowResults: ...
+    def run(self, step: Step) -> RowResults:
+        """Runs one of `parts`; result rows in the order of `Step.answered`."""
 
-    def save(self, slot: int, request: Request) -> Any: ...
+    def save(self, slot: int, request: Request) -> Any:
+        """Copies a slot's keys and values to the host."""
 
-    def restore(self, slot: int, request: Request, saved: Any) -> None: ...
+    def restore(self, slot: int, request: Request, saved: Any) -> None:
+        """Puts into a slot what `save` copied out of this or another one."""
 
-    def resize(self, users: int, progress: Progress) -> None: ...
+    def resize(self, users: int, progress: Progress) -> None:
+        """Lays the caches out for another number of users; what they held is gone."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees the graphs."""
 
     @property
-    def compiles(self) -> int: ...
+    def compiles(self) -> int:
+        """Graphs compiled so far."""
 
 
 @dataclass
@@ -72,13 +80,18 @@ class DeviceResults:
         host: NDArray[Any] = self.device_logits.asnumpy()
         return host[[self.device_rows[row] for row in rows]]
 
+    def only(self, rows: Sequence[int]) -> DeviceResults:
+        """Some rows of a graph's results, in this order."""
+        rows = list(rows)
+        return DeviceResults(self.tokens[rows], self.finite[rows], self.device_logits, rows)
+
 
 Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
 """A graph to compile: what it is, and a call that does it and may return logits that must be equal
 to those of the others."""
 
 
-class GraphRunner:
+class GraphRunner(Runner):
     """Runs a model's graphs for an engine; subclasses know which graphs there are.
 
     Args:
@@ -86,16 +99,22 @@ class GraphRunner:
         engine: users, sequence length, and what else the layout depends on.
     """
 
-    kernels: str
-    """"native" or "portable"."""
+    kernel_level = ""
+    _forward: Any = None
+    """The entry cell of the model."""
+    _replace_cache: Any = None
+    """The entry cell that overwrites caches; none with native kernels."""
 
     def __init__(self, model: MultiUserModel, engine: EngineConfig) -> None:
         self.model = model
         self.engine = engine
         self.vocab_size = model.config.vocab_size
+        self.kernels = model.backend.name
+        self.weight_dtype = model.backend.weight_dtype
         self.graph_seconds = 0.0
         self.compile_seconds = 0.0
         self.batch_invariant = True
+        self.users = engine.users
         self._retired_compiles = 0
         self._lay_out(engine.users)
 
@@ -105,10 +124,7 @@ class GraphRunner:
 
     def _entries(self) -> Sequence[Any]:
         """The entry cells, whose compiled graphs count."""
-        raise NotImplementedError
-
-    def _forget_entries(self) -> None:
-        raise NotImplementedError
+        return [cell for cell in (self._forward, self._replace_cache) if cell is not None]
 
     def _jobs(self) -> list[Job]:
         """Every graph."""
@@ -116,24 +132,14 @@ class GraphRunner:
 
     @property
     def compiles(self) -> int:
-        """Graphs compiled so far."""
-        return self._retired_compiles + sum(len(entry.compile_cache) for entry in self._entries())
-
-    @property
-    def kernel_level(self) -> str:
-        """Which of the processor's instructions native kernels use."""
-        return ""
-
-    @property
-    def weight_dtype(self) -> str:
-        """Type of the matrices."""
-        return self.model.numerics.compute
+        return self._retired_compiles + sum(map(compiled_graphs, self._entries()))
 
     @property
     def cache_bytes_per_user(self) -> int:
-        """Keys and values of all layers and positions."""
-        dtype = self.model.numerics.compute
-        return cache_bytes_per_user(self.model.config, self.engine.seq_length, dtype)
+        """Keys and values of all layers and positions, as they lie in memory."""
+        caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
+        sizes = [int(one.nbytes) for cell in caches for one in cell.get_parameters()]
+        return sum(sizes) // self.users
 
     def compile(self, progress: Progress) -> None:
         """Compiles and runs every graph once, with rows that write nothing."""
@@ -150,47 +156,24 @@ class GraphRunner:
         self.compile_seconds = time.monotonic() - start
         self.graph_seconds = graph_seconds
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
-        """How many tokens of each of the first prompts enter in the next step."""
-        raise NotImplementedError
-
-    def parts(self, step: Step) -> Sequence[Step]:
-        """The steps that one graph each can run."""
-        raise NotImplementedError
-
-    def run(self, step: Step) -> RowResults:
-        """Runs one of `parts`; result rows in the order of `Step.answered`."""
-        raise NotImplementedError
-
-    def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
-        """Copies a slot's keys and values to the host."""
-        raise NotImplementedError
-
-    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
-        """Puts into a slot what `save` copied out of this or another one."""
-        raise NotImplementedError
-
     def resize(self, users: int, progress: Progress) -> None:
-        """Lays the caches out for another number of users; what they held is gone."""
         self.close()  # the old graphs go before their successors come
         self._lay_out(users)
         self.compile(progress)
 
     def close(self) -> None:
-        """Lets go of the graphs; what frees them is a call to MindSpore too."""
         self._retired_compiles = self.compiles
-        self._forget_entries()
+        self._forward = self._replace_cache = None
         gc.collect()
 
-    def _run_graph(self, graph: Any, *inputs: Any) -> tuple[NDArray[Any], NDArray[Any], Tensor]:
-        """-> what `MultiUserModel.next_tokens` returns; arrays become int32 tensors."""
+    def _run_graph(self, *inputs: Any) -> DeviceResults:
+        """-> every row of what the model's graph gives; arrays become int32 tensors."""
         start = time.perf_counter()
-        tokens, finite, logits = graph(
-            *(to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs)
-        )
+        tensors = [to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs]
+        tokens, finite, logits = self._forward(*tensors)
         host_tokens, host_finite = tokens.asnumpy(), np.isfinite(finite.asnumpy())
         self.graph_seconds += time.perf_counter() - start
-        return host_tokens, host_finite, logits
+        return DeviceResults(host_tokens, host_finite, logits, range(len(host_tokens)))
 
 
 def to_tensor(values: NDArray[Any]) -> Tensor:

@@ -8,11 +8,12 @@ from typing import Callable, Optional
 
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.slots import Slots
+from glm_multiuser.engine.waiting import WaitingQueue
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The next tokens of a prompt; none while it is on its way through the layers."""
+class PromptChunk:
+    """The next tokens of a prompt; none while it is still going through the layers."""
 
     request: Request
     tokens: int
@@ -25,27 +26,27 @@ class Piece:
 
 @dataclass(frozen=True)
 class Step:
-    """Everything by slot: pieces of prompts, and one token for every other running request.
+    """Everything by slot: chunks of prompts, and one token for every other running request.
 
     Attributes:
-        prompts: what enters.
-        decodes: who gets the next token.
+        prompts: chunks of prompts that are prefilled.
+        decodes: requests that get their next token.
         returning: what was saved before a resize, and goes back before anything else.
     """
 
-    prompts: dict[int, Piece] = field(default_factory=dict)
+    prompts: dict[int, PromptChunk] = field(default_factory=dict)
     decodes: dict[int, Request] = field(default_factory=dict)
     returning: dict[int, Request] = field(default_factory=dict)
 
     @property
     def requests(self) -> dict[int, Request]:
         """Who takes part in the graph."""
-        return {**{slot: piece.request for slot, piece in self.prompts.items()}, **self.decodes}
+        return {**{slot: chunk.request for slot, chunk in self.prompts.items()}, **self.decodes}
 
     @property
     def answered(self) -> dict[int, Request]:
         """Who has a next token when the step has run, in the order of its rows."""
-        done = {slot: piece.request for slot, piece in self.prompts.items() if piece.is_last}
+        done = {slot: chunk.request for slot, chunk in self.prompts.items() if chunk.is_last}
         return {**done, **self.decodes}
 
     def parts(self) -> list[Step]:
@@ -60,11 +61,11 @@ first ones enter in the next step."""
 
 
 class Scheduler:
-    """Requests wait for a slot in order of arrival; whoever has one takes part in every step.
+    """Requests wait for a slot; those that have one are part of every step.
 
-    A request whose user is busy lets others pass; no other request is ever overtaken on its way
-    into a slot. There, prompts that enter in several pieces take turns, so a short one is not held
-    up by a long one.
+    Groups share the slots. A request whose user is busy lets others pass; no other request is ever
+    overtaken by one of its own group. In their slots, prompts that enter in several pieces take
+    turns, so a short one is not held up by a long one.
 
     Args:
         slots: who may run.
@@ -76,7 +77,7 @@ class Scheduler:
         self.slots = slots
         self.take = take
         self.reuse = reuse
-        self.waiting: list[Request] = []
+        self.waiting = WaitingQueue()
         self.running: dict[int, Request] = {}
         self._entering: list[int] = []
         """Slots whose prompts are not wholly in, in the order of their turns."""
@@ -86,19 +87,17 @@ class Scheduler:
         returning = self._admit()
         away = {*self._entering, *returning}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
-        step = Step(self._pieces(returning), decodes, returning)
+        step = Step(self._chunks(returning), decodes, returning)
         return step if step.requests or returning else None
 
     def _admit(self) -> dict[int, Request]:
         """Gives out slots; returns who comes back with something saved."""
         returning = {}
-        for request in list(self.waiting):
-            if self.slots.is_busy(request.user):
-                continue
+        while (request := self.waiting.next(self.running.values(), self._may_run)) is not None:
             slot = self.slots.acquire(request.user)
             if slot is None:
                 break
-            self.waiting.remove(request)
+            self.waiting.take(request)
             self.running[slot] = request
             if request.saved_past is not None:
                 returning[slot] = request
@@ -109,17 +108,22 @@ class Scheduler:
             request.enter()
         return returning
 
-    def _pieces(self, returning: dict[int, Request]) -> dict[int, Piece]:
+    def _may_run(self, request: Request) -> bool:
+        return not self.slots.is_busy(request.user)
+
+    def _chunks(self, returning: dict[int, Request]) -> dict[int, PromptChunk]:
         turns = [slot for slot in self._entering if slot not in returning]
         counts = self.take([self.running[slot] for slot in turns]) if turns else []
-        pieces = {slot: Piece(self.running[slot], count) for slot, count in zip(turns, counts)}
-        for slot, piece in pieces.items():
-            # Who is on the way and took nothing keeps the turn.
-            if piece.tokens:
+        chunks = {
+            slot: PromptChunk(self.running[slot], count) for slot, count in zip(turns, counts)
+        }
+        for slot, chunk in chunks.items():
+            # A prompt that is still going through the layers keeps its turn.
+            if chunk.tokens:
                 self._entering.remove(slot)
-                if not piece.is_last:
+                if not chunk.is_last:
                     self._entering.append(slot)
-        return pieces
+        return chunks
 
     def finish(self, slot: int, keep: bool = True) -> Request:
         """The request in `slot` has ended; `keep` leaves the slot to its user."""
@@ -133,14 +137,13 @@ class Scheduler:
     def pause(self, slots: Slots) -> list[tuple[int, Request]]:
         """Puts everything that runs in front of the queue and starts over with other slots.
 
-        Returns:
-            What ran, with the slots that it had, oldest first.
+        Returns what ran, with the slots that it had, oldest first.
         """
         paused = sorted(self.running.items(), key=lambda item: item[1].number)
         self.running = {}
         self._entering = []
         self.slots = slots
-        self.waiting[:0] = [request for _, request in paused]
+        self.waiting.put_first(request for _, request in paused)
         return paused
 
     def check(self) -> None:

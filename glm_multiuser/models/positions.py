@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import AnyModelConfig, ChatGLM6BConfig
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,16 @@ class PrefixPositions:
     mask_position: int
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], config: ModelConfig) -> PrefixPositions:
+    def of(cls, token_ids: Sequence[int], config: AnyModelConfig) -> PrefixPositions:
         """As the published model: `[gMASK]` wins over `[MASK]`, the first of each counts.
 
         Token ids without either (it accepts any ids) use the end of the context.
+
+        Raises:
+            TypeError: the model is causal.
         """
+        if not isinstance(config, ChatGLM6BConfig):
+            raise TypeError(f"{config.family} has no bidirectional context")
         ids = list(token_ids)
         context_length = ids.index(config.bos_token_id) if config.bos_token_id in ids else len(ids)
         for mask in (config.gmask_token_id, config.mask_token_id):

@@ -2,8 +2,8 @@
 // with their shapes and dtypes. Each cuts its work into pieces and shares them between threads.
 // They return 0, or the number of the line that refused the arguments.
 //
-// A graph has one height, and every step as many tokens as it has: `used`, int32 [1], says how many
-// rows exist. What lies behind them is neither read nor written.
+// The graph has a fixed row count; `used`, int32 [1], is how many rows are valid. What lies behind
+// them is neither read nor written.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -72,6 +72,10 @@ void share_together(int64_t count, int64_t together, Work work) {
 template <class Work>
 void share_rows(int64_t rows, int64_t size, Work work) {
   share_together(rows, std::max<int64_t>(1, NUMBERS_PER_PIECE / std::max<int64_t>(1, size)), work);
+}
+
+void add_row(const float* x, int64_t size, float* y) {
+  for (int64_t i = 0; i < size; ++i) y[i] += x[i];
 }
 
 // x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
@@ -167,13 +171,16 @@ OPERATOR(embedding) {
   return 0;
 }
 
-// x [rows, size], used, gamma [size], beta [size], epsilon [1] -> [rows, size]
+// x [rows, size], used, gamma [size], beta [size], epsilon [1], perhaps residual [rows, size]
+// -> [rows, size], with the residual added if there is one
 OPERATOR(layer_norm) {
   const int64_t size = shapes[0][1];
+  const float* residual = count == 7 ? (const float*)data[5] : nullptr;
   share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
+    float* y = (float*)data[count - 1] + row * size;
     glm::level().layer_norm((const float*)data[0] + row * size, (const float*)data[2],
-                            (const float*)data[3], *(const float*)data[4], size,
-                            (float*)data[5] + row * size);
+                            (const float*)data[3], *(const float*)data[4], size, y);
+    if (residual != nullptr) add_row(residual + row * size, size, y);
   });
   return 0;
 }
@@ -213,24 +220,46 @@ OPERATOR(layer_norm_of_layer) {
   return 0;
 }
 
-// x [rows, size], used, weight [size], epsilon [1] -> [rows, size]
+// x [rows, size], used, weight [size], epsilon [1], perhaps residual [rows, size]
+// -> [rows, size], with the residual added if there is one
 OPERATOR(rms_norm) {
   const int64_t size = shapes[0][1];
+  const float* residual = count == 6 ? (const float*)data[4] : nullptr;
   share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
+    float* y = (float*)data[count - 1] + row * size;
     glm::level().rms_norm((const float*)data[0] + row * size, (const float*)data[2],
-                          *(const float*)data[3], size, (float*)data[4] + row * size);
+                          *(const float*)data[3], size, y);
+    if (residual != nullptr) add_row(residual + row * size, size, y);
   });
   return 0;
 }
 
-// gate [rows, size], up [rows, size], or the same tensor [rows, 2 size] twice; used
-// -> [rows, size]
+// x [rows, (heads + kv_heads) * head_dim + what stays as it is], used, query weight [head_dim],
+// key weight [head_dim], epsilon [1], heads int32 [2]: heads of queries, heads of keys
+// -> x with every head of queries and of keys normed by itself
+OPERATOR(query_key_norm) {
+  const int64_t columns = shapes[0][1], head_dim = shapes[2][0];
+  const auto* heads = (const int32_t*)data[5];
+  const int64_t queries = heads[0], normed = queries + heads[1];
+  REFUSE_UNLESS(heads[0] > 0 && heads[1] > 0 && normed * head_dim <= columns);
+  share_rows(rows_in_use(data, shapes, 1), columns, [&](int64_t row) {
+    const float* x = (const float*)data[0] + row * columns;
+    float* y = (float*)data[6] + row * columns;
+    for (int64_t head = 0; head < normed; ++head)
+      glm::level().rms_norm(x + head * head_dim, (const float*)data[head < queries ? 2 : 3],
+                            *(const float*)data[4], head_dim, y + head * head_dim);
+    const int64_t rest = columns - normed * head_dim;
+    std::memcpy(y + normed * head_dim, x + normed * head_dim, sizeof(float) * rest);
+  });
+  return 0;
+}
+
+// gate and up [rows, 2 size], used -> [rows, size]
 OPERATOR(swiglu) {
-  const int64_t size = shapes[3][1], stride = shapes[0][1];
-  const auto* up = (const float*)data[1] + (stride - size);
-  share_rows(rows_in_use(data, shapes, 2), size, [&](int64_t row) {
-    glm::level().swiglu((const float*)data[0] + row * stride, up + row * stride, size,
-                        (float*)data[3] + row * size);
+  const int64_t size = shapes[0][1] / 2;
+  share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
+    const float* gate = (const float*)data[0] + row * 2 * size;
+    glm::level().swiglu(gate, gate + size, size, (float*)data[2] + row * size);
   });
   return 0;
 }
@@ -253,56 +282,51 @@ OPERATOR(next_token) {
 
 // Rotary embedding, the new rows into their users' caches, and attention over the rows in use.
 //
-// query, key, value: [tokens, *], which may be one tensor three times
+// queries, keys and values of all heads [tokens, (heads + 2 kv_heads) * head_dim]
 // used
 // users int32 [tokens]: whose caches
 // positions int32 [2, tokens]: where the token's key and value go, and how many positions it sees
 // angles int32 [parts, tokens]: the row of the tables, for each part of a head
 // cosine, sine [table rows, head_dim / parts], partner int32 [head_dim]:
 //     x[i] becomes x[i] * cosine[i] + x[partner[i]] * sine[i]
-// settings int32 [6]: heads, key/value heads, head_dim, first column of query, key, value
+// settings int32 [3]: heads, key/value heads, head_dim
 // scale [1]: of queries
 // then for each cell keys [users, heads, tiles, head_dim, TILE] and values [users, heads, positions,
-//     head_dim]; all but the last have as many users as the first. Without the first axis a cell is
-//     one user's.
+//     head_dim]; all but the last have as many users as the first
 // -> context [tokens, heads * head_dim]
 OPERATOR(attention) {
-  constexpr int USED = 3, FIRST_CACHE = 12;
-  const auto* users = (const int32_t*)data[4];
-  const auto *writes = (const int32_t*)data[5], *sees = writes + shapes[5][1];
-  const auto* angles = (const int32_t*)data[6];
-  const auto *cosine = (const float*)data[7], *sine = (const float*)data[8];
-  const auto* partner = (const int32_t*)data[9];
-  const auto* settings = (const int32_t*)data[10];
-  const float scale = *(const float*)data[11];
+  constexpr int USED = 1, FIRST_CACHE = 10;
+  const auto* users = (const int32_t*)data[2];
+  const auto *writes = (const int32_t*)data[3], *sees = writes + shapes[3][1];
+  const auto* angles = (const int32_t*)data[4];
+  const auto *cosine = (const float*)data[5], *sine = (const float*)data[6];
+  const auto* partner = (const int32_t*)data[7];
+  const auto* settings = (const int32_t*)data[8];
+  const float scale = *(const float*)data[9];
   const int64_t tokens = rows_in_use(data, shapes, USED);
   const int64_t cells = (count - FIRST_CACHE - 1) / 2;
   const int64_t heads = settings[0], kv_heads = settings[1], head_dim = settings[2];
-  const int64_t group = heads / kv_heads, width = heads * head_dim;
-  const int64_t parts = shapes[6][0], angles_stride = shapes[6][1], part = shapes[7][1];
+  const int64_t group = heads / kv_heads, width = heads * head_dim, kv_width = kv_heads * head_dim;
+  const int64_t parts = shapes[4][0], angles_stride = shapes[4][1], part = shapes[5][1];
   auto* out = (float*)data[count - 1];
   REFUSE_UNLESS(cells > 0 && (count - FIRST_CACHE - 1) % 2 == 0 && part * parts == head_dim);
-  const bool shared = ranks[FIRST_CACHE] == 5;
-  const int64_t per_cell = shared ? shapes[FIRST_CACHE][0] : 1;
+  REFUSE_UNLESS(ranks[FIRST_CACHE] == 5 && shapes[0][1] == width + 2 * kv_width);
+  const int64_t per_cell = shapes[FIRST_CACHE][0];
   REFUSE_UNLESS(per_cell > 0);
   const auto cell_of = [&](int32_t user) { return FIRST_CACHE + 2 * (user / per_cell); };
-  const auto capacity = [&](int32_t user) { return shapes[cell_of(user) + 1][shared ? 2 : 1]; };
-  const int64_t users_here =
-      (cells - 1) * per_cell + (shared ? shapes[FIRST_CACHE + 2 * (cells - 1)][0] : 1);
+  const auto capacity = [&](int32_t user) { return shapes[cell_of(user) + 1][2]; };
+  const int64_t users_here = (cells - 1) * per_cell + shapes[FIRST_CACHE + 2 * (cells - 1)][0];
   for (int64_t t = 0; t < tokens; ++t) {
     REFUSE_UNLESS(users[t] >= 0 && users[t] < users_here);
     REFUSE_UNLESS(writes[t] >= 0 && writes[t] < capacity(users[t]));
     REFUSE_UNLESS(sees[t] > 0 && sees[t] <= capacity(users[t]));
     for (int64_t p = 0; p < parts; ++p) {
       const int32_t row = angles[p * angles_stride + t];
-      REFUSE_UNLESS(row >= 0 && row < shapes[7][0]);
+      REFUSE_UNLESS(row >= 0 && row < shapes[5][0]);
     }
   }
-  const auto row_of = [&](int which, int64_t token) {
-    return (const float*)data[which] + token * shapes[which][1] + settings[3 + which];
-  };
   const auto keys_of = [&](int32_t user, int64_t head) {
-    const int64_t cell = cell_of(user), tiles = shapes[cell][shared ? 2 : 1];
+    const int64_t cell = cell_of(user), tiles = shapes[cell][2];
     const int64_t row = user % per_cell * kv_heads + head;
     return (float*)data[cell] + row * tiles * head_dim * glm::TILE;
   };
@@ -320,17 +344,18 @@ OPERATOR(attention) {
                           y + p * part);
       }
     };
+    const float* query = (const float*)data[0] + t * (width + 2 * kv_width);
     static thread_local std::vector<float> key;
     key.resize(head_dim);
     for (int64_t head = 0; head < heads; ++head)
-      turn(row_of(0, t) + head * head_dim, out + t * width + head * head_dim, scale);
+      turn(query + head * head_dim, out + t * width + head * head_dim, scale);
     const int64_t tile = writes[t] / glm::TILE, lane = writes[t] % glm::TILE;
     for (int64_t head = 0; head < kv_heads; ++head) {
       float* keys = keys_of(users[t], head) + tile * head_dim * glm::TILE + lane;
-      turn(row_of(1, t) + head * head_dim, key.data(), 1.0f);
+      turn(query + width + head * head_dim, key.data(), 1.0f);
       for (int64_t i = 0; i < head_dim; ++i) keys[i * glm::TILE] = key[i];
       std::memcpy(values_of(users[t], head) + writes[t] * head_dim,
-                  row_of(2, t) + head * head_dim, sizeof(float) * head_dim);
+                  query + width + kv_width + head * head_dim, sizeof(float) * head_dim);
     }
   });
 

@@ -15,6 +15,9 @@ from pathlib import Path
 SOURCES = Path(__file__).with_name("cpu")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-maybe-uninitialized"]  # GCC's headers set the latter off
+# A wheel may be loaded on a system with an older libstdc++. Its unused parts are left out, because
+# some need a recent glibc. So does a static libgcc; the shared one is compatible and everywhere.
+STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
 
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
 LEVEL_FLAGS: dict[str, list[str]] = {
@@ -52,7 +55,11 @@ def build(target: Path, extra: Sequence[str] = ()) -> None:
         pieces += [(f"{name}.cpp", name, have) for name in ("levels", "operators", "pool")]
         objects = list(pool.map(lambda piece: compiled(*piece), pieces))
         linked = target.with_name(f"{target.name}.new")
-        _run([*compiler, *FLAGS, *extra, "-shared", *objects, "-o", str(linked)])
+        link = [*compiler, *FLAGS, *extra, "-shared", *objects, "-o", str(linked)]
+        try:
+            _run([*link, *STATIC])
+        except BuildError:  # the static libstdc++ is a package of its own on some systems
+            _run(link)
     # Never written in place: a process that runs the old library would die of it.
     linked.replace(target)
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import ops
 
-from glm_multiuser.kernels import library
+from glm_multiuser.backends.native import library
 
 
 def operator(name: str, shape: Callable[..., Any], dtype: Any = ms.float32) -> ops.Custom:
@@ -31,7 +31,7 @@ def embedding(width: int) -> ops.Custom:
 
 
 def layer_norm() -> ops.Custom:
-    """(x [rows, size], used, gamma, beta, epsilon [1]) -> [rows, size]."""
+    """(x [rows, size], used, gamma, beta, epsilon [1], perhaps a residual like x) -> like x."""
     return operator("layer_norm", lambda x, *rest: x)
 
 
@@ -42,29 +42,30 @@ def layer_norm_of_layer() -> ops.Custom:
 
 
 def rms_norm() -> ops.Custom:
-    """(x [rows, size], used, weight, epsilon [1]) -> [rows, size]."""
+    """(x [rows, size], used, weight, epsilon [1], perhaps a residual like x) -> [rows, size]."""
     return operator("rms_norm", lambda x, *rest: x)
 
 
+def query_key_norm() -> ops.Custom:
+    """(x [rows, columns], used, query weight, key weight [head_dim], epsilon [1], heads int32 [2])
+    -> [rows, columns]."""
+    return operator("query_key_norm", lambda x, *rest: x)
+
+
 def swiglu() -> ops.Custom:
-    """(gate [rows, size], up [rows, size], used) -> [rows, size]."""
-    return operator("swiglu", lambda gate, up, used: gate)
-
-
-def swiglu_of_halves() -> ops.Custom:
-    """The same of one tensor [rows, 2 * size], given twice."""
-    return operator("swiglu", lambda gate, up, used: [gate[0], gate[1] // 2])
+    """(gate and up [rows, 2 * size], used) -> [rows, size]."""
+    return operator("swiglu", lambda x, used: [x[0], x[1] // 2])
 
 
 def next_token() -> ops.Custom:
-    """(hidden [rows, hidden_size], logits [rows, vocab_size], used) -> what `next_tokens` of a
-    model returns: the best tokens, int32 [rows], and 0 or NaN, [rows]."""
+    """(hidden [rows, hidden_size], logits [rows, vocab_size], used) -> the best tokens, int32
+    [rows]; 0 where the row is finite and NaN where not, [rows]."""
     return operator(
         "next_token", lambda hidden, *rest: ([hidden[0]], [hidden[0]]), (ms.int32, ms.float32)
     )
 
 
 def attention(width: int) -> ops.Custom:
-    """(query, key, value, used, users, positions, angles, cosine, sine, partner, settings, scale,
-    then keys and values of each user) -> [rows, width]."""
-    return operator("attention", lambda query, *rest: [query[0], width])
+    """(queries, keys and values [rows, columns], used, users, positions, angles, cosine, sine,
+    partner, settings, scale, then keys and values of each cell) -> [rows, width]."""
+    return operator("attention", lambda x, *rest: [x[0], width])

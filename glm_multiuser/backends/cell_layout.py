@@ -1,0 +1,56 @@
+"""Which user lives in which row of which cell of the KV cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+from glm_multiuser.config import BLOCK_LENGTH
+
+
+@dataclass(frozen=True)
+class CellLayout:
+    """Where every user's keys and values are, and how its positions are cut into blocks.
+
+    Attributes:
+        users: users in all cells together.
+        users_per_cell: rows of one cell; the last cell may have fewer.
+        block_lengths: positions per block, in order.
+    """
+
+    users: int
+    users_per_cell: int
+    block_lengths: tuple[int, ...]
+
+    @classmethod
+    def plan(
+        cls,
+        users: int,
+        seq_length: int,
+        block_length: int = BLOCK_LENGTH,
+        users_per_cell: Optional[int] = None,
+    ) -> CellLayout:
+        """Cuts `seq_length` positions into blocks; without `users_per_cell`, one cell holds all."""
+        full, rest = divmod(seq_length, block_length)
+        blocks = (block_length,) * full + (rest,) * (rest > 0)
+        return cls(users, min(users_per_cell or users, users), blocks)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Users of each cell."""
+        full, rest = divmod(self.users, self.users_per_cell)
+        return (self.users_per_cell,) * full + (rest,) * (rest > 0)
+
+    @property
+    def seq_length(self) -> int:
+        """Positions that each user has."""
+        return sum(self.block_lengths)
+
+    def blocks_for(self, positions: int) -> int:
+        """How many blocks hold the first `positions` positions."""
+        return math.ceil(positions / self.block_lengths[0])
+
+
+NO_USERS = CellLayout(users=0, users_per_cell=1, block_lengths=())
+"""Nothing is cached: for training and scoring."""

@@ -1,0 +1,79 @@
+"""The compiled library: whether it is there, and how it is set up."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+from pathlib import Path
+
+from glm_multiuser.errors import ConfigError
+
+PATH = Path(__file__).with_name("native.so")
+
+SWITCH = "GLM_MULTIUSER_KERNELS"
+"""Environment variable: 0 switches the kernels off for `kernels="auto"`."""
+
+LEVEL = "GLM_MULTIUSER_KERNELS_LEVEL"
+"""Environment variable: the instructions to use, one of `LEVELS`; default: the best there are."""
+
+THREADS = "GLM_MULTIUSER_THREADS"
+"""Environment variable: threads of the kernels; default: the cores that this process may use."""
+
+LEVELS = ("avx512bf16", "avx512", "avx2", "plain")
+
+
+def unavailable_reason(device_target: str) -> str:
+    """Why the kernels cannot be used for this device; "" if they can."""
+    if device_target != "CPU":
+        return f"they are for the CPU, not for {device_target}"
+    if not PATH.exists():
+        return "they were not built; that needs a C++17 compiler when the package is installed"
+    try:
+        open_library()
+    except OSError as error:
+        return f"the library does not load: {error}"
+    return ""
+
+
+def path() -> Path:
+    """Where the library is, set up for use; raises as `open_library` does."""
+    open_library()
+    return PATH
+
+
+@functools.lru_cache(maxsize=1)
+def open_library() -> ctypes.CDLL:
+    """Loads the library, once per process, with as many threads as this process may use.
+
+    Raises:
+        OSError: it cannot be loaded.
+        ConfigError: an environment variable with a value that means nothing here.
+    """
+    library = ctypes.CDLL(str(PATH))
+    library.glm_level.restype = ctypes.c_char_p
+    library.glm_force_level.argtypes = [ctypes.c_char_p]
+    name = os.environ.get(LEVEL, "")
+    if not library.glm_force_level(name.encode()):
+        raise ConfigError(
+            f"{LEVEL} is {name!r}; it must be one of {', '.join(LEVELS)}, and one that this "
+            f"{platform.machine()} processor has"
+        )
+    library.glm_set_threads(_wanted_threads())
+    return library
+
+
+def level() -> str:
+    """The instructions in use, one of `LEVELS`."""
+    name: bytes = open_library().glm_level()
+    return name.decode()
+
+
+def _wanted_threads() -> int:
+    wanted = os.environ.get(THREADS, "")
+    if not wanted:
+        return len(os.sched_getaffinity(0))
+    if not wanted.isdecimal() or not 1 <= int(wanted) <= 1024:
+        raise ConfigError(f"{THREADS} is {wanted!r}; it must be a whole number from 1 to 1024")
+    return int(wanted)

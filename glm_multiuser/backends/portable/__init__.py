@@ -1,0 +1,1 @@
+"""MindSpore's operators, on any device."""

@@ -1,0 +1,271 @@
+"""Prompts and decode rows in one graph, by native kernels.
+
+Every step is some tokens, each with its user and its position; a decoding user brings one, a
+prompt as many as there is room for. One compiled graph serves every step. A row's bits depend on
+nothing but its own tokens, so a prompt may be cut anywhere and stand beside anybody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from numpy.typing import NDArray
+
+from glm_multiuser import device
+from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native.packing import TILE
+from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job
+from glm_multiuser.engine.scheduler import Step
+from glm_multiuser.mindspore_internals import check_shared_memory, memory_of, skip_argument_checks
+from glm_multiuser.models.batch import RaggedBatch
+from glm_multiuser.models.multi_user import MultiUserModel
+from glm_multiuser.models.positions import PrefixPositions
+
+ROWS_TRIED = 16
+"""Rows that are compared with one alone when an engine starts."""
+
+
+class NativeForward(nn.Cell):
+    """Any tokens of any users in one step; the graph has a fixed row count.
+
+    The caches of `model` are laid out before.
+    """
+
+    def __init__(self, model: MultiUserModel) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+        # Positions in the answer of ChatGLM-6B are counted from 1.
+        cosine, sine = model.rotary.tables(model.layout.seq_length + 1)
+        self.cosine = Tensor(cosine.astype(np.float32))
+        self.sine = Tensor(sine.astype(np.float32))
+        self.partner = Tensor(model.rotary.partner)
+        rows = 1 if model.config.is_causal else model.layout.seq_length
+        saved = Tensor(np.zeros((rows, model.config.hidden_size), np.float32))
+        self.saved = Parameter(saved, name="saved", requires_grad=False)
+        self.gather = ops.Gather()
+
+    def construct(
+        self,
+        input_ids: Tensor,
+        users: Tensor,
+        positions: Tensor,
+        used: Tensor,
+        rotary_positions: Tensor,
+        plan: Tensor,
+        answered: Tensor,
+        answered_used: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """-> what `Backend.next_token` gives, for the rows that have a next token.
+
+        Args:
+            input_ids: int32 [rows].
+            users, positions, used, rotary_positions: as in `RaggedBatch`; `used` counts the rows
+                that are new in this step.
+            plan: as in `LayerwisePrefill`.
+            answered: int32 [users], the rows that have a next token.
+            answered_used: int32 [1], how many of those there are.
+        """
+        batch: RaggedBatch = {
+            "users": users,
+            "positions": positions,
+            "used": used,
+            "rotary_positions": rotary_positions,
+            "cosine": self.cosine,
+            "sine": self.sine,
+            "partner": self.partner,
+            "layerwise": {"plan": plan, "saved": self.saved},
+        }
+        hidden = self.model.hidden_states(input_ids, batch)
+        hidden = self.gather(hidden, answered, 0)
+        batch["used"] = answered_used
+        logits = self.model.logits(hidden, batch)
+        tokens, finite, logits = self.model.next_token(hidden, logits, batch)
+        return tokens, finite, logits
+
+
+class LayerRange(NamedTuple):
+    """The layers that the prompts of a step go through."""
+
+    first: int
+    last: int
+    """Not included; the final norm counts as the last layer."""
+
+
+class LayerwiseProgress:
+    """Prompts of ChatGLM-6B that are too long for one step, and how far they are.
+
+    Such prompts have to enter whole, because their tokens see each other in both directions. They
+    go through some layers in each step, beside everybody else's next token.
+
+    Args:
+        layers: of the model.
+        room: tokens of prompts that one step takes through all layers.
+    """
+
+    def __init__(self, layers: int, room: int) -> None:
+        self.layers = layers
+        self.room = room
+        self._group: list[Request] = []
+        self._next_layer = 0
+
+    def group(self, prompts: Sequence[Request]) -> list[Request]:
+        """The prompts that go through layers together: those on the way, or the next that fit."""
+        count = len(self._group)
+        if count and list(prompts[:count]) == self._group:
+            return self._group
+        totals = itertools.accumulate(len(request.prompt_token_ids) for request in prompts)
+        return list(prompts[: max(1, sum(total <= self.room for total in totals))])
+
+    def layers_of(self, group: Sequence[Request]) -> LayerRange:
+        """The layers that this group goes through in the next step."""
+        first = self._next_layer if list(group) == self._group else 0
+        tokens = sum(len(request.prompt_token_ids) for request in group)
+        last = first + max(1, self.room * self.layers // tokens)
+        return LayerRange(first, self.layers + 1 if last >= self.layers else last)
+
+    def advance(self, group: Sequence[Request], layers: LayerRange) -> None:
+        """The group has gone through these layers."""
+        is_through = layers.last > self.layers
+        self._group = [] if is_through else list(group)
+        self._next_layer = 0 if is_through else layers.last
+
+
+class NativeRunner(GraphRunner):
+    """Runs any tokens of any users as one graph."""
+
+    def _lay_out(self, users: int) -> None:
+        self.users = users
+        config, length = self.model.config, self.engine.seq_length
+        self.model.set_layout(CellLayout.plan(users, length, length, self.engine.users_per_cell))
+        self._forward = NativeForward(self.model)
+        skip_argument_checks(self._forward)
+        self.kernel_level = library.level()
+        self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
+        self._room = min(self.engine.prefill_chunk or device.PREFILL_CHUNK_NATIVE, length)
+        """Tokens of prompts in one step; a prompt that has to enter whole may be longer."""
+        self._layerwise = LayerwiseProgress(config.num_layers, self._room)
+        self._height = users + (self._room if config.is_causal else length)
+
+    def _jobs(self) -> list[Job]:
+        jobs: list[Job] = [("compile step graph", partial(self._try, 1))]
+        if self.users > 1:
+            several = min(self.users, ROWS_TRIED)
+            jobs.append(("check batch invariance", partial(self._try, several)))
+        return jobs
+
+    def _try(self, users: int) -> NDArray[Any]:
+        """-> logits of as many users who bring the same token: rows that must be equal."""
+        check_shared_memory()
+        # What it leaves at the first position is overwritten before it is read.
+        rotary = [0] * self.model.rotary.parts
+        columns = np.array([(0, user, 0, 1, *rotary) for user in range(users)], np.int32).T
+        everything = [users, users, 0, self.model.config.num_layers + 1]
+        results = self._run_tokens(columns, range(users), users, everything)
+        return results.logits(range(users))
+
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        """Prompts in turn, as long as there is room; the last one of a causal model is cut.
+
+        Prompts that enter whole count in the step that takes them through the last layer.
+        """
+        if not self.model.config.is_causal:
+            group = self._layerwise.group(prompts)
+            is_through = self._layerwise.layers_of(group).last > self.model.config.num_layers
+            return [len(request.prompt_token_ids) if is_through else 0 for request in group]
+        counts: list[int] = []
+        room = self._room
+        for request in prompts:
+            if room <= 0:
+                break
+            counts.append(min(len(request.prompt_token_ids) - request.computed_tokens, room))
+            room -= counts[-1]
+        return counts
+
+    def parts(self, step: Step) -> Sequence[Step]:
+        """One graph does it all."""
+        return [step] if step.requests else []
+
+    def run(self, step: Step) -> DeviceResults:
+        is_causal = self.model.config.is_causal
+        tokens: list[tuple[int, ...]] = []
+        last: dict[int, int] = {}
+        for slot, request in step.decodes.items():
+            tokens += self._tokens_of(slot, request, 1)
+            last[slot] = len(tokens) - 1
+        always = len(tokens)
+        for slot, chunk in step.prompts.items():
+            whole = len(chunk.request.prompt_token_ids)
+            tokens += self._tokens_of(slot, chunk.request, chunk.tokens if is_causal else whole)
+            last[slot] = len(tokens) - 1
+        group = [] if is_causal else [chunk.request for chunk in step.prompts.values()]
+        everything = LayerRange(0, self.model.config.num_layers + 1)
+        layers = self._layerwise.layers_of(group) if group else everything
+        answered = [last[slot] for slot in step.answered]
+        new, plan = always if layers.first else len(tokens), [len(tokens), always, *layers]
+        results = self._run_tokens(np.array(tokens, np.int32).T, answered, new, plan)
+        if group:
+            self._layerwise.advance(group, layers)
+        return results
+
+    def _tokens_of(self, slot: int, request: Request, count: int) -> Iterator[tuple[int, ...]]:
+        """(token id, slot, its position, how many positions it sees, rotary positions) of each."""
+        start = request.computed_tokens
+        token_ids = request.token_ids(start, start + count)
+        positions = range(start, start + count)
+        if self.model.config.is_causal:
+            for token_id, position in zip(token_ids, positions):
+                yield token_id, slot, position, position + 1, position
+            return
+        if self._prefixes.get(slot, (None,))[0] is not request:
+            prefix = PrefixPositions.of(request.prompt_token_ids, self.model.config)
+            self._prefixes[slot] = request, prefix
+        prefix = self._prefixes[slot][1]
+        rotary = prefix.ids(start, start + count)
+        for row, (token_id, position) in enumerate(zip(token_ids, positions)):
+            seen = max(position + 1, prefix.context_length)
+            yield token_id, slot, position, seen, rotary[0, row], rotary[1, row]
+
+    def _run_tokens(
+        self, tokens: NDArray[Any], answered: Sequence[int], new: int, plan: Sequence[int]
+    ) -> DeviceResults:
+        """Runs the graph; `tokens` [4 + parts, count] is what `_tokens_of` yields, by column."""
+        columns = np.zeros((len(tokens), self._height), np.int32)
+        columns[:, : tokens.shape[1]] = tokens
+        padded = np.zeros(self.users, np.int32)
+        padded[: len(answered)] = answered
+        inputs = [*columns[:2], columns[2:4], [new], columns[4:], plan, padded, [len(answered)]]
+        results = self._run_graph(*map(np.asarray, inputs))
+        return results.only(range(len(answered)))
+
+    def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
+        return read_cache(self.model, slot, request.computed_tokens)
+
+    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
+        write_cache(self.model, slot, saved)
+
+
+def read_cache(model: MultiUserModel, user: int, positions: int) -> list[NDArray[Any]]:
+    """Copies the first `positions` positions of one user's keys and values to the host."""
+    tiles = math.ceil(positions / TILE)
+    saved = []
+    for cell, row in model.caches_of(user):
+        saved.append(memory_of(cell.key_past)[row][:, :tiles].copy())
+        saved.append(memory_of(cell.value_past)[row][:, :positions].copy())
+    return saved
+
+
+def write_cache(model: MultiUserModel, user: int, saved: Sequence[NDArray[Any]]) -> None:
+    """Puts back what `read_cache` copied, of this user or of another."""
+    arrays = iter(saved)
+    for cell, row in model.caches_of(user):
+        for parameter in (cell.key_past, cell.value_past):
+            array = next(arrays)
+            memory_of(parameter)[row][:, : array.shape[1]] = array

@@ -1,0 +1,312 @@
+"""Prompts and decode rows in graphs of their own, by MindSpore's operators, on any device.
+
+Prompts of ChatGLM-6B enter whole, because their context sees itself in both directions. In a causal
+model no token needs a later one: chunked prefill. Where a prompt is cut depends on nothing but the
+prompt, so its bits do not depend on who else is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Optional
+
+import numpy as np
+from mindspore import Tensor
+from numpy.typing import NDArray
+
+from glm_multiuser import device
+from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.config import BLOCK_LENGTH, prompt_lengths
+from glm_multiuser.engine.padding import invariant_rows
+from glm_multiuser.engine.portable_graphs import (
+    MOST_PROMPTS,
+    PortableForward,
+    ReplaceCache,
+    empty_block,
+    read_block,
+)
+from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job, to_tensor
+from glm_multiuser.engine.scheduler import PromptChunk, Step
+from glm_multiuser.models.positions import PrefixPositions
+
+SMALLEST_BATCH = 4
+PROMPT_ROWS = 64
+"""Prompts enter together up to so many rows: beyond them little more is saved."""
+
+
+def block_counts(blocks: int) -> tuple[int, ...]:
+    """How many cache blocks the decode graphs read: powers of two, and all."""
+    return (*(2**power for power in range(math.ceil(math.log2(blocks)))), blocks)
+
+
+def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
+    """How many users the decode graphs serve: at most three sizes, however many users there are.
+
+    A graph for fewer than all users copies their rows out of the caches, which pays up to about a
+    third of them, and only if one cell holds everybody.
+    """
+    users = layout.users
+    if len(layout.sizes) > 1:
+        return (users,)
+    quarter = users // 4
+    return tuple(sorted({size for size in (min(SMALLEST_BATCH, quarter), quarter, users) if size}))
+
+
+def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
+    """How many prompts of one length the prefill graphs take in: one, and as many as pay.
+
+    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds everybody.
+    """
+    if len(layout.sizes) > 1:
+        return (1,)
+    most = min(PROMPT_ROWS // length, layout.users, MOST_PROMPTS)
+    return (1, 1 << most.bit_length() - 1) if most > 1 else (1,)
+
+
+class PortableRunner(GraphRunner):
+    """Graphs for prompts and others for decode rows; subclasses know how a prompt enters."""
+
+    def _lay_out(self, users: int) -> None:
+        self.users = users
+        length, per_cell = self.engine.seq_length, self.engine.users_per_cell
+        self.layout = CellLayout.plan(users, length, BLOCK_LENGTH, per_cell)
+        self.model.set_layout(self.layout)
+        self._forward = PortableForward(self.model)
+        self._replace_cache = ReplaceCache(self.model)
+        lengths = set(self.layout.block_lengths)
+        zeros = {length: empty_block(self.model, length) for length in lengths}
+        self._zeros = [zeros[length] for length in self.layout.block_lengths]
+        self._block_counts = block_counts(len(self.layout.block_lengths))
+        self._batch_sizes = batch_sizes(self.layout)
+        self._rows = {size: size for size in self._batch_sizes}
+        self._written_blocks = [0] * users
+
+    def _jobs(self) -> list[Job]:
+        # With a single slot, the faster one-row product is safe.
+        if self.engine.batch_invariant and self.users > 1:
+            self._rows = invariant_rows(self.model, self._batch_sizes)
+        jobs = self._prompt_jobs()
+        for block in range(len(self.layout.block_lengths)):
+            jobs.append((f"clear block {block}", partial(self._clear, 0, block)))
+        for size, blocks in itertools.product(self._batch_sizes, self._block_counts):
+            positions = sum(self.layout.block_lengths[:blocks])
+            what = f"decode {size} users, {positions} positions"
+            jobs.append((what, partial(self._try_decode, size, blocks)))
+        return jobs
+
+    def _try_decode(self, size: int, blocks: int) -> NDArray[Any]:
+        """-> logits of a step in which every row holds the same token: rows that must be equal."""
+        rows = self._rows[size]
+        users = None if size == self.users else np.arange(size)
+        position_ids, nowhere = self._position_ids(rows, {}), np.full(size, -1)
+        results = self._run_graph(np.zeros(rows), position_ids, nowhere, users, blocks)
+        return results.logits(range(size))
+
+    def _prompt_jobs(self) -> list[Job]:
+        """Every graph that takes prompts in."""
+        raise NotImplementedError
+
+    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
+        """Position ids for a decode graph of so many rows; `places`: row -> (slot, position)."""
+        raise NotImplementedError
+
+    def parts(self, step: Step) -> Sequence[Step]:
+        return step.parts()
+
+    def run(self, step: Step) -> DeviceResults:
+        return self.prefill(step.prompts) if step.prompts else self.decode(step.decodes)
+
+    def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
+        """The next tokens of prompts, by slot; result rows in the order of `prompts`."""
+        raise NotImplementedError
+
+    def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
+        """One new token for each request, by slot; result rows in the order of `requests`."""
+        size = next(size for size in self._batch_sizes if size >= len(requests))
+        everybody = size == self.users
+        rows = self._rows[size]
+        # With everybody in the graph a user's row is its slot; otherwise rows are taken in turn,
+        # and the rows that are left over point at other slots and write nothing.
+        slots = list(requests)
+        if not everybody:
+            others = (slot for slot in range(self.users) if slot not in requests)
+            slots += [next(others) for _ in range(size - len(requests))]
+        row_of = {slot: slot if everybody else row for row, slot in enumerate(slots)}
+        input_ids, positions = np.zeros(rows, np.int32), np.full(size, -1, np.int32)
+        places = {}
+        for slot, request in requests.items():
+            row, position = row_of[slot], len(request) - 1
+            input_ids[row] = request.output_token_ids[-1]
+            positions[row] = position
+            places[row] = (slot, position)
+            used = self.layout.blocks_for(position + 1)
+            self._written_blocks[slot] = max(self._written_blocks[slot], used)
+        used = self.layout.blocks_for(int(positions.max()) + 1)
+        blocks = next(count for count in self._block_counts if count >= used)
+        position_ids = self._position_ids(rows, places)
+        users = None if everybody else np.array(slots)
+        results = self._run_graph(input_ids, position_ids, positions, users, blocks)
+        return results.only([row_of[slot] for slot in requests])
+
+    def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
+        blocks = self.layout.blocks_for(request.computed_tokens)
+        return [read_block(self.model, slot, block) for block in range(blocks)]
+
+    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
+        self._written_blocks[slot] = max(self._written_blocks[slot], len(saved))
+        for block, past in enumerate(saved):
+            self._replace(slot, block, Tensor(past))
+        self._clear_behind(slot, len(saved))
+
+    def _clear_behind(self, slot: int, blocks: int) -> None:
+        """Makes what an earlier user wrote behind the first `blocks` new memory."""
+        for block in range(blocks, self._written_blocks[slot]):
+            self._clear(slot, block)
+        self._written_blocks[slot] = blocks
+
+    def _clear(self, slot: int, block: int) -> None:
+        self._replace(slot, block, self._zeros[block])
+
+    def _replace(self, slot: int, block: int, past: Tensor) -> None:
+        self._replace_cache(to_tensor(np.array(slot)), past, block).asnumpy()
+
+
+class WholePrefillRunner(PortableRunner):
+    """Takes whole prompts in, several short ones of one padded length at once."""
+
+    def _lay_out(self, users: int) -> None:
+        super()._lay_out(users)
+        self._prompt_counts = {
+            length: prompt_counts(self.layout, length)
+            for length in prompt_lengths(self.engine.seq_length)
+        }
+        self._positions: dict[int, PrefixPositions] = {}
+        self._alone: Optional[NDArray[Any]] = None
+        """Logits of the last prompt that was tried by itself."""
+
+    def _prompt_jobs(self) -> list[Job]:
+        return [
+            (f"prefill {count} x {length}", partial(self._try_prompts, length, count))
+            for length, counts in self._prompt_counts.items()
+            for count in counts
+        ]
+
+    def _try_prompts(self, length: int, count: int) -> None:
+        """Gives up taking in several prompts at once where that changes their bits."""
+        token_ids = (np.arange(length) % self.vocab_size).tolist()
+        results = self._run_prompts([0] * count, [token_ids] * count, length)
+        rows = results.logits(range(MOST_PROMPTS))
+        if count == 1:
+            self._alone = rows
+        elif self.engine.batch_invariant and not (rows == self._alone).all():
+            self._prompt_counts[length] = (1,)
+
+    def _padded_length(self, request: Request) -> int:
+        length = len(request.prompt_token_ids)
+        return next(padded for padded in self._prompt_counts if padded >= length)
+
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        """The first prompt and those behind it that are padded to the same length, whole."""
+        length = self._padded_length(prompts[0])
+        most = self._prompt_counts[length][-1]
+        alike = itertools.takewhile(lambda one: self._padded_length(one) == length, prompts[:most])
+        return [len(request.prompt_token_ids) for request in alike]
+
+    def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
+        """Whole prompts of one length, by slot; result rows in the order of `prompts`."""
+        requests = {slot: chunk.request for slot, chunk in prompts.items()}
+        length = max(self._padded_length(request) for request in requests.values())
+        replaced = self.layout.blocks_for(length)
+        for slot in requests:
+            # Before the graph runs, so that a device error cannot leave unknown memory behind.
+            self._written_blocks[slot] = max(self._written_blocks[slot], replaced)
+        count = next(size for size in self._prompt_counts[length] if size >= len(requests))
+        slots = list(requests)
+        # What is left over brings the first prompt again, to the same place.
+        slots += slots[:1] * (count - len(slots))
+        token_ids = [requests[slot].prompt_token_ids for slot in slots]
+        results = self._run_prompts(slots, token_ids, length)
+        for slot in requests:
+            self._clear_behind(slot, replaced)
+        return results.only(range(len(requests)))
+
+    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
+        super().restore(slot, request, saved)
+        self._positions[slot] = PrefixPositions.of(request.prompt_token_ids, self.model.config)
+
+    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
+        position_ids = np.zeros((2, rows), np.int32)
+        for row, (slot, position) in places.items():
+            position_ids[:, row] = self._positions[slot].ids(position, position + 1)[:, 0]
+        return position_ids
+
+    def _run_prompts(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]], length: int
+    ) -> DeviceResults:
+        input_ids = np.zeros((len(slots), length), np.int32)
+        ids, lengths = [], []
+        for row, (slot, token_ids) in enumerate(zip(slots, prompts)):
+            positions = PrefixPositions.of(token_ids, self.model.config)
+            self._positions[slot] = positions
+            input_ids[row, : len(token_ids)] = token_ids
+            ids.append(positions.ids(0, length))
+            lengths.append((positions.context_length, len(token_ids)))
+        position_ids, users = np.concatenate(ids, 1), np.array(slots)
+        return self._run_graph(input_ids.reshape(-1), position_ids, np.array(lengths), users, 0)
+
+
+class ChunkedPrefillRunner(PortableRunner):
+    """Takes prompts in chunk by chunk, from behind the cached prefix."""
+
+    def _lay_out(self, users: int) -> None:
+        super()._lay_out(users)
+        chunk = self.engine.prefill_chunk or device.PREFILL_CHUNK[self.engine.device_target]
+        self._chunk_lengths = prompt_lengths(min(chunk, self.engine.seq_length))
+
+    def _prompt_jobs(self) -> list[Job]:
+        jobs: list[Job] = []
+        for length, blocks in itertools.product(self._chunk_lengths, self._block_counts):
+            positions = sum(self.layout.block_lengths[:blocks])
+            what = f"prefill {length} tokens, {positions} positions"
+            jobs.append((what, partial(self._try_chunk, length, blocks)))
+        return jobs
+
+    def _try_chunk(self, length: int, blocks: int) -> None:
+        # It leaves one token at position 0, which the first chunk of any prompt replaces.
+        self._run_chunk(0, [0], 0, length, blocks)
+
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        """The next chunk of the first prompt."""
+        request = prompts[0]
+        rest = len(request.prompt_token_ids) - request.computed_tokens
+        return [min(rest, self._chunk_lengths[-1])]
+
+    def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
+        """The next chunk of one request, by slot; the result is that of its last token."""
+        ((slot, chunk),) = prompts.items()
+        start = chunk.request.computed_tokens
+        token_ids = chunk.request.prompt_token_ids[start : start + chunk.tokens]
+        length = next(length for length in self._chunk_lengths if length >= len(token_ids))
+        used = self.layout.blocks_for(start + len(token_ids))
+        blocks = next(count for count in self._block_counts if count >= used)
+        # Before the graph runs, so that a device error cannot leave unknown memory behind.
+        self._written_blocks[slot] = max(self._written_blocks[slot], blocks)
+        results = self._run_chunk(slot, token_ids, start, length, blocks)
+        self._clear_behind(slot, blocks)
+        return results.only([0])
+
+    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
+        return np.array([places.get(row, (0, 0))[1] for row in range(rows)])
+
+    def _run_chunk(
+        self, slot: int, token_ids: Any, start: int, length: int, blocks: int
+    ) -> DeviceResults:
+        input_ids = np.zeros(length, np.int32)
+        input_ids[: len(token_ids)] = token_ids
+        position_ids = np.minimum(np.arange(start, start + length), self.engine.seq_length - 1)
+        positions = np.array([[start, len(token_ids)]])
+        return self._run_graph(input_ids, position_ids, positions, np.array(slot), blocks)

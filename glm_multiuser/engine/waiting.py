@@ -1,0 +1,84 @@
+"""Requests that wait for a slot, and how groups of requests share what is limited."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Callable, Optional
+
+from glm_multiuser.engine.request import Request
+
+
+class WaitingQueue:
+    """First come, first served inside a group; between groups, fair shares of the slots."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, list[Request]] = {}
+        """Those that wait; the group whose turn is next comes first."""
+
+    def __len__(self) -> int:
+        return sum(self.counts().values())
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain.from_iterable(self._groups.values())
+
+    def counts(self) -> dict[str, int]:
+        """Requests of each group that waits."""
+        return {group: len(requests) for group, requests in self._groups.items()}
+
+    def append(self, request: Request) -> None:
+        self._groups.setdefault(request.group, []).append(request)
+
+    def put_first(self, requests: Iterable[Request]) -> None:
+        """Each in front of its group, in their order; with what they saved, in front of all."""
+        placed: Counter[str] = Counter()
+        for request in requests:
+            self._groups.setdefault(request.group, []).insert(placed[request.group], request)
+            placed[request.group] += 1
+
+    def remove(self, request: Request) -> None:
+        requests = self._groups[request.group]
+        requests.remove(request)
+        if not requests:
+            del self._groups[request.group]
+
+    def next(
+        self, running: Iterable[Request], may_run: Callable[[Request], bool]
+    ) -> Optional[Request]:
+        """The request that gets the next slot; None when none may run.
+
+        What a resize has paused goes on first. Then it is the oldest request of the group that has
+        the fewest in slots; of several such groups, of the one whose last turn was longest ago.
+        """
+        busy = Counter(request.group for request in running)
+        firsts = (next(filter(may_run, requests), None) for requests in self._groups.values())
+        return min(
+            (request for request in firsts if request is not None),
+            key=lambda request: (request.saved_past is None, busy[request.group]),
+            default=None,
+        )
+
+    def take(self, request: Request) -> None:
+        """The request has got its slot; its group's next turn comes after those of the others."""
+        self.remove(request)
+        if request.group in self._groups:
+            self._groups[request.group] = self._groups.pop(request.group)
+
+
+def has_room(counts: Mapping[str, int], group: str, limit: int, beside: int = 0) -> bool:
+    """Whether a group may have one more.
+
+    A group alone may have everything. When there is no room left, a group with less than its equal
+    share may still have more: no group starves, and accepted requests stay accepted.
+    n groups together have at most about limit * (1 + 1/2 + ... + 1/n).
+
+    Args:
+        counts: what each group has; groups that have nothing may be missing.
+        group: that wants one more.
+        limit: for all together.
+        beside: room that is there for now in addition to the limit.
+    """
+    share = math.ceil(limit / len({*counts, group}))
+    return sum(counts.values()) < limit + beside or counts.get(group, 0) < share

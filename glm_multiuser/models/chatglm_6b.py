@@ -1,0 +1,112 @@
+"""ChatGLM-6B, with the keys and values of every user inside its layers.
+
+What it computes follows the published PyTorch model (`modeling_chatglm.py` of THUDM/chatglm-6b):
+DeepNorm residuals on the normed input, a plain tanh-GELU MLP of four times the width,
+two-dimensional rotary positions, and a context that sees itself in both directions. Names are
+those of MindFormers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mindspore import Tensor, nn
+
+from glm_multiuser.backends.protocol import AttentionShape, Backend
+from glm_multiuser.model_config import ChatGLM6BConfig
+from glm_multiuser.models.batch import Batch
+from glm_multiuser.models.multi_user import MultiUserModel
+
+
+class MLP(nn.Cell):
+    """hidden -> inner -> hidden, with a GELU between."""
+
+    def __init__(self, config: ChatGLM6BConfig, alpha: float, backend: Backend) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.inner_hidden_size
+        self.dense_h_to_4h = backend.linear(hidden, inner, gelu=True)
+        self.dense_4h_to_h = backend.linear(inner, hidden, factor=alpha)
+
+    def construct(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """What the MLP makes of `hidden`, and `alpha` times `hidden`."""
+        return self.dense_4h_to_h(self.dense_h_to_4h(hidden, batch), batch, hidden)
+
+
+class SelfAttention(nn.Cell):
+    """The weights around the attention: queries, keys and values of all heads, and the output."""
+
+    def __init__(self, config: ChatGLM6BConfig, alpha: float, backend: Backend) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.query_key_value = backend.linear(hidden, 3 * hidden)
+        self.dense = backend.linear(hidden, hidden, factor=alpha)
+
+
+class DeepNormWithGLULayer(nn.Cell):
+    """One transformer layer (named as in MindFormers) and its users' keys and values.
+
+    Args:
+        number: of the layer, from 0.
+    """
+
+    def __init__(self, config: ChatGLM6BConfig, number: int, backend: Backend) -> None:
+        super().__init__()
+        size, epsilon = config.hidden_size, config.layernorm_epsilon
+        heads = config.num_attention_heads
+        alpha = math.sqrt(2.0 * (config.deepnorm_layers or config.num_layers))
+        self.input_layernorm = backend.entry_norm(size, epsilon, number)
+        self.attention = SelfAttention(config, alpha, backend)
+        shape = AttentionShape(heads, heads, config.head_dim, score_factor=number + 1)
+        self.attend = backend.attention(shape)
+        self.post_attention_layernorm = backend.layer_norm(size, epsilon)
+        self.mlp = MLP(config, alpha, backend)
+
+    @property
+    def kv_past(self) -> nn.CellList:
+        """The cells that hold the users' keys and values."""
+        return self.attend.kv_past
+
+    def construct(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """`[rows, hidden_size]` -> the same shape."""
+        hidden, batch = self.input_layernorm(hidden, batch)
+        context = self.attend(self.attention.query_key_value(hidden, batch), batch)
+        hidden = self.attention.dense(context, batch, hidden)
+        return self.mlp(self.post_attention_layernorm(hidden, batch), batch)
+
+
+class GLMModel(nn.Cell):
+    """Embedding, layers and final norm."""
+
+    def __init__(self, config: ChatGLM6BConfig, backend: Backend) -> None:
+        super().__init__()
+        vocab, hidden, count = config.vocab_size, config.hidden_size, config.num_layers
+        self.word_embeddings = backend.embedding(vocab, hidden, name="embedding_table")
+        layers = [DeepNormWithGLULayer(config, number, backend) for number in range(count)]
+        self.layers = nn.CellList(layers)
+        self.final_layernorm = backend.entry_norm(hidden, config.layernorm_epsilon, count)
+
+    def construct(self, input_ids: Tensor, batch: Batch) -> Tensor:
+        """`input_ids` int32 [rows] -> hidden states `[rows, hidden_size]`."""
+        hidden = self.word_embeddings(input_ids, batch)
+        for layer in self.layers:
+            hidden = layer(hidden, batch)
+        return self.final_layernorm(hidden, batch)[0]
+
+
+class GLMForPreTraining(MultiUserModel):
+    """ChatGLM-6B for many users."""
+
+    def __init__(self, config: ChatGLM6BConfig, backend: Backend) -> None:
+        super().__init__(config, backend)
+        self.transformer = GLMModel(config, backend)
+        self.lm_head = backend.linear(config.hidden_size, config.vocab_size, bias=False)
+        self.set_layout(self.layout)
+
+    def layer_cells(self) -> nn.CellList:
+        return self.transformer.layers
+
+    def hidden_states(self, input_ids: Tensor, batch: Batch) -> Tensor:
+        return self.transformer(input_ids, batch)
+
+    def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
+        return self.lm_head(hidden, batch)
