@@ -6,16 +6,17 @@ them. `layouts/` has one module per published layout: what it calls its tensors,
 `convert.py` makes one kind of checkpoint from the other.
 """
 
-from glm_multiuser.checkpoint.generation_defaults import read_generation_defaults
+from glm_multiuser.checkpoint.families import read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.huggingface import read_tensors
 from glm_multiuser.checkpoint.loading import (
+    check_tensors,
     load_checkpoint,
     write_huggingface,
     write_mindformers,
 )
-from glm_multiuser.checkpoint.model_config import read_model_config
 
 __all__ = [
+    "check_tensors",
     "load_checkpoint",
     "read_generation_defaults",
     "read_model_config",

@@ -28,7 +28,7 @@ from typing import Optional
 
 import numpy as np
 
-from glm_multiuser.checkpoint.replacing import replacing
+from glm_multiuser.checkpoint.files import reading, replacing
 from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, StoredTensor, not_floating
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import CheckpointError
@@ -50,9 +50,7 @@ def find_ckpt(source: Path) -> list[Path]:
 def open_ckpt(files: Sequence[Path], ignored: re.Pattern[str]) -> dict[str, StoredTensor]:
     """Finds the tensors of one checkpoint, whole or in pieces, and reads no weights.
 
-    Args:
-        files: each with some of the tensors.
-        ignored: found in the names of what is no weight; that may be anything, and repeated.
+    `ignored` is found in the names of what is no weight; that may be anything, and repeated.
 
     Raises:
         CheckpointError: a file that cannot be read, is broken or cut short; a tensor that is in
@@ -72,10 +70,12 @@ def open_ckpt(files: Sequence[Path], ignored: re.Pattern[str]) -> dict[str, Stor
 
 def _open_file(path: Path, ignored: re.Pattern[str]) -> dict[str, StoredTensor]:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            reading(path),
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _tensors(path, data, ignored)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except (KeyError, ValueError) as error:  # a field is missing, or the bytes make no sense
         raise CheckpointError(
             f"{path} is broken, cut short, encrypted or not a MindSpore checkpoint"
@@ -171,11 +171,7 @@ def save_ckpt(path: Path, tensors: Iterable[tuple[str, Array]]) -> None:
     """Writes a `.ckpt` file, complete or not at all.
 
     Each tensor is saved into a file of its own, and these are put one behind the other, which is
-    how protobuf joins lists. So memory holds one tensor and not a checkpoint.
-
-    Args:
-        path: ends with .ckpt; its folder exists.
-        tensors: names and values; of each, a few copies are in memory while it is written.
+    how protobuf joins lists. So memory holds a few copies of one tensor and not a checkpoint.
     """
     with TemporaryDirectory(dir=path.parent) as folder, replacing(path) as temporary:
         part = Path(folder) / "part.ckpt"

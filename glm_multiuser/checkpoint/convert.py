@@ -14,38 +14,32 @@ from typing import Any, Optional
 import numpy as np
 
 from glm_multiuser.checkpoint.ckpt_file import find_ckpt, save_ckpt
-from glm_multiuser.checkpoint.huggingface import SAFETENSORS, TORCH_WEIGHTS, WEIGHTS, has_weights
-from glm_multiuser.checkpoint.json_file import read_json_object, write_json
-from glm_multiuser.checkpoint.layouts import (
+from glm_multiuser.checkpoint.families import (
     layout_of_config,
     mindformers_placements,
+    model_config_of,
     parameter_shapes,
 )
+from glm_multiuser.checkpoint.files import filling, read_json_object, write_json
+from glm_multiuser.checkpoint.huggingface import TORCH_WEIGHTS, WEIGHTS, format_of, has_weights
 from glm_multiuser.checkpoint.loading import CKPT
-from glm_multiuser.checkpoint.matching import Filled, match_ckpt, match_huggingface
+from glm_multiuser.checkpoint.matching import Filled, match
 from glm_multiuser.checkpoint.mindformers_arguments import mindformers_arguments
-from glm_multiuser.checkpoint.model_config import model_config_of
-from glm_multiuser.checkpoint.placement import Placement, Places, Shapes, to_their_layout
-from glm_multiuser.checkpoint.replacing import filling
-from glm_multiuser.checkpoint.safetensors_file import Sizes, save_safetensors
-from glm_multiuser.checkpoint.stored_tensor import Array
+from glm_multiuser.checkpoint.placement import sizes_of, tensors_of
+from glm_multiuser.checkpoint.safetensors_file import save_safetensors
+from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
 from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.progress import Progress
 from glm_multiuser.tokenizers import TOKENIZER_FILES
 
 HUGGINGFACE, MINDFORMERS = "huggingface", "mindformers"
-OTHER = {HUGGINGFACE: MINDFORMERS, MINDFORMERS: HUGGINGFACE}
 
 MINDFORMERS_CONFIG = "mindformers_config.json"
 """The arguments of MindFormers' configuration class, apart from the path of the weights."""
 
 COPIED = (
     *TOKENIZER_FILES,
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
+    *("added_tokens.json", "special_tokens_map.json", "generation_config.json"),
 )
 
 WEIGHT_FILES = (".ckpt", ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
@@ -59,7 +53,7 @@ def direction(source: Path, to: Optional[str]) -> str:
         ConfigError: `to` is unknown, or is needed because `source` has weights of both kinds.
         CheckpointError: `source` has no weights to make that from.
     """
-    if to not in (None, *OTHER):
+    if to not in (None, HUGGINGFACE, MINDFORMERS):
         raise ConfigError(f"to is {to!r}; it must be {HUGGINGFACE!r} or {MINDFORMERS!r}")
     targets = []
     if find_ckpt(source):
@@ -72,12 +66,12 @@ def direction(source: Path, to: Optional[str]) -> str:
         )
     if to is None:
         if len(targets) > 1:
-            theirs = WEIGHTS if SAFETENSORS.is_in(source) else TORCH_WEIGHTS
+            theirs = format_of(source) or TORCH_WEIGHTS
             raise ConfigError(
                 f"{source} has both {theirs} and .ckpt files; say which way with --to"
             )
         return targets[0]
-    only_torch = has_weights(source) and not SAFETENSORS.is_in(source)
+    only_torch = has_weights(source) and format_of(source) != WEIGHTS
     if to not in targets and not (to == HUGGINGFACE and only_torch):
         raise CheckpointError(f"{source} has nothing to convert: its weights are {to} already")
     return to
@@ -120,26 +114,29 @@ def convert(
     model = model_config_of(config, config_file)
     to_mindformers = to == MINDFORMERS
     # The layout of the new safetensors is the one that the new config.json announces.
-    places = (mindformers_placements if to_mindformers else layout_of_config(config).placements)(
-        model
-    )
-    shapes = parameter_shapes(model)
-    match = match_huggingface if to_mindformers or not find_ckpt(source) else match_ckpt
-    parameters = match(source, model, shapes)
+    placements = mindformers_placements if to_mindformers else layout_of_config(config).placements
+    places = placements(model)
+    from_ckpt = not to_mindformers and bool(find_ckpt(source))
+    parameters = match(source, model, parameter_shapes(model), from_ckpt)
     if dtype is not None:
         config["torch_dtype"] = dtype
     _check_destination(destination, CKPT if to_mindformers else WEIGHTS, force)
-    arrays = _read(parameters, places, model.num_attention_heads, dtype, progress)
+    sizes = {one.name: (one.shape, np.dtype(dtype or one.dtype)) for one in parameters}
+    heads = model.num_attention_heads
+    tensors = tensors_of(_read(parameters, sizes, heads, progress), places, heads)
     try:
         with filling(destination) as new:
             if to_mindformers:
                 arguments = mindformers_arguments(model, config, dtype or _main_dtype(parameters))
                 write_json(new / MINDFORMERS_CONFIG, arguments)
-                save_ckpt(new / CKPT, arrays)
+                save_ckpt(new / CKPT, tensors)
             else:
-                save_safetensors(new / WEIGHTS, _sizes(parameters, places, shapes, dtype), arrays)
+                save_safetensors(new / WEIGHTS, sizes_of(sizes, places), tensors)
             write_json(new / "config.json", config)
-            _copy_first((folder, config_file.parent), new)
+            for name in COPIED:
+                for beside in (config_file.parent, folder):  # the latter replaces the former
+                    if (beside / name).is_file():
+                        shutil.copyfile(beside / name, new / name)
     except OSError as error:
         raise CheckpointError(f"cannot write {destination}: {error}") from error
 
@@ -171,50 +168,15 @@ def _check_destination(folder: Path, weights: str, force: bool) -> None:
 
 
 def _read(
-    parameters: list[Filled],
-    places: Places,
-    heads: int,
-    dtype: Optional[str],
-    progress: Progress,
+    parameters: list[Filled], sizes: Sizes, heads: int, progress: Progress
 ) -> Iterator[tuple[str, Array]]:
-    """Name and values of one tensor of the target after the other."""
-    targets = _targets(places)
+    """Name and values of one parameter after the other."""
     for done, parameter in enumerate(parameters):
         progress(done, len(parameters), parameter.name)
-        values = parameter.read(heads, dtype or parameter.dtype)
-        for name, place in targets[parameter.name]:
-            yield name, to_their_layout(values, place, heads)
-
-
-def _targets(places: Places) -> dict[str, list[tuple[str, Placement]]]:
-    """Our parameter's name -> the tensors that it becomes."""
-    targets: dict[str, list[tuple[str, Placement]]] = {}
-    for name, place in places.items():
-        if place is not None:
-            targets.setdefault(place.name, []).append((name, place))
-    return targets
-
-
-def _sizes(parameters: list[Filled], places: Places, shapes: Shapes, dtype: Optional[str]) -> Sizes:
-    """What `_read` will yield."""
-    targets = _targets(places)
-    return {
-        name: (place.shape(shapes), np.dtype(dtype or parameter.dtype))
-        for parameter in parameters
-        for name, place in targets[parameter.name]
-    }
+        yield parameter.name, parameter.read(heads, sizes[parameter.name][1])
 
 
 def _main_dtype(parameters: list[Filled]) -> str:
     """What MindFormers shall keep the weights in: what the matrices are in."""
     matrices = {str(one.dtype) for one in parameters if len(one.shape) > 1}
     return "float16" if matrices == {"float16"} else "float32"
-
-
-def _copy_first(folders: tuple[Path, ...], destination: Path) -> None:
-    """Copies the files of the tokenizer, each from the first folder that has it."""
-    for name in COPIED:
-        for folder in folders:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, destination / name)
-                break

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional
 
-from glm_multiuser.checkpoint.json_file import read_json_object
+from glm_multiuser.checkpoint.files import read_json_object
 from glm_multiuser.checkpoint.safetensors_file import open_safetensors
 from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
 from glm_multiuser.checkpoint.torch_file import open_torch
@@ -16,31 +15,20 @@ from glm_multiuser.errors import CheckpointError
 WEIGHTS = "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 
-
-@dataclass(frozen=True)
-class Format:
-    """A way to keep weights in a folder."""
-
-    single: str
-    """The one file, or else there are several and an index."""
-    open: Callable[[Path], dict[str, StoredTensor]]
-
-    @property
-    def index(self) -> str:
-        return f"{self.single}.index.json"
-
-    def is_in(self, folder: Path) -> bool:
-        """Whether the folder has weights in this format."""
-        return (folder / self.single).exists() or (folder / self.index).exists()
+FORMATS = {WEIGHTS: open_safetensors, TORCH_WEIGHTS: open_torch}
+"""How the files of a format are opened, by the name of its one file; or else there are several
+and an index."""
 
 
-SAFETENSORS = Format(WEIGHTS, open_safetensors)
-TORCH = Format(TORCH_WEIGHTS, open_torch)
+def format_of(folder: Path) -> Optional[str]:
+    """The first of `FORMATS` that a folder has weights in; None: neither."""
+    present = (one for one in FORMATS if (folder / one).exists() or _index(folder, one).exists())
+    return next(present, None)
 
 
 def has_weights(folder: Path) -> bool:
     """Whether the folder has weights that `open_folder` is for; shards without index are some."""
-    return any(one.is_in(folder) for one in (SAFETENSORS, TORCH)) or bool(_shards(folder))
+    return format_of(folder) is not None or bool(_shards(folder))
 
 
 def open_folder(folder: Path) -> dict[str, StoredTensor]:
@@ -53,20 +41,19 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
             that is not stored as floating-point numbers.
     """
     folder = Path(folder)
-    for one in (SAFETENSORS, TORCH):
-        if (folder / one.single).exists():
-            return one.open(folder / one.single)
-        if (folder / one.index).exists():
-            return _open_shards(folder / one.index, one.open)
-    if _shards(folder):
+    found = format_of(folder)
+    if found is not None:
+        if (folder / found).exists():
+            return FORMATS[found](folder / found)
+        return _open_shards(_index(folder, found), FORMATS[found])
+    indices = [_index(folder, one).name for one in FORMATS]
+    shards = _shards(folder)
+    if shards:
         raise CheckpointError(
-            f"{folder} has {_shards(folder)[0]} and no index: neither {SAFETENSORS.index} nor "
-            f"{TORCH.index} is there"
+            f"{folder} has {shards[0]} and no index: neither {' nor '.join(indices)} is there"
         )
-    raise CheckpointError(
-        f"no weights in {folder}: none of {WEIGHTS}, {SAFETENSORS.index}, {TORCH_WEIGHTS}, "
-        f"{TORCH.index}, *.ckpt is there"
-    )
+    names = [name for pair in zip(FORMATS, indices) for name in pair]
+    raise CheckpointError(f"no weights in {folder}: none of {', '.join(names)}, *.ckpt is there")
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Array]]:
@@ -80,6 +67,10 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Array]]:
     """
     for name, tensor in open_folder(folder).items():
         yield name, tensor.read()
+
+
+def _index(folder: Path, single: str) -> Path:
+    return folder / f"{single}.index.json"
 
 
 def _shards(folder: Path) -> list[str]:

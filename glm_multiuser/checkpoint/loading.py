@@ -6,14 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from glm_multiuser.checkpoint.ckpt_file import find_ckpt, save_ckpt
-from glm_multiuser.checkpoint.huggingface import WEIGHTS, has_weights
-from glm_multiuser.checkpoint.json_file import write_json
-from glm_multiuser.checkpoint.layouts import layout_of_config, mindformers_placements
-from glm_multiuser.checkpoint.matching import match_ckpt, match_huggingface
-from glm_multiuser.checkpoint.placement import Places, to_their_layout
-from glm_multiuser.checkpoint.safetensors_file import Sizes, save_safetensors
-from glm_multiuser.checkpoint.stored_tensor import Array
+from glm_multiuser.checkpoint.ckpt_file import save_ckpt
+from glm_multiuser.checkpoint.families import (
+    layout_of_config,
+    mindformers_placements,
+    parameter_shapes,
+)
+from glm_multiuser.checkpoint.files import write_json
+from glm_multiuser.checkpoint.huggingface import WEIGHTS
+from glm_multiuser.checkpoint.matching import match
+from glm_multiuser.checkpoint.placement import Places, sizes_of, tensors_of
+from glm_multiuser.checkpoint.safetensors_file import save_safetensors
+from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
 from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError
 
@@ -44,18 +48,25 @@ def load_checkpoint(
         progress: told (number of parameters done, all of them, name of the next one).
 
     Raises:
-        CheckpointError: a tensor that is missing, superfluous, of another shape, or too large
-            for its parameter's dtype; a file that `open_folder` or `open_ckpt` refuses.
+        CheckpointError: a tensor that is missing, superfluous, of another shape, not finite, or too
+            large for its parameter's dtype; a file that `open_folder` or `open_ckpt` refuses.
     """
-    folder = Path(folder)
-    only_ckpt = bool(find_ckpt(folder)) and not has_weights(folder)
-    match = match_ckpt if only_ckpt else match_huggingface
-    matched = match(folder, config, {name: shape for name, (shape, _) in parameters.items()})
+    shapes = {name: shape for name, (shape, _) in parameters.items()}
+    matched = match(Path(folder), config, shapes)
     for done, parameter in enumerate(matched):
         if progress is not None:
             progress(done, len(matched), parameter.name)
         dtype = parameters[parameter.name][1]
         assign(parameter.name, parameter.read(config.num_attention_heads, dtype))
+
+
+def check_tensors(folder: Path, config: AnyModelConfig) -> None:
+    """Checks names and shapes as `load_checkpoint` does, and reads no weights.
+
+    Raises:
+        CheckpointError: as `load_checkpoint` does, except for values.
+    """
+    match(Path(folder), config, parameter_shapes(config))
 
 
 def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -74,15 +85,10 @@ def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[s
     layout = layout_of_config(config)
     model = layout.read_config(config)
     places = layout.placements(model)
-    _check_exact(places, arrays)
-    sizes = {
-        name: (place.shape({place.name: arrays[place.name].shape}), arrays[place.name].dtype)
-        for name, place in places.items()
-        if place is not None
-    }
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_safetensors(folder / WEIGHTS, sizes, _laid_out(places, arrays, model))
+    tensors = _prepared(folder, arrays, places, model)
+    sizes = sizes_of({name: (one.shape, one.dtype) for name, one in arrays.items()}, places)
+    save_safetensors(folder / WEIGHTS, sizes, tensors)
     write_json(folder / "config.json", config)
 
 
@@ -94,22 +100,17 @@ def write_mindformers(folder: Path, config: Mapping[str, Any], arrays: Mapping[s
     """
     model = layout_of_config(config).read_config(config)
     places = mindformers_placements(model)
-    _check_exact(places, arrays)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_ckpt(folder / CKPT, _laid_out(places, arrays, model))
+    save_ckpt(folder / CKPT, _prepared(folder, arrays, places, model))
     write_json(folder / "config.json", config)
 
 
-def _check_exact(places: Places, arrays: Mapping[str, Array]) -> None:
+def _prepared(
+    folder: Path, arrays: Mapping[str, Array], places: Places, model: AnyModelConfig
+) -> Iterator[tuple[str, Array]]:
+    """Makes the folder, and checks what is to be written there."""
     wrong = {place.name for place in places.values() if place} ^ set(arrays)
     if wrong:
         raise CheckpointError(f"{min(wrong)} is missing, or is no weight of this model")
-
-
-def _laid_out(
-    places: Places, arrays: Mapping[str, Array], model: AnyModelConfig
-) -> Iterator[tuple[str, Array]]:
-    for name, place in places.items():
-        if place is not None:
-            yield name, to_their_layout(arrays[place.name], place, model.num_attention_heads)
+    folder.mkdir(parents=True, exist_ok=True)
+    return tensors_of(arrays.items(), places, model.num_attention_heads)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from glm_multiuser.checkpoint.ckpt_file import find_ckpt, open_ckpt
-from glm_multiuser.checkpoint.huggingface import open_folder
-from glm_multiuser.checkpoint.layouts import mindformers_placements, placements_of_names
+from glm_multiuser.checkpoint.families import mindformers_placements, placements_of_names
+from glm_multiuser.checkpoint.huggingface import has_weights, open_folder
 from glm_multiuser.checkpoint.placement import Placement, Places, Shapes, place_tensor
 from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
 from glm_multiuser.config import AnyModelConfig
@@ -54,14 +53,11 @@ class Filled(NamedTuple):
         return np.result_type(*(tensor.numpy_dtype for _, tensor in self.sources))
 
     def read(self, heads: int, dtype: DTypeLike) -> Array:
-        """The parameter in our layout, new.
-
-        Args:
-            heads: attention heads of the model.
-            dtype: of the result.
+        """The parameter in our layout, new; `heads` are the attention heads of the model.
 
         Raises:
-            CheckpointError: values beyond the range of `dtype`; a file that changed.
+            CheckpointError: values that are not finite, or beyond the range of `dtype`; a file
+                that changed.
         """
         values: Array = np.empty(self.shape, dtype)
         for place, tensor in self.sources:
@@ -76,34 +72,32 @@ class Filled(NamedTuple):
         return values
 
 
-def match_huggingface(folder: Path, config: AnyModelConfig, shapes: Shapes) -> list[Filled]:
-    """Finds the tensors of a folder in Hugging Face layout.
+def match(
+    source: Path, config: AnyModelConfig, shapes: Shapes, ckpt: Optional[bool] = None
+) -> list[Filled]:
+    """Finds the tensors for parameters of these shapes, in the order of the checkpoint.
 
-    Args:
-        folder: with safetensors or pytorch_model*.bin.
-        config: of the model.
-        shapes: of the parameters that are to be filled.
+    They are in MindFormers' `.ckpt` files or a folder in Hugging Face layout, which counts if both
+    are there and `ckpt` does not say.
 
     Raises:
         CheckpointError: a tensor that is missing, superfluous or of another shape; a file that
-            `open_folder` refuses.
+            `open_folder` or `open_ckpt` refuses.
     """
-    tensors = open_folder(folder)
-    weights = {name: one for name, one in tensors.items() if not NO_WEIGHT.search(name)}
-    return _matched(folder, weights, placements_of_names(config, weights), shapes)
-
-
-def match_ckpt(source: Path, config: AnyModelConfig, shapes: Shapes) -> list[Filled]:
-    """The same for MindFormers' file, or folder of files; see `open_ckpt`."""
-    places = mindformers_placements(config)
-    weights = open_ckpt(find_ckpt(source), NO_WEIGHT_OF_MINDFORMERS)
-    return _matched(source, weights, places, shapes)
-
-
-def _matched(
-    source: Path, tensors: Mapping[str, StoredTensor], places: Places, shapes: Shapes
-) -> list[Filled]:
-    """Every parameter with its tensors, in the order of the checkpoint."""
+    places: Places
+    if ckpt is None:
+        ckpt = bool(find_ckpt(source)) and not has_weights(source)
+    if ckpt:
+        places = mindformers_placements(config)
+        tensors = open_ckpt(find_ckpt(source), NO_WEIGHT_OF_MINDFORMERS)
+    else:
+        stored = open_folder(source).items()
+        tensors = {name: tensor for name, tensor in stored if not NO_WEIGHT.search(name)}
+        places = placements_of_names(config, tensors)
+    needed = {name: one.shape(shapes) for name, one in places.items() if one and one.name in shapes}
+    # A parameter that no tensor of this layout fills stands for itself.
+    placed = {place.name for place in places.values() if place}
+    needed.update({name: shape for name, shape in shapes.items() if name not in placed})
     filled: dict[str, Filled] = {}
     for name, tensor in tensors.items():
         place = places.get(name)
@@ -113,32 +107,17 @@ def _matched(
             raise CheckpointError(
                 f"{name} {list(tensor.shape)} in {tensor.path} has no place in this model"
             )
-        expected = place.shape(shapes)
-        if tensor.shape != expected:
+        if tensor.shape != needed[name]:
             raise CheckpointError(
                 f"{name} in {tensor.path} has shape {list(tensor.shape)}; "
-                f"this model needs {list(expected)}"
+                f"this model needs {list(needed[name])}"
             )
         parameter = Filled(place.name, shapes[place.name], [])
         filled.setdefault(place.name, parameter).sources.append((place, tensor))
-    _check_complete(source, tensors, places, shapes)
-    return list(filled.values())
-
-
-def _check_complete(
-    source: Path, tensors: Mapping[str, StoredTensor], places: Places, shapes: Shapes
-) -> None:
-    needed = {
-        name: place.shape(shapes)
-        for name, place in places.items()
-        if place and place.name in shapes
-    }
-    placed = {place.name for place in places.values() if place}
-    # A parameter that no tensor of this layout fills stands for itself.
-    needed.update({name: shape for name, shape in shapes.items() if name not in placed})
     missing = sorted(name for name in needed if name not in tensors)
     if missing:
         raise CheckpointError(
             f"{source} lacks {missing[0]}, expected with shape {list(needed[missing[0]])}; "
             f"missing tensors: {len(missing)}"
         )
+    return list(filled.values())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Optional
 
 import numpy as np
 
-from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
+from glm_multiuser.checkpoint.stored_tensor import Array, Sizes, StoredTensor
+from glm_multiuser.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Name of a parameter -> its shape, in our layout."""
@@ -42,29 +43,50 @@ def place_tensor(parameter: Array, place: Placement, heads: int, tensor: StoredT
 
     Args:
         parameter: with our layout, [out, in] or [out] or the embedding's [vocab, hidden].
-        place: of the tensor.
         heads: attention heads, for what is grouped by them.
         tensor: of the right shape.
+
+    Raises:
+        CheckpointError: values that are not finite; a file that changed.
     """
-    target = _in_their_order(_rows(parameter, place), place, heads)
+    target = _in_their_order(parameter, place, heads)
     row = math.prod(target.shape[1:])
     step = max(1, BLOCK_BYTES // max(1, row * 4))
     for begin in range(0, len(target), step):
         block = target[begin : begin + step]
         numbers = tensor.numbers(begin * row, begin * row + block.size)
         np.copyto(block, numbers.reshape(block.shape), casting="same_kind")
+        if not np.isfinite(block).all():
+            raise CheckpointError(f"{tensor.name} in {tensor.path} has values that are not finite")
 
 
 def to_their_layout(parameter: Array, place: Placement, heads: int) -> Array:
     """The inverse of `place_tensor`, with the dtype unchanged: the tensor for a checkpoint."""
-    rows = _rows(parameter, place)
-    return np.ascontiguousarray(_in_their_order(rows, place, heads)).reshape(rows.shape)
+    rows = np.ascontiguousarray(_in_their_order(parameter, place, heads))
+    return rows.reshape(-1, *parameter.shape[1:])
 
 
-def _rows(parameter: Array, place: Placement) -> Array:
-    return parameter if place.rows is None else parameter[slice(*place.rows)]
+def tensors_of(
+    parameters: Iterable[tuple[str, Array]], places: Places, heads: int
+) -> Iterator[tuple[str, Array]]:
+    """Names and values of a checkpoint's tensors, of one of our parameters after the other."""
+    for parameter, values in parameters:
+        for name, place in places.items():
+            if place is not None and place.name == parameter:
+                yield name, to_their_layout(values, place, heads)
 
 
-def _in_their_order(rows: Array, place: Placement, heads: int) -> Array:
+def sizes_of(parameters: Sizes, places: Places) -> Sizes:
+    """What `tensors_of` will yield for parameters of these sizes."""
+    shapes = {name: shape for name, (shape, _) in parameters.items()}
+    return {
+        name: (place.shape(shapes), parameters[place.name][1])
+        for name, place in places.items()
+        if place is not None
+    }
+
+
+def _in_their_order(parameter: Array, place: Placement, heads: int) -> Array:
     """A view whose outputs come in the checkpoint's order, [heads, 3, head_dim, ...] if grouped."""
+    rows = parameter if place.rows is None else parameter[slice(*place.rows)]
     return rows.reshape(3, heads, -1, *rows.shape[1:]).swapaxes(0, 1) if place.per_head else rows

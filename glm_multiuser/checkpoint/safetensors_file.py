@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from glm_multiuser.checkpoint.replacing import replacing
-from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, StoredTensor, not_floating
+from glm_multiuser.checkpoint.files import reading, replacing
+from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, Sizes, StoredTensor, not_floating
 from glm_multiuser.errors import CheckpointError
-
-Sizes = Mapping[str, tuple[tuple[int, ...], "np.dtype[Any]"]]
-"""Name of a tensor -> its shape and dtype."""
 
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -31,44 +28,34 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
             stored as floating-point numbers.
     """
     try:
-        # Checks the header, and that its tensors fill the file exactly ...
-        with safe_open(path, framework="numpy"):
-            pass
-        # ... but knows neither bfloat16 nor a way to read without copying.
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+        with reading(path):
+            # Checks the header, and that its tensors fill the file exactly ...
+            with safe_open(path, framework="numpy"):
+                pass
+            # ... but knows neither bfloat16 nor a way to read without copying.
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} is broken, cut short or not a safetensors file: {error}"
         ) from error
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in DTYPES:
             raise not_floating(name, path, entry["dtype"])
         begin, end = entry["data_offsets"]
-        tensors[name] = StoredTensor(
-            name=name,
-            path=path,
-            dtype=entry["dtype"],
-            shape=tuple(entry["shape"]),
-            parts=((8 + length + begin, end - begin),),
-        )
+        parts = ((8 + length + begin, end - begin),)
+        tensors[name] = StoredTensor(name, path, entry["dtype"], tuple(entry["shape"]), parts)
     return tensors
 
 
 def save_safetensors(path: Path, sizes: Sizes, arrays: Iterable[tuple[str, Array]]) -> None:
     """Writes a file as transformers reads it, complete or not at all.
 
-    `safetensors.numpy.save_file` makes the same file, but wants all arrays at once.
-
-    Args:
-        path: of the file.
-        sizes: of exactly the tensors that will come.
-        arrays: names and values, in any order; only one of them is in memory.
+    `safetensors.numpy.save_file` makes the same file, but wants all arrays at once. Here they come
+    one at a time, in any order; `sizes` are those of exactly the tensors that will come.
     """
     # Larger numbers first, so that all of them lie at multiples of their size.
     names = sorted(sizes, key=lambda name: (-sizes[name][1].itemsize, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from glm_multiuser.errors import CheckpointError
 
 Array = NDArray[Any]
+
+Sizes = Mapping[str, tuple[tuple[int, ...], "np.dtype[Any]"]]
+"""Name of a tensor -> its shape and dtype."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),

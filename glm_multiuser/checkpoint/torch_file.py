@@ -15,15 +15,12 @@ from zipfile import is_zipfile
 
 import numpy as np
 
+from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.checkpoint.stored_tensor import StoredTensor, not_floating
 from glm_multiuser.errors import CheckpointError
 
-OUR_DTYPES = {
-    "torch.float64": "F64",
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-}
+OUR_DTYPES = {f"torch.float{bits}": f"F{bits}" for bits in (16, 32, 64)}
+OUR_DTYPES["torch.bfloat16"] = "BF16"
 """torch's name of a dtype -> the one that `StoredTensor` knows."""
 
 BROKEN = "broken, cut short or not a file of torch.save from torch 1.6 on"
@@ -43,8 +40,9 @@ def open_torch(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{path} needs torch to be read: pip install 'glm-multiuser[torch]' ({error})"
         ) from error
-    if not _is_archive(path):
-        raise CheckpointError(f"{path} is {BROKEN}")
+    with reading(path), path.open("rb") as file:
+        if not is_zipfile(file):
+            raise CheckpointError(f"{path} is {BROKEN}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
@@ -58,14 +56,6 @@ def open_torch(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds {type(content).__name__}, not tensors with names")
     return {name: _stored(name, path, tensor) for name, tensor in content.items()}
-
-
-def _is_archive(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return is_zipfile(file)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _stored(name: Any, path: Path, tensor: Any) -> StoredTensor:

@@ -10,58 +10,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from glm_multiuser.checkpoint.layouts import Layout
 from glm_multiuser.checkpoint.layouts.fields import only
 from glm_multiuser.checkpoint.placement import Placement
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import ChatGLM6BConfig
 
 COMPUTED = {"quantization_bit": 0, "quantization_config": None, "pre_seq_len": None}
 """Fields of `config.json` that published models leave at one value."""
 
+QUERY_KEY_VALUE = "attention.query_key_value"
+LINEARS = (QUERY_KEY_VALUE, "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+"""Of a layer."""
 
-def read_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The model that a parsed `config.json` describes.
 
-    Raises:
-        ConfigError: a size that is missing or cannot work, or something that is not computed here.
-    """
+def read_config(values: Mapping[str, Any]) -> ChatGLM6BConfig:
+    """See `Layout`."""
     only(values, COMPUTED)
-    return ModelConfig.from_dict(values)
+    return ChatGLM6BConfig.from_dict(values)
 
 
-def placements(config: ModelConfig) -> dict[str, Placement]:
+def placements(config: ChatGLM6BConfig) -> dict[str, Placement]:
     """Name in the checkpoint -> its place, for every weight of the model."""
+    embedding, norm = "transformer.word_embeddings", "transformer.final_layernorm"
     places = {
-        "transformer.word_embeddings.weight": Placement(
-            "transformer.word_embeddings.embedding_table"
-        ),
-        "transformer.final_layernorm.weight": Placement("transformer.final_layernorm.gamma"),
-        "transformer.final_layernorm.bias": Placement("transformer.final_layernorm.beta"),
+        f"{embedding}.weight": Placement(f"{embedding}.embedding_table"),
+        f"{norm}.weight": Placement(f"{norm}.gamma"),
+        f"{norm}.bias": Placement(f"{norm}.beta"),
         "lm_head.weight": Placement("lm_head.weight"),
     }
     for layer in range(config.num_layers):
         prefix = f"transformer.layers.{layer}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            places[f"{prefix}{norm}.weight"] = Placement(f"{prefix}{norm}.gamma")
-            places[f"{prefix}{norm}.bias"] = Placement(f"{prefix}{norm}.beta")
-        for linear in (
-            "attention.query_key_value",
-            "attention.dense",
-            "mlp.dense_h_to_4h",
-            "mlp.dense_4h_to_h",
-        ):
-            per_head = linear == "attention.query_key_value"
-            weight, bias = f"{prefix}{linear}.weight", f"{prefix}{linear}.bias"
-            places[weight] = Placement(weight, per_head=per_head)
-            places[bias] = Placement(bias, per_head=per_head)
+        for norm in (f"{prefix}input_layernorm", f"{prefix}post_attention_layernorm"):
+            places[f"{norm}.weight"] = Placement(f"{norm}.gamma")
+            places[f"{norm}.bias"] = Placement(f"{norm}.beta")
+        for linear in LINEARS:
+            for name in (f"{prefix}{linear}.weight", f"{prefix}{linear}.bias"):
+                places[name] = Placement(name, per_head=linear == QUERY_KEY_VALUE)
     return places
 
 
-def mindformers_placements(config: ModelConfig) -> dict[str, Placement]:
+def mindformers_placements(config: ChatGLM6BConfig) -> dict[str, Placement]:
     """The same for MindFormers (mindformers/models/glm/glm.py), whose names are ours."""
     return {place.name: place for place in placements(config).values()}
 
 
-def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes(config: ChatGLM6BConfig) -> dict[str, tuple[int, ...]]:
     """Our parameter's name -> its shape, for every weight of the model; the same in all layouts."""
     hidden, inner, vocab = config.hidden_size, config.inner_hidden_size, config.vocab_size
     sizes: dict[str, tuple[int, ...]] = {
@@ -79,3 +72,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         is_matrix = last_word in ("weight", "embedding_table")
         found[name] = size if is_matrix else size[:1]
     return found
+
+
+LAYOUT = Layout((), (), read_config, placements)
+"""Its model_type is also that of ChatGLM2 and later; `layout_of_config` tells them apart."""

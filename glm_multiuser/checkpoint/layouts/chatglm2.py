@@ -10,19 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from glm_multiuser.checkpoint.layouts.fields import (
-    eos_token_ids,
-    only,
-    positive,
-    switch,
-    whole,
-)
+from glm_multiuser.checkpoint.layouts import Layout, decoder
+from glm_multiuser.checkpoint.layouts.fields import eos_token_ids, only, positive, switch, whole
 from glm_multiuser.checkpoint.placement import Placement
-from glm_multiuser.config import CausalConfig
 from glm_multiuser.errors import ConfigError
-
-EMBEDDING = "transformer.embedding.word_embeddings.weight"
-OUTPUT = "transformer.output_layer.weight"
+from glm_multiuser.model_config import CausalConfig
 
 COMPUTED = {
     "rmsnorm": True,
@@ -39,13 +31,7 @@ COMPUTED = {
 
 
 def read_config(values: Mapping[str, Any]) -> CausalConfig:
-    """The model that a parsed `config.json` describes.
-
-    What is left out has the default of configuration_chatglm.py.
-
-    Raises:
-        ConfigError: a size that is missing or cannot work, or something that is not computed here.
-    """
+    """See `Layout`; what is left out has the default of configuration_chatglm.py."""
     only(values, COMPUTED)
     rope_ratio = positive(values, "rope_ratio", 1.0)
     # The one published model of this layout that divides positions by it, which chatglm3-6b-32k,
@@ -56,7 +42,7 @@ def read_config(values: Mapping[str, Any]) -> CausalConfig:
     grouped = switch(values, "multi_query_attention", False)
     vocab_size = whole(values, "padded_vocab_size")
     return CausalConfig(
-        family="chatglm",
+        family="chatglm2",
         vocab_size=vocab_size,
         hidden_size=whole(values, "hidden_size"),
         num_layers=whole(values, "num_layers"),
@@ -75,38 +61,23 @@ def read_config(values: Mapping[str, Any]) -> CausalConfig:
     )
 
 
-def shapes(config: CausalConfig) -> dict[str, tuple[int, ...]]:
-    """Our parameter's name -> its shape, for every weight of the model."""
-    hidden, inner = config.hidden_size, config.inner_hidden_size
-    queries = config.num_attention_heads * config.head_dim
-    qkv = queries + 2 * config.num_key_value_heads * config.head_dim
-    found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        prefix = f"transformer.encoder.layers.{layer}."
-        found[f"{prefix}input_layernorm.weight"] = (hidden,)
-        found[f"{prefix}self_attention.query_key_value.weight"] = (qkv, hidden)
-        if config.qkv_bias:
-            found[f"{prefix}self_attention.query_key_value.bias"] = (qkv,)
-        found[f"{prefix}self_attention.dense.weight"] = (hidden, queries)
-        found[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-        found[f"{prefix}mlp.dense_h_to_4h.weight"] = (2 * inner, hidden)
-        found[f"{prefix}mlp.dense_4h_to_h.weight"] = (hidden, inner)
-    found["transformer.encoder.final_layernorm.weight"] = (hidden,)
-    if not config.tied:
-        found[OUTPUT] = (config.vocab_size, hidden)
-    return found
-
-
 def placements(config: CausalConfig) -> dict[str, Optional[Placement]]:
     """Name in the checkpoint -> its place, for every weight of the model."""
-    places: dict[str, Optional[Placement]] = {name: Placement(name) for name in shapes(config)}
+    places: dict[str, Optional[Placement]] = {
+        name: Placement(name) for name in decoder.shapes(config)
+    }
     if config.tied:
-        places[OUTPUT] = None
+        places[decoder.OUTPUT] = None
     return places
 
 
 def mindformers_placements(config: CausalConfig) -> dict[str, Optional[Placement]]:
     """The same for MindFormers 1.3.2 (mindformers/models/glm2/convert_weight.py)."""
     places = placements(config)
-    places["transformer.embedding.embedding_weight"] = places.pop(EMBEDDING)
+    places["transformer.embedding.embedding_weight"] = places.pop(decoder.EMBEDDING)
     return places
+
+
+LAYOUT = Layout(
+    ("chatglm",), ("ChatGLMModel", "ChatGLMForConditionalGeneration"), read_config, placements
+)

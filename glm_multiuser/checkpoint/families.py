@@ -1,0 +1,156 @@
+"""The one list of model families, and what the small files of a folder say about its model.
+
+A new family is a layout and a line in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional
+
+from glm_multiuser.checkpoint.files import read_json_object, read_optional
+from glm_multiuser.checkpoint.layouts import Layout, chatglm2, chatglm_6b, decoder, transformers
+from glm_multiuser.checkpoint.placement import Places
+from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.model_config import AnyModelConfig, CausalConfig
+
+
+class Family(NamedTuple):
+    """A model that the library computes."""
+
+    title: str
+    layouts: tuple[Layout, ...]
+    """Published layouts of its checkpoints, which fill the same parameters."""
+    mindformers: Optional[Callable[[Any], Places]] = None
+    """Placements of MindFormers' `.ckpt` files."""
+
+
+FAMILIES: dict[str, Family] = {
+    "chatglm_6b": Family("ChatGLM-6B", (chatglm_6b.LAYOUT,), chatglm_6b.mindformers_placements),
+    "chatglm2": Family(
+        "ChatGLM2, ChatGLM3, GLM-4",
+        (chatglm2.LAYOUT, transformers.GLM4),
+        chatglm2.mindformers_placements,
+    ),
+    "glm4_0414": Family("GLM-4-0414", (transformers.GLM4_0414,)),
+    "llama": Family("Llama, SmolLM2, TinyLlama, Mistral", (transformers.LLAMA,)),
+    "qwen2": Family("Qwen2, Qwen2.5", (transformers.QWEN2,)),
+    "qwen3": Family("Qwen3", (transformers.QWEN3,)),
+}
+
+GENERATION_FIELDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "do_sample": ("do_sample", (bool,)),
+    "temperature": ("temperature", (int, float)),
+    "top_k": ("top_k", (int,)),
+    "top_p": ("top_p", (int, float)),
+    "repetition_penalty": ("repetition_penalty", (int, float)),
+    "max_new_tokens": ("max_tokens", (int,)),
+}
+"""Key in `generation_config.json` -> field of `SamplingParams`, and what may stand there."""
+
+
+def layout_of_config(values: Mapping[str, Any]) -> Layout:
+    """The layout that a parsed `config.json` announces.
+
+    Raises:
+        ConfigError: none of those that can be read.
+    """
+    model_type, architectures = values.get("model_type"), values.get("architectures")
+    if values.get("position_encoding_2d") and model_type in (None, "chatglm"):
+        return chatglm_6b.LAYOUT
+    layouts = [layout for family in FAMILIES.values() for layout in family.layouts]
+    names = architectures if isinstance(architectures, list) else []
+    for layout in layouts:
+        if model_type in layout.model_types:
+            return layout
+        if model_type is None and any(name in layout.architectures for name in names):
+            return layout
+    model_types = sorted({one for layout in layouts for one in layout.model_types})
+    raise ConfigError(
+        f"model_type {model_type!r} with architectures {architectures!r} is not a model that can "
+        f"be read; those are {', '.join(map(repr, model_types))} "
+        f"({', '.join(family.title for family in FAMILIES.values())})"
+    )
+
+
+def read_model_config(folder: Path) -> AnyModelConfig:
+    """The model that a folder holds, of whatever family can be read.
+
+    Raises:
+        CheckpointError: no `config.json`, one that is not a JSON object, an unknown architecture,
+            a size that is missing or cannot work, or something that is not computed here.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        values = read_json_object(path)
+    except CheckpointError as error:
+        if path.exists() or not [*path.parent.glob("*.ckpt"), *path.parent.glob("*.yaml")]:
+            raise
+        raise CheckpointError(
+            f"{error}; a yaml of MindFormers cannot stand in for Hugging Face's config.json"
+        ) from error
+    return model_config_of(values, path)
+
+
+def model_config_of(values: Mapping[str, Any], path: Path) -> AnyModelConfig:
+    """The same for the parsed `config.json` that is at `path`."""
+    try:
+        config: AnyModelConfig = layout_of_config(values).read_config(values)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return config
+
+
+def placements_of_names(config: AnyModelConfig, names: Collection[str]) -> Places:
+    """The placements of the family's layout that some of these names are from, or of its first."""
+    all_places = [layout.placements(config) for layout in FAMILIES[config.family].layouts]
+    return max(all_places, key=lambda places: any(name in places for name in names))
+
+
+def mindformers_placements(config: AnyModelConfig) -> Places:
+    """The placements of MindFormers' `.ckpt` files.
+
+    Raises:
+        CheckpointError: MindFormers' layout of this family is not known here.
+    """
+    placements = FAMILIES[config.family].mindformers
+    if placements is None:
+        known = [repr(name) for name, family in FAMILIES.items() if family.mindformers]
+        raise CheckpointError(
+            f"family {config.family!r} has no .ckpt layout of MindFormers that can be read or "
+            f"written; those are of {', '.join(known)}"
+        )
+    return placements(config)
+
+
+def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
+    """Our parameter's name -> its shape, for every weight of the model."""
+    return decoder.shapes(config) if isinstance(config, CausalConfig) else chatglm_6b.shapes(config)
+
+
+def read_generation_defaults(folder: Path) -> dict[str, Any]:
+    """Reads `generation_config.json` into fields of `SamplingParams`.
+
+    Returns:
+        The fields that the file sets; empty without such a file. Its other keys, and those that
+        are null, are left out. `do_sample: false` becomes a temperature of 0, which is greedy.
+
+    Raises:
+        CheckpointError: the file cannot be read, or a value has the wrong type.
+    """
+    path = Path(folder) / "generation_config.json"
+    values = read_optional(path)
+    defaults: dict[str, Any] = {}
+    for key, (field, types) in GENERATION_FIELDS.items():
+        value = values.get(key)
+        if value is None:
+            continue
+        # bool is an int to Python, but `top_k: true` is a mistake.
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            wanted = " or ".join(one.__name__ for one in types)
+            raise CheckpointError(f"{key} in {path} is {value!r}; it must be {wanted}")
+        defaults[field] = value
+    if defaults.pop("do_sample", True) is False:
+        defaults["temperature"] = 0.0
+    return defaults

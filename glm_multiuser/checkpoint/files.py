@@ -1,0 +1,103 @@
+"""Reading small files, and writing files and folders that are complete or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from glm_multiuser.errors import CheckpointError
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Makes a CheckpointError of what goes wrong while a file is opened or read.
+
+    A pipe or a device is refused: it would be waited for, or never end.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise CheckpointError(f"{path} is no regular file")
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        with reading(path):
+            return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error}") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Parses a file that holds one JSON object.
+
+    Raises:
+        CheckpointError: the file cannot be read, is not JSON, or holds something else.
+    """
+    try:
+        with reading(path):
+            values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds {type(values).__name__}, not a JSON object")
+    return values
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """What `read_json_object` returns, or {} where there is no such file."""
+    return read_json_object(path) if path.exists() else {}
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes one JSON object, complete or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(dict(values), indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write to, which takes the place of `path` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A folder to write to, whose files appear in `folder` when the block ends without an error.
+
+    A folder that is not there, or is empty, is there with all its files at once. If it has files
+    already, those of the same names are replaced, one after the other.
+    """
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        if folder.is_dir() and any(folder.iterdir()):
+            for path in temporary.iterdir():
+                os.replace(path, folder / path.name)
+        else:
+            os.replace(temporary, folder)
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary)
