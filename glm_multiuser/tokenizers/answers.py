@@ -1,54 +1,115 @@
-"""From the text that a model writes to what its caller sees: content, and calls of tools."""
+"""Answers as content and tool calls, and reading them while they arrive."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Optional
 
+from glm_multiuser.tokenizers.calls import ToolCall, read_json_arguments, write_json
+from glm_multiuser.tokenizers.messages import read_tools
+from glm_multiuser.tokenizers.text import unfinished_match
 
-@dataclass(frozen=True)
-class ToolCall:
-    """A model's wish that its caller runs a tool.
-
-    Attributes:
-        name: of the tool.
-        arguments: the text of a JSON object.
-    """
-
-    name: str
-    arguments: str
+OPENING = "<tool_call>"
+CLOSING = "</tool_call>"
 
 
 @dataclass(frozen=True)
 class AnswerEnd:
-    """What an answer's end brings.
-
-    Attributes:
-        text: the rest of the content.
-        tool_calls: all calls of the answer, in the order in which they were written.
-    """
+    """The rest of an answer's content, and all its calls in the order they were written in."""
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-class AnswerReader(Protocol):
-    """Reads one answer while it arrives; the result does not depend on how it is split."""
+class AnswerReader:
+    """Reads one answer while it arrives; the result does not depend on how it is split.
+
+    This one is for families whose answers are nothing but content.
+    """
 
     def feed(self, delta: str) -> str:
         """Takes the next decoded text and returns the content that is now certain, often ""."""
-        ...
-
-    def finish(self) -> AnswerEnd:
-        """Returns what was held back and the calls, once no more text will come."""
-        ...
-
-
-class PlainAnswerReader:
-    """For families whose answers are nothing but content."""
-
-    def feed(self, delta: str) -> str:
         return delta
 
     def finish(self) -> AnswerEnd:
+        """Returns what was held back and the calls, once no more text will come."""
         return AnswerEnd("")
+
+
+class TaggedAnswerReader(AnswerReader):
+    """Takes calls of the tools that were offered out of an answer of Qwen2.5.
+
+    A call is `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, as the chat template
+    of Qwen2.5 asks for it.
+
+    A call that cannot be read, that names another tool or that does not end is text. Whitespace
+    before a call, and at the end of an answer with calls, is no content.
+
+    Args:
+        tools: the offered tools, in OpenAI's shape; at least one.
+
+    Raises:
+        InvalidParameterError: a tool of another shape.
+    """
+
+    def __init__(self, tools: Sequence[Any]) -> None:
+        self._names = frozenset(function["name"] for function in read_tools(tools))
+        self._calls: list[ToolCall] = []
+        self._known = ""
+        self._call: list[str] = []
+        self._in_call = False
+        self._space = ""
+
+    def feed(self, delta: str) -> str:
+        self._known += delta
+        content = ""
+        while True:
+            tag = CLOSING if self._in_call else OPENING
+            before, found, after = self._known.partition(tag)
+            if not found:
+                held = unfinished_match(self._known, tag)
+                before, self._known = before[: len(before) - held], before[len(before) - held :]
+                return content + self._take(before)
+            content += self._take(before)
+            if self._in_call:
+                content += self._end_call()
+            self._in_call = not self._in_call
+            self._known = after
+
+    def finish(self) -> AnswerEnd:
+        if self._in_call:
+            rest = self._space + OPENING + "".join(self._call) + self._known
+        else:
+            rest = self._take(self._known) + ("" if self._calls else self._space)
+        self._known = self._space = ""
+        return AnswerEnd(rest, tuple(self._calls))
+
+    def _take(self, text: str) -> str:
+        if self._in_call:
+            self._call.append(text)
+            return ""
+        text = self._space + text
+        content = text.rstrip()
+        self._space = text[len(content) :]
+        return content
+
+    def _end_call(self) -> str:
+        written = "".join(self._call)
+        self._call = []
+        space, self._space = self._space, ""
+        call = self._read(written)
+        if call is None:
+            return space + OPENING + written + CLOSING
+        self._calls.append(call)
+        return ""
+
+    def _read(self, written: str) -> Optional[ToolCall]:
+        values = read_json_arguments(written) or {}
+        name, arguments = values.get("name"), values.get("arguments")
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            return None
+        try:
+            return ToolCall(name, write_json(arguments))
+        except ValueError:
+            return None

@@ -10,6 +10,7 @@ import ast
 import json
 import keyword
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Optional
 
 LONGEST_CALL = 20_000
@@ -22,17 +23,25 @@ OPENING = "```python\n"
 CLOSING = "```"
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that a model asks its caller to make; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
 def read_json_arguments(text: str) -> Optional[dict[str, Any]]:
     """Parses the text of a JSON object; None when it is anything else."""
     try:
-        values = json.loads(text, parse_constant=_refuse)
+        values = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) and levels(values) <= DEEPEST else None
 
 
 def levels(value: Any) -> int:
-    """How deeply lists and objects stand in each other: 1 for a value that is neither."""
+    """Nesting depth of lists and objects: 1 for a value that is neither."""
     found = 0
     level = [value]
     while level:
@@ -46,18 +55,14 @@ def levels(value: Any) -> int:
 def write_python_call(arguments: Mapping[str, Any]) -> str:
     """Writes arguments as ChatGLM3 does: `tool_call(city='Beijing')` in a fence of Markdown.
 
-    The form of PROMPT.md in THUDM/ChatGLM3. A name that Python cannot write as a keyword stands
-    in `**{...}`.
+    The form of PROMPT.md in THUDM/ChatGLM3. A name that Python cannot write as a keyword is
+    written in `**{...}`.
     """
-    written = [
-        f"{name}={value!r}" if _is_keyword_name(name) else "**" + repr({name: value})
-        for name, value in arguments.items()
-    ]
+    written = []
+    for name, value in arguments.items():
+        plain = name.isidentifier() and not keyword.iskeyword(name)
+        written.append(f"{name}={value!r}" if plain else "**" + repr({name: value}))
     return f"{OPENING}tool_call({', '.join(written)})\n{CLOSING}"
-
-
-def _is_keyword_name(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def read_python_call(text: str) -> Optional[str]:
@@ -103,5 +108,5 @@ def write_json(value: Any) -> str:
     return text
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")

@@ -1,12 +1,13 @@
-"""The chat template of a checkpoint: a text in Jinja2 that writes a conversation.
+"""Chat templates: a text in Jinja2, published with a checkpoint, that writes a conversation.
 
-A template comes from whoever published the checkpoint, so it runs in Jinja2's sandbox.
+Templates are not trusted, so they run in Jinja2's sandbox.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
@@ -14,8 +15,10 @@ import jinja2
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from glm_multiuser.checkpoint.files import read_text
 from glm_multiuser.errors import CheckpointError, InvalidParameterError
 from glm_multiuser.tokenizers.folder import read_tokenizer_config
+from glm_multiuser.tokenizers.text import Objects
 
 TEMPLATE_FILE = "chat_template.jinja"
 
@@ -25,19 +28,15 @@ CHAT_ML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""What a checkpoint without a template is written with: ChatML, as in transformers."""
+"""For checkpoints with the special tokens of ChatML but without a template."""
 
 
 class ChatTemplate:
     """A template that was parsed once and renders for any number of threads.
 
     Args:
-        source: its text.
         name: of its file, for messages.
         constants: what it may name besides the conversation, such as `eos_token`.
-
-    Attributes:
-        takes_tools: whether it mentions tools.
 
     Raises:
         CheckpointError: a text that Jinja2 cannot parse.
@@ -49,26 +48,29 @@ class ChatTemplate:
         name: str = "chat_template",
         constants: Optional[Mapping[str, str]] = None,
     ) -> None:
-        # The settings and names that transformers gives to a template.
+        # Templates are written for the settings and names that transformers has.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
         environment.globals.update(constants or {})
         try:
             names = jinja2.meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{name} line {error.lineno} is not Jinja2: {error}") from None
-        self.takes_tools = "tools" in names
+        self.source = source
+        self.takes_tools = "tools" in names  # that is, mentions them
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ChatTemplate:
-        """Reads `chat_template` of `tokenizer_config.json`, or `chat_template.jinja`.
+    def from_folder(cls, folder: Path) -> Optional[ChatTemplate]:
+        """Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`.
 
-        Of several templates it takes the one named "tool_use", which is written for
-        conversations with and without tools, else the one named "default".
+        None when the folder has neither, as folders of base models. Of several templates it takes
+        the one named "tool_use", which is written for conversations with and without tools, else
+        the one named "default".
 
         Raises:
             CheckpointError: a file that cannot be read, or a template of another kind.
@@ -80,13 +82,10 @@ class ChatTemplate:
             constants[name] = str(value.get("content") if isinstance(value, dict) else value or "")
         file = folder / TEMPLATE_FILE
         if file.exists():
-            try:
-                return cls(file.read_text(encoding="utf-8"), str(file), constants)
-            except OSError as error:
-                raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
-            except UnicodeDecodeError as error:
-                raise CheckpointError(f"{file} is not UTF-8: {error}") from None
-        source = config.get("chat_template") or CHAT_ML
+            return cls(read_text(file), str(file), constants)
+        source = config.get("chat_template")
+        if not source:
+            return None
         if isinstance(source, list):
             named = {
                 one.get("name"): one.get("template") for one in source if isinstance(one, dict)
@@ -97,19 +96,24 @@ class ChatTemplate:
             raise CheckpointError(f"{where} is {type(source).__name__}; it must be a string")
         return cls(source, where, constants)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
-        """Writes a conversation whose last message awaits an answer.
+    def render(
+        self, messages: Objects, tools: Sequence[Any] = (), add_generation_prompt: bool = True
+    ) -> str:
+        """Writes a conversation, and with `add_generation_prompt` the beginning of the answer.
 
         Raises:
             InvalidParameterError: a conversation that the template refuses or cannot write.
         """
         try:
             return self._template.render(
-                messages=list(messages), tools=list(tools) or None, add_generation_prompt=True
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # a template raises whatever its expressions raise
             raise InvalidParameterError(
-                f"messages cannot be written by this checkpoint's chat template: {error}"
+                f"messages cannot be written by this checkpoint's chat template: {error}",
+                field="messages",
             ) from None
 
 

@@ -1,45 +1,95 @@
-"""Reading the small JSON file that says which tokenizer a checkpoint folder holds."""
+"""The small JSON files beside a vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
-from glm_multiuser.checkpoint.json_file import read_json_object
+from glm_multiuser.checkpoint.files import read_optional
 from glm_multiuser.errors import CheckpointError
 
+ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|user|>", "<|observation|>")
+"""What ends a message of Qwen, Llama 3 and GLM-4, whatever a folder calls its `eos_token`."""
 
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+
+def read_tokenizer_config(folder: Path, only: Optional[Mapping[str, Any]] = None) -> dict[str, Any]:
     """Returns the parsed `tokenizer_config.json`, empty when the folder has none.
 
-    Raises:
-        CheckpointError: the file cannot be read or is not a JSON object.
-    """
-    return read_optional(folder, "tokenizer_config.json")
-
-
-def read_optional(folder: Path, name: str) -> dict[str, Any]:
-    """Returns a parsed JSON file of the folder, empty when the folder has none of this name.
+    `only` has the one value that this version can follow, of every setting that changes ids.
 
     Raises:
-        CheckpointError: the file cannot be read or is not a JSON object.
+        CheckpointError: the file cannot be read or is not a JSON object, or a setting has
+            another value.
     """
-    path = folder / name
-    return read_json_object(path) if path.exists() else {}
-
-
-def refuse_settings(folder: Path, config: Mapping[str, Any], only: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a setting of `tokenizer_config.json` with another value.
-
-    Args:
-        folder: where it lies, for the message.
-        config: the parsed file; a setting that it lacks is fine.
-        only: the one value that this version can follow, of every setting that changes ids.
-    """
-    for name, value in only.items():
+    config = read_optional(folder / "tokenizer_config.json")
+    for name, value in (only or {}).items():
         if config.get(name, value) != value:
             raise CheckpointError(
                 f"tokenizer_config.json in {folder} has {name} {config[name]!r}; "
                 f"this version only reads {value!r}"
             )
+    return config
+
+
+def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
+    """`added_tokens_decoder` of `tokenizer_config.json`, in the form of `tokenizer.json`.
+
+    Raises:
+        CheckpointError: an entry that is not a JSON object.
+    """
+    added = read_tokenizer_config(folder).get("added_tokens_decoder") or {}
+    if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
+        raise CheckpointError(
+            f"tokenizer_config.json in {folder} has added_tokens_decoder {added!r}; it must be an "
+            "object of objects"
+        )
+    return [{**one, "id": token_id} for token_id, one in added.items()]
+
+
+def read_added_tokens(
+    added: Sequence[Mapping[str, Any]], file: Path
+) -> tuple[dict[str, int], dict[int, bytes]]:
+    """Reads `added_tokens` of a `tokenizer.json`.
+
+    Every one is special: also those that the file does not call so (`<tool_call>` of Qwen2.5)
+    never come from a text, but answers show them.
+
+    Returns:
+        The ids by name, and the bytes of those that answers show.
+
+    Raises:
+        CheckpointError: an entry of another shape.
+    """
+    try:
+        named = [one for one in added if one["content"]]
+        special = {str(one["content"]): int(one["id"]) for one in named}
+        visible = [str(one["content"]) for one in named if not one.get("special")]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} has an added token of another shape: {error!r}") from None
+    return special, {special[name]: name.encode("utf-8") for name in visible}
+
+
+def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:
+    """Ids that end an answer: those of the folder, and the usual ends of a message.
+
+    They come from `eos_token` of `tokenizer_config.json` and `eos_token_id` of
+    `generation_config.json`, then those of `ENDS` that are special tokens of the vocabulary.
+
+    Raises:
+        CheckpointError: a file that is not a JSON object, or no such id at all.
+    """
+    name = read_tokenizer_config(folder).get("eos_token")
+    if isinstance(name, dict):
+        name = name.get("content")
+    ids: Any = read_optional(folder / "generation_config.json").get("eos_token_id")
+    known: list[Optional[int]] = [special.get(str(name))]
+    known += ids if isinstance(ids, list) else [ids]
+    known += [special.get(one) for one in ENDS]
+    found = tuple(dict.fromkeys(one for one in known if isinstance(one, int)))
+    if not found:
+        raise CheckpointError(
+            f"{folder} has no id that ends an answer; tokenizer_config.json must have an "
+            "eos_token, or generation_config.json an eos_token_id"
+        )
+    return found

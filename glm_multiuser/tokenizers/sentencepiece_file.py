@@ -1,31 +1,43 @@
-"""A sentencepiece model file: what ChatGLM-6B, ChatGLM2 and ChatGLM3 have in common."""
+"""Sentencepiece model files: ChatGLM-6B, ChatGLM2, ChatGLM3, and Llama 2 without tokenizer.json."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import sentencepiece
 
+from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers.base import Vocabulary
+from glm_multiuser.tokenizers.folder import (
+    added_tokens_decoder,
+    read_added_tokens,
+    read_tokenizer_config,
+)
+from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
+
+LLAMA_FILE = "tokenizer.model"
 
 SPACE_MARK = "\u2581"
 """How sentencepiece writes a space inside a piece."""
 
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+NEVER_MERGED = "\U0010fffd"
+"""A character of no vocabulary: it becomes bytes, which are not merged with what follows."""
+
 
 class SentencePieceFile:
-    """The pieces of a file, and what each of them says.
-
-    Args:
-        file: a sentencepiece model with byte pieces.
+    """The pieces of a sentencepiece model.
 
     Attributes:
-        file: as given.
         size: number of pieces.
         special_ids: ids of control symbols and of the unknown piece: no text becomes one.
         eos_id: id of the symbol that ends a text, -1 when the file has none.
-        drops_a_leading_space: whether decoding drops a space at the beginning of a text.
-        drops_every_leading_space: whether it drops all of them.
 
     Raises:
         CheckpointError: a file that is missing, broken or without byte pieces.
@@ -44,16 +56,32 @@ class SentencePieceFile:
                 f"{file} has no byte pieces, so an unknown character would become <unk>; "
                 "it must be trained with byte_fallback"
             )
-        # A file says by its settings how many leading spaces decoding drops; the settings
-        # themselves cannot be read without protobuf, their effect can.
+
+    def vocabulary(self) -> Vocabulary:
+        """The file as a vocabulary, whose special tokens are its control symbols."""
+        names: list[str] = self._pieces.id_to_piece(list(range(self.size)))
+        pieces, first_pieces = bytes_of_pieces(
+            {name: one for one, name in enumerate(names) if one not in self.special_ids}
+        )
+        # The settings of a file cannot be read without protobuf, but their effect can be seen.
         two_spaces = self._pieces.decode([self._pieces.piece_to_id(SPACE_MARK)] * 2)
-        self.drops_a_leading_space = two_spaces != "  "
-        self.drops_every_leading_space = two_spaces == ""
+        return Vocabulary(
+            self.encode,
+            pieces,
+            {names[one]: one for one in sorted(self.special_ids)},
+            first_pieces=first_pieces if two_spaces != "  " else {},
+            drops_every_leading_space=two_spaces == "",
+            errors=BYTE_BY_BYTE,
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; control symbols in it are spelled with ordinary pieces."""
         ids: list[int] = self._pieces.encode(text)
         return ids
+
+    def encode_without_prefix(self, text: str) -> list[int]:
+        """Ids of a text, without the space that the file may put before it."""
+        return self.encode(NEVER_MERGED + text)[len(self.encode(NEVER_MERGED)) :]
 
     def find(self, piece: str) -> Optional[int]:
         """The id of a piece, None when there is no such piece."""
@@ -77,31 +105,45 @@ class SentencePieceFile:
                 "token; it must be a control symbol"
             )
 
-    def name(self, token_id: int) -> bytes:
-        """How the file calls a piece, in UTF-8."""
-        name: str = self._pieces.id_to_piece(token_id)
-        return name.encode("utf-8")
 
-    def bytes_of(self, token_id: int, at_start: bool) -> bytes:
-        """What a piece that is no special token says.
+def bytes_of_pieces(ids: Mapping[str, int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """The bytes of each id, and of those that begin with a space the bytes without it."""
+    pieces = {}
+    for name, token_id in ids.items():
+        byte = BYTE_PIECE.fullmatch(name)
+        text = name.replace(SPACE_MARK, " ").encode("utf-8")
+        pieces[token_id] = bytes.fromhex(byte.group(1)) if byte else text
+    spaced = [one for name, one in ids.items() if name.startswith(SPACE_MARK)]
+    return pieces, {one: pieces[one][1:] for one in spaced}
 
-        Args:
-            token_id: 0 to `size` - 1.
-            at_start: whether a space at its beginning is dropped.
-        """
-        piece: str = self._pieces.id_to_piece(token_id)
-        if self._pieces.is_byte(token_id):
-            return bytes.fromhex(piece[len("<0x") : -len(">")])
-        if at_start and piece.startswith(SPACE_MARK):
-            piece = piece[len(SPACE_MARK) :]
-        return piece.replace(SPACE_MARK, " ").encode("utf-8")
+
+def read_llama_model(folder: Path) -> Vocabulary:
+    """Reads `tokenizer.model` of Llama 2 or Mistral, with the settings of the folder.
+
+    Added tokens come from `added_tokens_decoder` of `tokenizer_config.json`. As in transformers,
+    a space is put before each text, with `legacy` false only before the first one of a prompt.
+
+    Raises:
+        CheckpointError: a file that is missing or broken, or in which a user could write a
+            special token as text.
+    """
+    pieces = SentencePieceFile(folder / LLAMA_FILE)
+    vocabulary = pieces.vocabulary()
+    added, shown = read_added_tokens(added_tokens_decoder(folder), pieces.file)
+    for name in added:
+        pieces.refuse_as_text(name)
+    first_only = read_tokenizer_config(folder).get("legacy") is False
+    return replace(
+        vocabulary,
+        pieces={**vocabulary.pieces, **shown},
+        special={**vocabulary.special, **added},
+        encode_after_special=pieces.encode_without_prefix if first_only else None,
+    )
 
 
 def _load_pieces(file: Path) -> Any:
-    try:
+    with reading(file):
         content = file.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
     try:
         if content:
             return sentencepiece.SentencePieceProcessor(model_proto=content)

@@ -1,24 +1,62 @@
-"""What every tokenizer checks about the texts that callers hand in."""
+"""What tokenizers check about the texts that callers hand in, and finding words in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
 from glm_multiuser.errors import InvalidParameterError
 
+Objects = Sequence[Mapping[str, Any]]
+"""JSON objects, such as messages and tools in OpenAI's shape."""
 
-def check_text(text: object, name: str) -> None:
-    """Raises InvalidParameterError for a value that is no text, or that UTF-8 cannot write."""
+
+def check_text(text: object, name: str, field: Optional[str] = None) -> str:
+    """Returns a value that is text which UTF-8 can write.
+
+    Raises:
+        InvalidParameterError: it is not. `field` is what it is a part of; None: a field itself.
+    """
+    field = field or name
     if not isinstance(text, str):
-        raise InvalidParameterError(f"{name} is {type(text).__name__}; it must be a string")
+        raise InvalidParameterError(f"{name} is {type(text).__name__}; it must be a string", field)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidParameterError(
             f"{name} has {text[error.start]!r} at character {error.start}, half of a surrogate "
-            "pair; it must be text that UTF-8 can write"
+            "pair; it must be text that UTF-8 can write",
+            field,
         ) from None
+    return text
 
 
-def shown(value: object, longest: int = 60) -> str:
+def check_list(value: object, name: str, items: str, field: str) -> None:
+    """Raises InvalidParameterError unless the value is a sequence, and neither text nor mapping."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        raise invalid(name, value, f"a list of {items}", field)
+
+
+def invalid(name: str, value: object, wanted: str, field: str) -> InvalidParameterError:
+    """The error for a value that is something else than it must be."""
+    return InvalidParameterError(f"{name} is {short_repr(value)}; it must be {wanted}", field)
+
+
+def short_repr(value: object, longest: int = 60) -> str:
     """The value for a message, cut so that a large one does not fill the log."""
     text = repr(value)
     return text if len(text) <= longest else text[:longest] + "..."
+
+
+def unfinished_match(text: str, word: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `word`.
+
+    Returns:
+        The length of the longest suffix of `text` that is a beginning of `word`, but not all
+        of it: 0 to `len(word) - 1`.
+    """
+    tail = text[len(text) - min(len(text), len(word) - 1) :]
+    start = tail.find(word[0])
+    while start >= 0 and not word.startswith(tail[start:]):
+        start = tail.find(word[0], start + 1)
+    return len(tail) - start if start >= 0 else 0

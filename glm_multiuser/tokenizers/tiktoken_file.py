@@ -9,8 +9,9 @@ from pathlib import Path
 
 import tiktoken
 
+from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.errors import CheckpointError
-from glm_multiuser.tokenizers.byte_level import ByteVocabulary
+from glm_multiuser.tokenizers.base import Vocabulary
 
 FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 
@@ -30,28 +31,21 @@ def is_tiktoken_file(file: Path) -> bool:
     Raises:
         CheckpointError: a file that cannot be read.
     """
-    try:
-        with file.open("rb") as stream:
-            return FIRST_LINE.match(stream.readline(1000)) is not None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
+    with reading(file), file.open("rb") as stream:
+        return FIRST_LINE.match(stream.readline(1000)) is not None
 
 
-def read_tiktoken_file(file: Path, special_tokens: Sequence[str]) -> ByteVocabulary:
+def read_tiktoken_file(file: Path, special_tokens: Sequence[str]) -> Vocabulary:
     """Reads lines of a piece in base64, a space, and its rank, which is its id.
 
-    Args:
-        file: the file.
-        special_tokens: names of the ids that follow the last rank.
+    The ids of the special tokens follow the last rank.
 
     Raises:
         CheckpointError: a file that cannot be read, a line of another form, or ranks that are
             not 0, 1, 2 ... with each single byte among their pieces.
     """
-    try:
+    with reading(file):
         lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(lines, 1):
         try:
@@ -80,4 +74,4 @@ def read_tiktoken_file(file: Path, special_tokens: Sequence[str]) -> ByteVocabul
         return ids
 
     special = {name: len(lines) + place for place, name in enumerate(special_tokens)}
-    return ByteVocabulary(encode, pieces, special)
+    return Vocabulary(encode, pieces, special)

@@ -1,4 +1,4 @@
-"""Answers of ChatGLM3 and GLM-4: a metadata line, then the content.
+"""Messages of ChatGLM3 and GLM-4: a role's token, a metadata line, then the content.
 
 The line is blank before ordinary content and names the tool before a call. One answer may hold
 several such messages with `<|assistant|>` between them: words first, then a call. See PROMPT.md
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
-from glm_multiuser.tokenizers.answers import AnswerEnd, ToolCall
-from glm_multiuser.tokenizers.matching import unfinished_match
+from glm_multiuser.tokenizers.answers import AnswerEnd, AnswerReader
+from glm_multiuser.tokenizers.base import ChatTokenizer
+from glm_multiuser.tokenizers.calls import ToolCall
 from glm_multiuser.tokenizers.messages import read_tools
+from glm_multiuser.tokenizers.text import unfinished_match
 
 ROLE_TOKENS = {
     "system": "<|system|>",
@@ -29,21 +31,33 @@ TRAINING_TIME = ("[[训练时间]]", "2023年")
 """A placeholder of the training data, and what the originals write in its place."""
 
 
-def last_message(answer: str) -> str:
-    """What the originals' `process_response` returns for an answer without tools.
+class HeaderTokenizer(ChatTokenizer):
+    """What the tokenizers of both families share."""
 
-    That is the last message of the answer, without a blank metadata line and outer whitespace,
-    and with the placeholder of the training data filled in. Where the original returns a
-    dictionary, because the metadata line is not blank, that line stays part of the text.
-    """
-    message = answer.split(SEPARATOR)[-1]
-    metadata, _, content = message.partition("\n")
-    if not metadata.strip():
-        message = content
-    return message.strip().replace(*TRAINING_TIME)
+    separator = SEPARATOR
+    _strips_answers = True  # of a blank metadata line and the spaces behind it
+
+    def encode_message(self, role: str, metadata: str, content: str) -> list[int]:
+        """Ids of one message, as the originals' `build_single_message`.
+
+        The role is a key of `ROLE_TOKENS`; the metadata is "" for ordinary content.
+        """
+        header = [self.special[ROLE_TOKENS[role]], *self.encode(f"{metadata}\n")]
+        return header + self.encode(content)
+
+    def process_response(self, text: str) -> str:
+        """What the originals' `process_response` returns for an answer without tools.
+
+        That is the last message of the answer, without a blank metadata line and outer whitespace,
+        and with the placeholder of the training data filled in. Where the original returns a
+        dictionary, because the metadata line is not blank, that line stays part of the text.
+        """
+        message = text.split(SEPARATOR)[-1]
+        metadata, _, content = message.partition("\n")
+        return (message if metadata.strip() else content).strip().replace(*TRAINING_TIME)
 
 
-class HeaderAnswerReader:
+class HeaderAnswerReader(AnswerReader):
     """Drops blank metadata lines, and reads calls of the tools that were offered.
 
     A metadata line that names no offered tool is text. So is a call that cannot be read, once
@@ -53,23 +67,29 @@ class HeaderAnswerReader:
         tools: the offered tools, in OpenAI's shape.
         read_arguments: makes the text of a JSON object of a call's content; None when the
             content is no call.
+        continued: whether the answer continues content whose beginning is in the prompt; then it
+            has no metadata line.
 
     Raises:
         InvalidParameterError: a tool of another shape.
     """
 
     def __init__(
-        self, tools: Sequence[Any], read_arguments: Callable[[str], Optional[str]]
+        self,
+        tools: Sequence[Any],
+        read_arguments: Callable[[str], Optional[str]],
+        *,
+        continued: bool = False,
     ) -> None:
         self._names = frozenset(function["name"] for function in read_tools(tools))
         self._read_arguments = read_arguments
         self._calls: list[ToolCall] = []
         self._unsplit = ""
-        self._wrote_before = False
+        self._wrote_before = continued
         self._begin_message()
+        self._in_content = self._content_began = continued
 
     def feed(self, delta: str) -> str:
-        """Takes the next decoded text and returns the content that is now certain."""
         *ended, rest = (self._unsplit + delta).split(SEPARATOR)
         content = "".join(self._take(text) + self._end_message() for text in ended)
         held = unfinished_match(rest, SEPARATOR)
@@ -77,7 +97,6 @@ class HeaderAnswerReader:
         return content + self._take(rest[: len(rest) - held])
 
     def finish(self) -> AnswerEnd:
-        """Returns what was held back and the calls, once no more text will come."""
         rest, self._unsplit = self._unsplit, ""
         return AnswerEnd(self._take(rest) + self._end_message(), tuple(self._calls))
 

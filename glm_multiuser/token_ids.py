@@ -1,0 +1,43 @@
+"""Prompts as token ids, which are checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+
+from glm_multiuser.errors import InvalidParameterError
+
+
+class TokenIds(tuple[int, ...]):
+    """A prompt whose ids are known to be below `vocab_size`: a tokenizer's, or checked ones.
+
+    continued: whether it ends with the beginning of the answer.
+    """
+
+    vocab_size: int
+    continued: bool
+
+    def __new__(cls, ids: Iterable[int], vocab_size: int, continued: bool = False) -> TokenIds:
+        checked = super().__new__(cls, ids)
+        checked.vocab_size = vocab_size
+        checked.continued = continued
+        return checked
+
+
+def check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:
+    """The ids of a prompt; those that are known to be valid are not checked again.
+
+    Raises:
+        InvalidParameterError: an id that is not a whole number from 0 to `vocab_size` - 1.
+    """
+    if isinstance(prompt, TokenIds) and prompt.vocab_size == vocab_size:
+        return prompt
+    for position, token_id in enumerate(prompt):
+        whole = isinstance(token_id, Integral) and not isinstance(token_id, bool)
+        if not whole or not 0 <= token_id < vocab_size:
+            raise InvalidParameterError(
+                f"prompt[{position}] is {token_id!r}; token ids are whole numbers from 0 to "
+                f"{vocab_size - 1}",
+                field="prompt",
+            )
+    return TokenIds(map(int, prompt), vocab_size)

@@ -1,0 +1,193 @@
+"""Tokenizers that come as `tokenizer.json` with a chat template: Llama, Mistral, Qwen, SmolLM2.
+
+Follows `apply_chat_template` of transformers, with one deliberate difference: there, `<|im_end|>`
+in a user's text becomes the special token of that name, so a user can write messages of other
+roles. Here it is ordinary text.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.tokenizers.answers import OPENING, AnswerReader, TaggedAnswerReader
+from glm_multiuser.tokenizers.base import ChatTokenizer, Vocabulary
+from glm_multiuser.tokenizers.calls import read_json_arguments
+from glm_multiuser.tokenizers.chat_template import CHAT_ML, ChatTemplate
+from glm_multiuser.tokenizers.folder import end_token_ids
+from glm_multiuser.tokenizers.messages import Message, read_messages, read_tools
+from glm_multiuser.tokenizers.text import Objects, check_text, short_repr, unfinished_match
+from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
+
+MARK_LENGTH = 12
+"""Characters, each one of 65534: a mark cannot be guessed."""
+
+
+class HuggingFaceTokenizer(ChatTokenizer):
+    """Text to ids and back for whatever a chat template and its special tokens describe.
+
+    The template writes a conversation as text; it is None for base models, which have no chat.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        template: Optional[ChatTemplate],
+        stop_token_ids: tuple[int, ...],
+    ) -> None:
+        super().__init__(vocabulary)
+        self.stop_token_ids = stop_token_ids
+        if template is None and "<|im_start|>" in self.special:
+            template = ChatTemplate(CHAT_ML)
+        self._template = template
+        # The longest name comes first, as the library tokenizers matches them.
+        names = sorted(self.special, key=len, reverse=True)
+        any_name = "|".join(map(re.escape, names)) or "(?!)"
+        self._split = re.compile(f"({any_name})").split
+        self._hidden = [name for name in names if self.special[name] not in vocabulary.pieces]
+
+    @classmethod
+    def from_folder(
+        cls, folder: Union[str, Path], vocabulary: Optional[Vocabulary] = None
+    ) -> HuggingFaceTokenizer:
+        """Loads the chat template, and the vocabulary unless it has been read already.
+
+        Raises:
+            CheckpointError: a file that is missing or broken.
+        """
+        folder = Path(folder)
+        vocabulary = vocabulary or read_hugging_face_files(folder)
+        stops = end_token_ids(folder, vocabulary.special)
+        return cls(vocabulary, ChatTemplate.from_folder(folder), stops)
+
+    def encode_messages(
+        self, messages: Objects, tools: Objects = (), *, continue_final_message: bool = False
+    ) -> list[int]:
+        """Ids of a conversation, as the chat template writes it.
+
+        The template sees every text with an unguessable mark inside whatever reads like a
+        special token, and the mark is taken out after the special tokens that the template
+        itself wrote have been found. So ordinary texts get the ids of the original, and no
+        text ends a message. In an assistant's message, tokens that answers show (`<think>`,
+        `<tool_call>`) keep their ids: they are the model's own words.
+
+        Raises:
+            InvalidParameterError: also a conversation that the template refuses, tools that it
+                does not mention, or no template.
+        """
+        self._check_tools(tools)
+        conversation = read_messages(messages, continue_final_message, with_tools=self._takes_tools)
+        if self._template is None:
+            raise InvalidParameterError(
+                "messages cannot be written: this checkpoint has no chat template, as base models "
+                "have none; the prompt must be token ids, such as encode(text) returns",
+                field="messages",
+            )
+        mark, end = _mark(), _mark()
+        if continue_final_message:
+            last = conversation[-1]
+            conversation[-1] = replace(last, content=f"{last.content}{end} ")
+        names = list(self.special)
+        written: list[dict[str, Any]] = []
+        for message in conversation:
+            marked = self._hidden if message.role == "assistant" else names
+            written += self._template_messages(message, partial(_escape, names=marked, mark=mark))
+        escaped = _escape(list(tools), names, mark)
+        rendered = self._template.render(written, escaped, not continue_final_message)
+        if continue_final_message:
+            rendered = _up_to(end, rendered)
+        return self._encode_rendered(rendered, mark)
+
+    def answer_reader(self, tools: Objects = (), *, continued: bool = False) -> AnswerReader:
+        self._check_tools(tools)
+        return TaggedAnswerReader(tools) if tools else AnswerReader()
+
+    @property
+    def _takes_tools(self) -> bool:
+        """Whether the template mentions tools, and calls in the form that answers are read in."""
+        template = self._template
+        return template is not None and template.takes_tools and OPENING in template.source
+
+    def _check_tools(self, tools: Objects) -> None:
+        if tools and not self._takes_tools:
+            raise InvalidParameterError(
+                f"tools is {short_repr(tools)}; the chat template of this checkpoint does not "
+                f"mention tools and {OPENING}, so it must be empty",
+                field="tools",
+            )
+        read_tools(tools)
+
+    def _template_messages(
+        self, message: Message, escape: Callable[[Any], Any]
+    ) -> list[dict[str, Any]]:
+        """A message as templates expect it: the arguments of a call are an object, no text."""
+        written = {"role": message.role, "content": escape(message.content)}
+        for call in message.calls:
+            function = {"name": call.name, "arguments": read_json_arguments(call.arguments)}
+            calls = written.setdefault("tool_calls", [])
+            calls.append({"type": "function", "function": escape(function)})
+        return [written]
+
+    def _encode_rendered(self, rendered: str, mark: str) -> list[int]:
+        first = self._vocabulary.encode
+        later = self._vocabulary.encode_after_special or first
+        ids: list[int] = []
+        for place, part in enumerate(self._split(rendered)):
+            if place % 2:
+                ids.append(self.special[part])
+            elif part:
+                ids += (later if place else first)(part.replace(mark, ""))
+        return ids
+
+
+def _mark() -> str:
+    return "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(MARK_LENGTH))
+
+
+def _up_to(end: str, rendered: str) -> str:
+    """A rendered conversation up to the end of its last message's content.
+
+    As transformers does: a template that removed the space behind `end` trims contents, and would
+    have removed the spaces before it, too.
+
+    Raises:
+        InvalidParameterError: the template does not write that content.
+    """
+    before, _, after = rendered.rpartition(end)
+    if end not in rendered:
+        raise InvalidParameterError(
+            "messages cannot be continued: this checkpoint's chat template does not write the "
+            "content of the last one",
+            field="messages",
+        )
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def _escape(value: Any, names: Collection[str], mark: str) -> Any:
+    """Puts the mark into every special token's name in a JSON value's texts.
+
+    A name that only begins at the end of a text gets it too, because the template may write
+    another text behind it.
+    """
+    escape = partial(_escape, names=names, mark=mark)
+    if isinstance(value, Mapping):
+        return {escape(name): escape(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [escape(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    check_text(value, "text", "messages")
+    for name in names:
+        value = value.replace(name, name[0] + mark + name[1:])
+    stripped = value.rstrip()
+    begun = max((unfinished_match(stripped, name) for name in names), default=0)
+    if begun:
+        place = len(stripped) - begun + 1
+        value = value[:place] + mark + value[place:]
+    return value

@@ -1,0 +1,233 @@
+"""BPE vocabularies for the library tokenizers: `tokenizer.json`, or its older form.
+
+Two kinds are read: byte-level (Llama 3, Qwen, GLM-4, SmolLM2), whose pieces are bytes, and
+sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with bytes for
+characters that have no piece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from glm_multiuser.checkpoint.files import read_json_object, read_text
+from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers.base import Vocabulary
+from glm_multiuser.tokenizers.folder import added_tokens_decoder, read_added_tokens
+from glm_multiuser.tokenizers.sentencepiece_file import SPACE_MARK, bytes_of_pieces
+from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
+
+VOCABULARY_FILE = "tokenizer.json"
+OLDER_FILES = ("vocab.json", "merges.txt")
+
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen2 cuts a text before pieces are merged, from tokenization_qwen2.py of transformers."""
+
+Encode = Callable[[str], list[int]]
+
+
+def read_hugging_face_files(folder: Path) -> Vocabulary:
+    """Reads `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`.
+
+    Raises:
+        CheckpointError: a missing file, or what `vocabulary_of` raises.
+    """
+    file = folder / VOCABULARY_FILE
+    if file.exists():
+        return vocabulary_of(read_json_object(file), file)
+    return vocabulary_of(_older_content(folder), folder / OLDER_FILES[0])
+
+
+def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
+    """Makes a vocabulary of the content of a `tokenizer.json`.
+
+    Raises:
+        CheckpointError: broken content, a vocabulary of another kind, or one in which a user
+            could write a special token as text.
+    """
+    try:
+        model, decoder = content["model"], json.dumps(content.get("decoder"))
+        special, shown = read_added_tokens(content["added_tokens"], file)
+        ids = {str(piece): int(token_id) for piece, token_id in model["vocab"].items()}
+        # Newer files write a merge as a pair, which only newer versions of the library read.
+        merges: list[list[str]] = [
+            one.split(" ") if isinstance(one, str) else list(one) for one in model["merges"]
+        ]
+        special_ids = set(special.values())
+        reserved = {piece for piece, token_id in ids.items() if token_id in special_ids}
+        merges = _without_merges_of(reserved, merges, file)
+        ordinary = {piece: one for piece, one in ids.items() if piece not in reserved}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a BPE vocabulary: {error!r}") from None
+    model = {**model, "merges": [" ".join(pair) for pair in merges], "unk_token": None}
+    if "ByteLevel" in decoder and "ByteLevel" in json.dumps(content.get("pre_tokenizer")):
+        whole_words = ordinary if model.get("ignore_merges") else {}
+        encode = _byte_level_encoder(_load(content, model, file), whole_words)
+        return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special)
+    if not (model.get("byte_fallback") and "ByteFallback" in decoder):
+        raise CheckpointError(
+            f"{file} has model {model.get('type')!r} and decoder {content.get('decoder')!r}; this "
+            "version reads 'BPE' with a decoder 'ByteLevel', or 'ByteFallback' and byte_fallback"
+        )
+    for byte in range(256):
+        if f"<0x{byte:02X}>" not in ordinary:
+            raise CheckpointError(f"{file} has no piece '<0x{byte:02X}>'; it must have all bytes")
+    pieces, first_pieces = bytes_of_pieces(ordinary)
+    encode, encode_after_special = _sentencepiece_encoders(content, model, file)
+    return Vocabulary(
+        encode,
+        {**pieces, **shown},
+        special,
+        first_pieces=first_pieces if '"Strip"' in decoder else {},
+        errors=BYTE_BY_BYTE,
+        encode_after_special=encode_after_special,
+    )
+
+
+def _without_merges_of(
+    reserved: Collection[str], merges: list[list[str]], file: Path
+) -> list[list[str]]:
+    """Leaves out merges that make a special token, so that no text becomes one.
+
+    Raises:
+        CheckpointError: other pieces are made of such a token, or it is a single character.
+    """
+    kept = [pair for pair in merges if "".join(pair) not in reserved]
+    made = {"".join(pair) for pair in merges}
+    parts = {part for pair in kept for part in pair}
+    for piece in reserved:
+        if len(piece) == 1 or (piece in made and piece in parts):
+            raise CheckpointError(
+                f"{file} has {piece!r} as ordinary text, so a user could write this special token"
+            )
+    return kept
+
+
+def _load(content: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> Tokenizer:
+    # Without added tokens, their names are ordinary text. Versions of the library differ in
+    # whether they know ignore_merges, so it is done here.
+    plain = {
+        "normalizer": content.get("normalizer"),
+        "pre_tokenizer": content.get("pre_tokenizer"),
+        "model": {**model, "ignore_merges": False},
+    }
+    try:
+        return Tokenizer.from_str(json.dumps(plain))
+    except Exception as error:  # the library raises no narrower class
+        raise CheckpointError(f"{file} cannot be read by tokenizers: {error}") from None
+
+
+def _encoder(tokenizer: Tokenizer) -> Encode:
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def _byte_level_encoder(tokenizer: Tokenizer, whole_words: Mapping[str, int]) -> Encode:
+    """Encodes as `tokenizer` does, but words that are pieces are never merged from parts."""
+    if not whole_words:
+        return _encoder(tokenizer)
+    normalizer, splitter, merger = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model
+
+    def encode(text: str) -> list[int]:
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        ids: list[int] = []
+        for word, _ in splitter.pre_tokenize_str(text):
+            if word in whole_words:
+                ids.append(whole_words[word])
+            else:
+                ids += [token.id for token in merger.tokenize(word)]
+        return ids
+
+    return encode
+
+
+def _sentencepiece_encoders(
+    content: Mapping[str, Any], model: Mapping[str, Any], file: Path
+) -> tuple[Encode, Optional[Encode]]:
+    """How a text is encoded, and one behind a special token where that differs.
+
+    Spaces are marked here: the library's normalizer `Replace` takes time with the square of a
+    text's length, and its older versions do not know the settings of the pre-tokenizer `Metaspace`.
+    """
+    normalizer = content.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    simple = all("prepend" in step or "String" in step.get("pattern", ()) for step in steps)
+    rest = {**content, "normalizer": None if simple else normalizer, "pre_tokenizer": None}
+    merge = _encoder(_load(rest, model, file))
+
+    def encode(text: str) -> list[int]:
+        for step in steps if simple and text else ():
+            if "prepend" in step:
+                text = step["prepend"] + text
+            else:
+                text = text.replace(step["pattern"]["String"], step["content"])
+        return merge(text)
+
+    metaspace = content.get("pre_tokenizer") or {}
+    if not metaspace:
+        return encode, None
+    if metaspace.get("type") != "Metaspace" or metaspace.get("split", True):
+        raise CheckpointError(
+            f"{file} has pre_tokenizer {metaspace!r}; with byte_fallback this version reads none, "
+            "or 'Metaspace' with split false"
+        )
+
+    def marked(text: str) -> list[int]:
+        return encode(text.replace(" ", SPACE_MARK))
+
+    def prefixed(text: str) -> list[int]:
+        return marked(text if text[:1] in ("", " ", SPACE_MARK) else SPACE_MARK + text)
+
+    scheme = metaspace.get("prepend_scheme", "always")
+    return (marked if scheme == "never" else prefixed), (marked if scheme == "first" else None)
+
+
+def _byte_level_pieces(ids: Mapping[str, int]) -> dict[int, bytes]:
+    """The bytes of each id, from the characters of GPT-2's `bytes_to_unicode`."""
+    visible = [one for one in ByteLevel.alphabet() if ord(one) < 256]
+    byte_of = {one: bytes([ord(one)]) for one in visible}
+    hidden = [byte for byte in range(256) if chr(byte) not in visible]
+    byte_of.update({chr(256 + place): bytes([byte]) for place, byte in enumerate(hidden)})
+    return {
+        one: b"".join(byte_of.get(character) or character.encode("utf-8") for character in piece)
+        for piece, one in ids.items()
+    }
+
+
+def _older_content(folder: Path) -> dict[str, Any]:
+    """What `tokenizer.json` would hold, from Qwen2's older files."""
+    lines = read_text(folder / OLDER_FILES[1]).split("\n")
+    added = added_tokens_decoder(folder)
+    if not added:
+        raise CheckpointError(
+            f"tokenizer_config.json in {folder} has no added_tokens_decoder; without "
+            f"{VOCABULARY_FILE} it must name the special tokens and their ids"
+        )
+    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated"}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    return {
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{**split, "invert": False}, {**level, "use_regex": False}],
+        },
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "vocab": read_json_object(folder / OLDER_FILES[0]),
+            "merges": [line for line in lines if line and not line.startswith("#version")],
+        },
+    }
