@@ -1,11 +1,11 @@
-"""Who may enter: how many requests each user and each key has at the same time."""
+"""Admission control: how many requests each user and each key has at the same time."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Optional
 
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.settings import Limits
 
@@ -20,11 +20,11 @@ class Admission:
         self._by_key: Counter[str] = Counter()
         self._by_user: Counter[str] = Counter()
 
-    def enter(self, caller: Caller, user: Optional[str], count: int = 1) -> None:
-        """Counts `count` requests in; each of them has to `leave`.
+    def admit(self, caller: Caller, user: Optional[str], count: int = 1) -> None:
+        """Admits `count` requests; each of them must be released.
 
         Raises:
-            Refusal: 429, with nothing counted.
+            APIError: 429, nothing is admitted.
         """
         limits = self._limits
         self._check("key", caller.key, self._by_key, count, limits.requests_per_key)
@@ -33,21 +33,21 @@ class Admission:
             self._by_user[user] += count
         self._by_key[caller.key] += count
 
-    def leave(self, caller: Caller, user: Optional[str]) -> None:
+    def release(self, caller: Caller, user: Optional[str]) -> None:
         """One request has ended."""
         _take_one(self._by_key, caller.key)
         if user is not None:
             _take_one(self._by_user, user)
 
     @property
-    def inside(self) -> int:
-        """Requests that have entered and not left."""
+    def in_flight(self) -> int:
+        """Requests admitted and not released."""
         return sum(self._by_key.values())
 
     @staticmethod
     def _check(kind: str, name: str, counts: Counter[str], count: int, limit: int) -> None:
         if counts[name] + count > limit:
-            raise Refusal(
+            raise APIError(
                 429,
                 f"{kind}_busy",
                 f"{kind} {name!r} has {counts[name]} requests running or waiting and asks for "

@@ -1,4 +1,4 @@
-"""Noticing that a client has gone while nothing is being sent to it."""
+"""Detects clients that disconnect while nothing is being sent to them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from starlette.requests import Request
 Result = TypeVar("Result")
 
 
-class ClientGone(Exception):
-    """The client closed its connection; nobody will read an answer."""
+class ClientDisconnected(Exception):
+    """The client closed its connection before the response was sent."""
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled as soon as the client goes away.
+    """The result of `work`, which is cancelled as soon as the client disconnects.
 
     The body of the request must have been read: what comes then is the end of the connection.
 
     Raises:
-        ClientGone: the client went away.
+        ClientDisconnected: the client disconnected.
         Exception: what `work` raised.
     """
     working = asyncio.ensure_future(work)
@@ -29,7 +29,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if watching.done():
-            raise ClientGone
+            raise ClientDisconnected
         return working.result()
     finally:
         for task in (working, watching):

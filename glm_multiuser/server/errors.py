@@ -1,4 +1,4 @@
-"""From an error to an answer: its HTTP status, and the body that each protocol's clients expect."""
+"""HTTP errors: the status of every error, and the body that each protocol's clients expect."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from glm_multiuser.errors import (
 )
 
 
-class Refusal(GLMMultiUserError):
-    """An error that says how HTTP tells it.
+class APIError(GLMMultiUserError):
+    """An error with its HTTP status.
 
     Args:
         status: HTTP status.
         code: a short name for programs.
         message: for people; names the field, the value and the limit.
         field: the field of the request that is wrong.
-        retry_after: seconds after which another try makes sense.
+        retry_after: seconds to wait before trying again, for the header Retry-After.
     """
 
     def __init__(
@@ -70,50 +70,51 @@ _STATUS: tuple[tuple[type[GLMMultiUserError], int, str], ...] = (
 )
 
 
-def refusal_of(error: Exception, retry_after: Optional[float] = None) -> Refusal:
-    """How an error is told.
+def api_error_of(error: Exception, retry_after: Optional[float] = None) -> APIError:
+    """The HTTP status and code of an error.
 
     Args:
-        error: of this library, or any other: a defect, whose text is nobody's business.
-        retry_after: seconds, for errors that pass.
+        error: of this library, or any other: a defect, whose text is not shown to clients.
+        retry_after: seconds, for 429 and 503.
     """
-    if isinstance(error, Refusal):
+    if isinstance(error, APIError):
         return error
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             passes = status in (429, 503)
             wait = (retry_after or NOT_READY_RETRY_SECONDS) if passes else None
-            return Refusal(status, code, str(error), retry_after=wait)
-    return Refusal(500, "internal_error", "the server failed; its log says why")
+            field = error.field if isinstance(error, RequestError) else None
+            return APIError(status, code, str(error), field, retry_after=wait)
+    return APIError(500, "internal_error", "the server failed; its log says why")
 
 
-def openai_body(refusal: Refusal) -> dict[str, Any]:
+def openai_body(error: APIError) -> dict[str, Any]:
     """The error object of OpenAI's API."""
-    if refusal.status == 429:
+    if error.status == 429:
         kind = "rate_limit_error"
-    elif refusal.status >= 500:
+    elif error.status >= 500:
         kind = "server_error"
     else:
         kind = "invalid_request_error"
     return {
         "error": {
-            "message": str(refusal),
+            "message": str(error),
             "type": kind,
-            "param": refusal.field,
-            "code": refusal.code,
+            "param": error.field,
+            "code": error.code,
         }
     }
 
 
-def plain_body(refusal: Refusal) -> dict[str, Any]:
+def plain_body(error: APIError) -> dict[str, Any]:
     """The error object of KServe v2, where `error` is a text, with the code beside it."""
-    return {"error": str(refusal), "code": refusal.code}
+    return {"error": str(error), "code": error.code}
 
 
-def error_body(path: str, refusal: Refusal) -> dict[str, Any]:
+def error_body(path: str, error: APIError) -> dict[str, Any]:
     """In the shape of the protocol that `path` belongs to."""
-    return openai_body(refusal) if path.startswith("/v1/") else plain_body(refusal)
+    return openai_body(error) if path.startswith("/v1/") else plain_body(error)
 
 
-def error_response(path: str, refusal: Refusal) -> Response:
-    return JSONResponse(error_body(path, refusal), refusal.status, refusal.headers)
+def error_response(path: str, error: APIError) -> Response:
+    return JSONResponse(error_body(path, error), error.status, error.headers)

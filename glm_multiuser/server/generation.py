@@ -1,4 +1,4 @@
-"""One request on its way through the server: its pieces, its deadline, and its account."""
+"""One running request in the server: its pieces, its deadline, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Callable, Optional
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.errors import GenerationError
 from glm_multiuser.handle import AsyncHandle
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 
-Leave = Callable[["Generation", str], None]
-"""Hears once how it ended: "stop", "length", "cancelled", "error", or the code of a refusal."""
+OnEnd = Callable[["Generation", str], None]
+"""Called once with the outcome: "stop", "length", "cancelled", "error", or the code of an error."""
 
 
 class Generation(AsyncIterator[Piece]):
-    """Pieces of an answer as they come. Whoever holds it must `close` it, however it ended.
+    """Pieces of an answer as they come. Its owner must `close` it, however it ended.
 
     Args:
         handle: of the engine.
         seconds: until the deadline.
-        leave: hears of the end.
+        on_end: called once at the end.
     """
 
-    def __init__(self, handle: AsyncHandle, seconds: float, leave: Leave) -> None:
+    def __init__(self, handle: AsyncHandle, seconds: float, on_end: OnEnd) -> None:
         self._handle = handle
-        self._leave: Optional[Leave] = leave
-        self._refusal: Optional[Refusal] = None
+        self._on_end: Optional[OnEnd] = on_end
+        self._error: Optional[APIError] = None
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
 
     @property
@@ -49,7 +49,7 @@ class Generation(AsyncIterator[Piece]):
         """The next piece.
 
         Raises:
-            Refusal: 504 at the deadline, 503 when the server ends.
+            APIError: 504 at the deadline, 503 when the server ends.
             GenerationError: the request failed.
         """
         try:
@@ -58,9 +58,9 @@ class Generation(AsyncIterator[Piece]):
             self._end("error")
             raise
         if piece.finish_reason == "cancelled":
-            refusal = self._refusal or Refusal(503, "cancelled", "the request was cancelled")
-            self._end(refusal.code)
-            raise refusal
+            error = self._error or APIError(503, "cancelled", "the request was cancelled")
+            self._end(error.code)
+            raise error
         if piece.finish_reason is not None:
             self._end(piece.finish_reason)
         return piece
@@ -74,23 +74,23 @@ class Generation(AsyncIterator[Piece]):
             raise GenerationError("the request ended without a result")
         return result
 
-    def abort(self, refusal: Refusal) -> None:
-        """Ends the request; who reads it gets `refusal`."""
-        self._refusal = self._refusal or refusal
+    def abort(self, error: APIError) -> None:
+        """Ends the request; its reader gets `error`."""
+        self._error = self._error or error
         self._handle.cancel()
 
     def close(self) -> None:
-        """Nobody reads any more: ends the request unless it has ended. May be called twice."""
+        """Cancels the request unless it has ended. May be called twice."""
         self._handle.close()
         self._end("cancelled")
 
     def _expire(self, seconds: float) -> None:
         self.abort(
-            Refusal(504, "deadline_exceeded", f"the request took more than {seconds:g} seconds")
+            APIError(504, "deadline_exceeded", f"the request took more than {seconds:g} seconds")
         )
 
     def _end(self, outcome: str) -> None:
         self._timer.cancel()
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave(self, outcome)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self, outcome)

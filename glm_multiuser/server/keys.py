@@ -1,4 +1,4 @@
-"""Who is asking: API keys, and the users inside a key."""
+"""Authentication: API keys, and the users inside a key."""
 
 from __future__ import annotations
 
@@ -6,37 +6,47 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from glm_multiuser.errors import ConfigError
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 
 ENVIRONMENT = "GLM_MULTIUSER_API_KEYS"
 KEY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 KEY = re.compile(r"[\x21-\x7e]{16,512}")
 SESSION_LENGTH_MAX = 128
 ANONYMOUS = "anonymous"
+WRONG_KEY = "invalid_api_key"
+"""The code of the error about a wrong key."""
+ADMIN = "admin"
+"""The only role; a key without it cannot control models where that takes a key."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who may ask, known by the name of their key."""
+    """An authenticated client, known by the name of its key.
+
+    Attributes:
+        key: its name.
+        admin: whether it has the role.
+    """
 
     key: str = ANONYMOUS
+    admin: bool = False
 
     def user(self, session: Optional[str]) -> Optional[str]:
         """Whose slot a request takes: the session's own inside this key, or any slot.
 
         Raises:
-            Refusal: 400, a name that is too long or cannot be printed.
+            APIError: 400, a name that is too long or cannot be printed.
         """
         if not session:
             return None
         if len(session) > SESSION_LENGTH_MAX or not session.isprintable():
-            raise Refusal(
+            raise APIError(
                 400,
                 "invalid_session",
                 f"the session's name has {len(session)} characters; it must have at most "
@@ -53,47 +63,57 @@ class Caller:
 
 
 class KeyRing:
-    """The keys that open this server. Without keys everybody is the anonymous caller.
+    """The API keys of this server. Without keys every client is the anonymous caller.
 
     Args:
         keys: name -> key.
+        admins: names of those that have the role admin.
     """
 
-    def __init__(self, keys: Mapping[str, str]) -> None:
+    def __init__(self, keys: Mapping[str, str], admins: Collection[str] = ()) -> None:
         self._digests = {name: _digest(key) for name, key in keys.items()}
+        self._admins = frozenset(admins)
 
     def caller(self, authorization: Optional[str]) -> Caller:
-        """Who sent this `Authorization` header.
+        """The client that sent this `Authorization` header.
 
         Raises:
-            Refusal: 401, no key or a wrong one.
+            APIError: 401, no key or a wrong one.
         """
         if not self._digests:
             return Caller()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise Refusal(
+            raise APIError(
                 401, "missing_api_key", "an API key is needed: send 'Authorization: Bearer KEY'"
             )
         digest = _digest(key.strip())
-        # Every key is compared, so that the time says nothing about which one was close.
+        # Every key is compared: the time must not depend on which one is close.
         found = [
             name for name, known in self._digests.items() if hmac.compare_digest(known, digest)
         ]
         if not found:
-            raise Refusal(401, "invalid_api_key", "this API key is not known here")
-        return Caller(found[0])
+            raise APIError(401, WRONG_KEY, "this API key is not known here")
+        return Caller(found[0], found[0] in self._admins)
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def read_keys(path: Optional[Path]) -> dict[str, str]:
+class Keys(NamedTuple):
+    """API keys by their names, and the names of those that have the role admin."""
+
+    keys: dict[str, str]
+    admins: frozenset[str]
+
+
+def read_keys(path: Optional[Path]) -> Keys:
     """Keys of a file and of the environment variable `GLM_MULTIUSER_API_KEYS`.
 
-    A line of the file is a name and a key, or a key alone; empty lines and those that begin with
-    # do not count. The environment variable holds the same, with commas for line ends.
+    A line of the file is a name and a key, a name, a key and the role `admin`, or a key alone;
+    empty lines and those that begin with # do not count. The environment variable holds the same,
+    with commas for line ends.
 
     Raises:
         ConfigError: a file that cannot be read, a name or key that is none, one that comes twice.
@@ -106,19 +126,23 @@ def read_keys(path: Optional[Path]) -> dict[str, str]:
             raise ConfigError(f"cannot read the API keys in {path}: {error}") from error
         lines = [(f"line {number} of {path}", line) for number, line in _numbered(text, "\n")]
         if not any(line for _, line in lines):
-            raise ConfigError(f"{path} holds no API key; without --api-keys everybody may ask")
+            raise ConfigError(
+                f"{path} holds no API key; without --api-keys every client is accepted"
+            )
     from_environment = os.environ.get(ENVIRONMENT, "")
     lines += [
         (f"entry {number} of {ENVIRONMENT}", line)
         for number, line in _numbered(from_environment, ",")
     ]
     keys: dict[str, str] = {}
+    admins: set[str] = set()
     for place, line in lines:
-        name, key = _read_line(place, line, default=f"key-{len(keys) + 1}")
+        name, key, *role = _read_line(place, line, default=f"key-{len(keys) + 1}")
         if name in keys or key in keys.values():
             raise ConfigError(f"{place} has the name or the key of an earlier one")
         keys[name] = key
-    return keys
+        admins.update({name} if role else ())
+    return Keys(keys, frozenset(admins))
 
 
 def _numbered(text: str, separator: str) -> list[tuple[int, str]]:
@@ -126,16 +150,19 @@ def _numbered(text: str, separator: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in lines if line and not line.startswith("#")]
 
 
-def _read_line(place: str, line: str, default: str) -> tuple[str, str]:
-    """The line itself is never shown: it holds a secret."""
+def _read_line(place: str, line: str, default: str) -> list[str]:
+    """Name, key, and perhaps the role. The line itself is never shown: it holds a secret."""
     words = line.split()
-    name, key = (default, words[0]) if len(words) == 1 else (words[0], words[-1])
-    if len(words) > 2 or not KEY_NAME.fullmatch(name):
+    if len(words) == 1:
+        words.insert(0, default)
+    name, key, *role = words
+    if role not in ([], [ADMIN]) or not KEY_NAME.fullmatch(name):
         raise ConfigError(
-            f"{place} is not a name and a key; a name is 1 to 64 letters, digits, '.', '_' or '-'"
+            f"{place} is not a name and a key, or a name, a key and the role {ADMIN}; a name is "
+            "1 to 64 letters, digits, '.', '_' or '-'"
         )
     if not KEY.fullmatch(key):
         raise ConfigError(
             f"{place} has a key of {len(key)} characters; it must have 16 to 512 of ASCII"
         )
-    return name, key
+    return words

@@ -1,4 +1,4 @@
-"""Bringing one model up: does it fit, open it, show how far it is, and let it answer once."""
+"""Loading one model: check that it fits, open it with progress, and warm it up."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from glm_multiuser import memory
 from glm_multiuser.checkpoint import read_model_config
-from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.server.available_memory import available_bytes
 from glm_multiuser.server.logs import FIELDS
 from glm_multiuser.server.settings import ModelSettings, ServerSettings
 
@@ -25,43 +25,28 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 LOG_SECONDS = 2.0
-"""Between two lines about the progress of a load, where there is no terminal for a bar."""
+"""Between two log lines about progress, where there is no terminal for a progress bar."""
 
 OpenLLM = Callable[..., "MultiUserLLM"]
 
 
-def open_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
-    """`MultiUserLLM.from_pretrained`; imported late, because it brings MindSpore in."""
+def open_llm(settings: ModelSettings, progress: Optional[Progress] = None) -> MultiUserLLM:
+    """`MultiUserLLM.from_pretrained`; imported late, because it imports MindSpore."""
     from glm_multiuser.llm import MultiUserLLM
 
-    return MultiUserLLM.from_pretrained(
-        settings.folder,
-        users=settings.users,
-        seq_length=settings.seq_length,
-        max_queue=settings.max_queue,
-        prefill_chunk=settings.prefill_chunk,
-        cache_prompt=settings.cache_prompt,
-        **options,
-    )
+    return MultiUserLLM.from_pretrained(settings.folder, progress=progress, **vars(settings.engine))
 
 
 def bring_up(
     model: ModelSettings, server: ServerSettings, progress: Progress, open_llm: OpenLLM
 ) -> MultiUserLLM:
-    """Opens a model and lets it answer the warm-up prompts; for a thread that may wait.
+    """Opens a model and warms it up; blocks.
 
     Raises:
-        GLMMultiUserError: it cannot be opened, or does not answer.
+        GLMMultiUserError: it cannot be opened, or a warm-up prompt fails.
     """
     with _shown(model.name, progress) as report:
-        llm = open_llm(
-            model,
-            device_target=server.device_target,
-            device_id=server.device_id,
-            kernels=server.kernels,
-            weight_dtype=server.weight_dtype,
-            progress=report,
-        )
+        llm = open_llm(model, progress=report)
         try:
             warm_up(llm, server.warm_up, report)
         except BaseException:
@@ -71,10 +56,10 @@ def bring_up(
 
 
 def warm_up(llm: MultiUserLLM, prompts: Iterable[str], progress: Progress) -> None:
-    """Every prompt once, one after the other.
+    """Generates a few tokens for every prompt.
 
     Raises:
-        GLMMultiUserError: a prompt is refused, or its answer fails.
+        GLMMultiUserError: a prompt is rejected, or fails.
     """
     texts: list[Any] = list(prompts) if llm.tokenizer is not None else [[0, 1, 2]]
     params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS)
@@ -85,27 +70,39 @@ def warm_up(llm: MultiUserLLM, prompts: Iterable[str], progress: Progress) -> No
             raise result.error
 
 
-def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerSettings) -> None:
-    """Refuses what can be known not to work before anything is loaded.
+def check(
+    model: ModelSettings,
+    others: Iterable[ModelSettings],
+    server: ServerSettings,
+    replaced: Optional[ModelSettings] = None,
+) -> None:
+    """Rejects, before loading, what cannot work.
+
+    Args:
+        model: to be loaded.
+        others: that are loaded and stay.
+        server: with its memory budget.
+        replaced: the same model as it is loaded now; its memory is free by then.
 
     Raises:
         CheckpointError: no configuration.
-        ConfigError: a size out of its range, or no memory left by `others`.
+        ConfigError: the engine does not suit the model, or there is not enough memory.
     """
-    engine = EngineConfig(
-        model.users,
-        model.seq_length,
-        model.max_queue,
-        prefill_chunk=model.prefill_chunk,
-        kernels=server.kernels,
-        weight_dtype=server.weight_dtype,
-    )
-    engine.check_fits(read_model_config(model.folder))
-    limit = server.memory_bytes
-    if limit is None:
+    model.engine.check_fits(read_model_config(model.folder))
+    needed = memory_bytes(model)
+    available = available_bytes() if model.engine.device_target == "CPU" else None
+    if available is not None:
+        available += memory_bytes(replaced) if replaced is not None else 0
+        if needed > available:
+            raise ConfigError(
+                f"model {model.name!r} needs {needed / 2**20:.1f} MiB for its weights and caches, "
+                f"with users {model.engine.users} and seq_length {model.engine.seq_length}; "
+                f"{available / 2**20:.1f} MiB are available"
+            )
+    if server.memory_gib is None:
         return
-    needed = memory_bytes(model, server)
-    taken = sum(memory_bytes(other, server) for other in others)
+    limit = server.memory_gib * 2**30
+    taken = sum(memory_bytes(other) for other in others)
     if needed + taken > limit:
         raise ConfigError(
             f"model {model.name!r} needs {needed / 2**20:.1f} MiB for its weights and caches; "
@@ -113,21 +110,14 @@ def check(model: ModelSettings, others: Iterable[ModelSettings], server: ServerS
         )
 
 
-def memory_bytes(model: ModelSettings, server: ServerSettings) -> int:
-    """Weights and caches, computed from the checkpoint's `config.json`."""
-    engine = EngineConfig(
-        users=model.users,
-        seq_length=model.seq_length,
-        kernels=server.kernels,
-        weight_dtype=server.weight_dtype,
-        device_target=server.device_target,
-    )
-    return memory.total_bytes(read_model_config(model.folder), engine)
+def memory_bytes(model: ModelSettings) -> int:
+    """Weights and KV caches, computed from the checkpoint's `config.json`."""
+    return memory.total_bytes(read_model_config(model.folder), model.engine)
 
 
 @contextmanager
 def _shown(name: str, progress: Progress) -> Iterator[Progress]:
-    """`progress`, and beside it a bar on a terminal, or now and then a line in the log."""
+    """`progress`, and also a progress bar on a terminal, or log lines."""
     logged = time.monotonic()
 
     def log(done: int, total: int, what: str) -> None:

@@ -13,7 +13,7 @@ request_id: ContextVar[Optional[str]] = ContextVar("request_id", default=None)
 """Of the request that the current task answers."""
 
 FIELDS = "fields"
-"""A record's attribute with what the line says beside its message: `extra={FIELDS: {...}}`."""
+"""A record's attribute with the fields of the line: `extra={FIELDS: {...}}`."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,15 +38,27 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people in front of a terminal."""
+    """The same for people in front of a terminal. What clients sent is escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={value}" for name, value in getattr(record, FIELDS, {}).items())
+        fields = [f"{name}={_shown(value)}" for name, value in getattr(record, FIELDS, {}).items()]
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        line = f"{moment} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
+        message = _escaped(record.getMessage().rstrip())
+        lines = [" ".join([moment, f"{record.levelname.lower():7}", message, *fields])]
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
+            lines += self.formatException(record.exc_info).split("\n")
+        return "\n    ".join([lines[0], *map(_escaped, lines[1:])])
+
+
+def _shown(value: object) -> str:
+    """Quoted where it could be taken for several fields."""
+    text = _escaped(str(value))
+    return repr(value) if isinstance(value, str) and set(text) & set(" \\\"'") else text
+
+
+def _escaped(text: str) -> str:
+    """Without control characters, which could end a line or change what a terminal shows."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def configure_logging(as_json: bool, level: int = logging.INFO) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Callable, Optional
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from glm_multiuser.answer import GenerationResult
@@ -23,7 +30,7 @@ ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("users", "Slots.", lambda stats: stats.users),
     ("active_users", "Slots in which a request runs.", lambda stats: stats.active_users),
-    ("idle_users", "Slots that are kept for a user.", lambda stats: stats.idle_users),
+    ("idle_users", "Slots kept for a user's next request.", lambda stats: stats.idle_users),
     ("queue_depth", "Requests that wait for a slot.", lambda stats: stats.waiting),
     (
         "compiles_after_ready",
@@ -37,8 +44,8 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("prompt_tokens", "Tokens that came in.", lambda stats: stats.prompt_tokens),
-    ("generated_tokens", "Tokens that went out.", lambda stats: stats.tokens_generated),
+    ("prompt_tokens", "Prompt tokens computed.", lambda stats: stats.prompt_tokens),
+    ("generated_tokens", "Tokens generated.", lambda stats: stats.tokens_generated),
     ("steps", "Steps: prompts, decode rows, or both.", lambda stats: stats.steps),
 )
 
@@ -47,13 +54,14 @@ class Metrics:
     """Counters and histograms of one server, in a registry of its own.
 
     Args:
-        stats: name of each model that is ready, with what its engine says.
+        stats: name of each model that is ready, with the counters of its engine.
     """
 
     def __init__(self, stats: Callable[[], dict[str, EngineStats]]) -> None:
         self._stats = stats
         self.registry = CollectorRegistry()
         self.registry.register(self)
+        ProcessCollector(registry=self.registry)  # memory, CPU time, file descriptors
         self.requests = Counter(
             "glm_requests",
             "Requests by how they ended.",
@@ -86,7 +94,7 @@ class Metrics:
         return Histogram(f"glm_{name}", text, ("model",), buckets=buckets, registry=self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What the engines count themselves, asked for when somebody looks."""
+        """The engines' own counters, read when metrics are scraped."""
         all_stats = self._stats()
         for name, text, value in GAUGES:
             gauge = GaugeMetricFamily(f"glm_{name}", text, labels=("model",))
@@ -103,14 +111,14 @@ class Metrics:
         """Empty: what `collect` yields depends on the models."""
         return []
 
-    def hear_step(self, model: str, report: StepReport) -> None:
+    def record_step(self, model: str, report: StepReport) -> None:
         """Called on the device thread, after every step."""
         self.step_seconds.labels(model, report.kind).observe(report.seconds)
         if report.kind != "prefill":
             self.batch_rows.labels(model).observe(report.rows)
 
-    def hear_end(self, model: str, outcome: str, result: Optional[GenerationResult]) -> None:
-        """A request has ended; one whose client went away has no result."""
+    def record_finished(self, model: str, outcome: str, result: Optional[GenerationResult]) -> None:
+        """A request has ended; one whose client disconnected has no result."""
         self.requests.labels(model, outcome).inc()
         if result is None or result.timings.ttft_s is None:
             return

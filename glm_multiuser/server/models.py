@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, Refusal
+from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError
 from glm_multiuser.server.loading import OpenLLM, bring_up, check
 from glm_multiuser.server.logs import FIELDS
 from glm_multiuser.server.settings import ModelSettings, ServerSettings
@@ -29,11 +29,11 @@ class Model:
     Attributes:
         settings: as it was loaded last.
         state: "unloaded", "loading", "ready", "unloading", "restarting" or "failed".
-        reason: why it is not ready, for people.
+        reason: why it is not ready, as a message.
         progress: (done, total, what) while it loads.
         created: Unix time of the last load.
         lost: whether its engine failed and could not be started again.
-        engine: the model itself, also while it is on its way out.
+        engine: the model itself, also while it is unloading.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -51,13 +51,13 @@ class Model:
 
     @property
     def llm(self) -> MultiUserLLM:
-        """What answers requests.
+        """The engine that runs requests.
 
         Raises:
-            Refusal: 503, the model is not ready.
+            APIError: 503, the model is not ready.
         """
         if self.engine is None or self.state != "ready":
-            raise Refusal(
+            raise APIError(
                 503,
                 "model_not_ready",
                 f"model {self.name!r} is {self.state}{self.reason and ': ' + self.reason}",
@@ -66,30 +66,30 @@ class Model:
             )
         return self.engine
 
-    def become(self, state: str, reason: str = "") -> None:
+    def set_state(self, state: str, reason: str = "") -> None:
         self.state, self.reason, self.progress = state, reason, None
 
 
 class ModelHost:
-    """Holds every model that this server knows. Lives on the event loop.
+    """The models of a server. Lives on the event loop.
 
     Args:
         settings: which models, and what they may take.
         open_llm: opens one; tests put another in its place.
-        opened: hears of every model that was opened.
+        on_opened: called for every model that was opened.
     """
 
     def __init__(
         self,
         settings: ServerSettings,
         open_llm: OpenLLM,
-        opened: Callable[[str, MultiUserLLM], None],
+        on_opened: Callable[[str, MultiUserLLM], None],
     ) -> None:
         self._settings = settings
         self._open_llm = open_llm
-        self._opened = opened
+        self._on_opened = on_opened
         self._models = {model.name: Model(model) for model in settings.models}
-        self._ending = False
+        self._stopping = False
         self._changing = asyncio.Lock()
         """Models are loaded and unloaded one at a time: they share the device thread."""
 
@@ -103,11 +103,11 @@ class ModelHost:
         """The model of this name; without one, the first.
 
         Raises:
-            Refusal: 404, there is none.
+            APIError: 404, there is none.
         """
         model = self._models.get(name) if name else next(iter(self))
         if model is None:
-            raise Refusal(
+            raise APIError(
                 404,
                 "model_not_found",
                 f"model {name!r} is unknown; this server has {', '.join(self._models)}",
@@ -118,30 +118,41 @@ class ModelHost:
     async def load(self, name: str, **changes: Any) -> None:
         """Loads a model, or loads it again when something about it changes; returns when ready.
 
+        When that fails, the model is loaded again as it was, if it was.
+
         Args:
             name: of the model.
-            changes: of its settings: `users`, `seq_length` or `max_queue`.
+            changes: fields of its `EngineConfig`.
 
         Raises:
-            Refusal: 404, no such model.
+            APIError: 404, no such model.
             GLMMultiUserError: it cannot be loaded.
         """
         model = self.get(name)
         async with self._changing:
-            settings = replace(model.settings, **changes)
+            engine = replace(model.settings.engine, **changes)
+            settings = replace(model.settings, engine=engine)
             if model.state == "ready" and settings == model.settings:
                 return
             others = [other for other in self if other is not model and other.engine is not None]
-            check(settings, [other.settings for other in others], self._settings)
+            before = model.settings
+            replaced = before if model.engine is not None else None
+            check(settings, [other.settings for other in others], self._settings, replaced)
             await self._close(model, "it is loaded again")
             model.settings = settings
-            await self._open(model, "loading")
+            try:
+                await self._open(model, "loading")
+            except Exception:
+                model.settings = before
+                if replaced is not None and not self._stopping:
+                    await self._open_again(model)
+                raise
 
     async def unload(self, name: str) -> None:
-        """Takes no more requests for a model, lets those that run end, and frees its memory.
+        """Accepts no more requests for a model, drains the running ones, and frees its memory.
 
         Raises:
-            Refusal: 404, no such model.
+            APIError: 404, no such model.
         """
         model = self.get(name)
         async with self._changing:
@@ -153,25 +164,29 @@ class ModelHost:
             if _failure_of(model) is None:
                 continue
             async with self._changing:
-                # Meanwhile somebody may have unloaded it, or loaded it again.
+                # Meanwhile it may have been unloaded, or loaded again.
                 failure = _failure_of(model)
                 if failure is not None:
                     await self._restart(model, failure)
 
-    def end(self) -> None:
-        """What is being loaded gives up at its next graph; nothing is loaded any more."""
-        self._ending = True
+    def stop_loading(self) -> None:
+        """Cancels a load at its next graph; no more models are loaded."""
+        self._stopping = True
 
     async def close(self) -> None:
-        """Closes every model; what still runs is cancelled."""
-        self.end()
+        """Closes every model; running requests are cancelled."""
+        self.stop_loading()
         async with self._changing:
             for model in self:
-                await self._close(model, "the server ends", drain=0.0)
+                await self._close(model, "the server is shutting down", drain=0.0)
 
     async def _restart(self, model: Model, failure: Exception) -> None:
         logger.error("engine failed", extra={FIELDS: {"model": model.name, "error": str(failure)}})
         await self._close(model, f"its engine failed: {failure}", drain=0.0)
+        await self._open_again(model)
+
+    async def _open_again(self, model: Model) -> None:
+        """Opens a model that was there; one that cannot be opened is lost."""
         for _ in range(RESTARTS):
             try:
                 await self._open(model, "restarting")
@@ -181,12 +196,12 @@ class ModelHost:
         model.lost = True
 
     async def _open(self, model: Model, state: str) -> None:
-        model.become(state)
+        model.set_state(state)
         started = time.monotonic()
 
         def progress(done: int, total: int, what: str) -> None:
-            if self._ending:
-                raise Refusal(503, "draining", "the server ends")
+            if self._stopping:
+                raise APIError(503, "draining", "the server is shutting down")
             model.progress = (done, total, what)
 
         try:
@@ -194,11 +209,11 @@ class ModelHost:
                 bring_up, model.settings, self._settings, progress, self._open_llm
             )
         except BaseException as error:
-            model.become("failed", str(error))
+            model.set_state("failed", str(error))
             raise
-        self._opened(model.name, llm)
+        self._on_opened(model.name, llm)
         model.engine, model.created, model.lost = llm, int(time.time()), False
-        model.become("ready")
+        model.set_state("ready")
         fields = {
             "model": model.name,
             "seconds": round(time.monotonic() - started, 3),
@@ -208,12 +223,12 @@ class ModelHost:
 
     async def _close(self, model: Model, reason: str, drain: Optional[float] = None) -> None:
         if model.engine is not None:
-            model.become("unloading", reason)
+            model.set_state("unloading", reason)
             seconds = self._settings.drain_seconds if drain is None else drain
             await asyncio.to_thread(model.engine.close, seconds)
             model.engine = None
         model.lost = False
-        model.become("unloaded", reason)
+        model.set_state("unloaded", reason)
 
 
 def _failure_of(model: Model) -> Optional[Exception]:

@@ -1,4 +1,4 @@
-"""What every protocol asks of an HTTP request: the service, who is asking, and how long."""
+"""What every protocol reads from an HTTP request: the service, caller, session and deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Optional
 
 from starlette.requests import Request
 
-from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.service import Service
 
@@ -21,7 +21,7 @@ def service_of(request: Request) -> Service:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who the guard found to be asking."""
+    """The authenticated client."""
     caller: Caller = request.state.caller
     return caller
 
@@ -35,7 +35,7 @@ def deadline_of(request: Request) -> Optional[float]:
     """Seconds of the header `X-Request-Timeout`; None without one.
 
     Raises:
-        Refusal: 400, no positive number.
+        APIError: 400, no positive number.
     """
     text = request.headers.get(DEADLINE_HEADER)
     if text is None:
@@ -45,7 +45,7 @@ def deadline_of(request: Request) -> Optional[float]:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise Refusal(
+        raise APIError(
             400,
             BAD_REQUEST,
             f"{DEADLINE_HEADER} is {text!r}; it must be a number of seconds above 0",

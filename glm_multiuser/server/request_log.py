@@ -1,4 +1,4 @@
-"""The outermost layer: gives every request an id, and writes one line when it has been answered."""
+"""The outermost middleware: gives every request an id, and logs one line for each response."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ HEADER = "x-request-id"
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class RequestLog:
-    """ASGI middleware.
-
-    Args:
-        app: what answers.
-        answered: hears the status of every response.
+class RequestLogMiddleware:
+    """Args:
+    app: the application.
+    on_response: called with the status of every response.
     """
 
-    def __init__(self, app: ASGIApp, answered: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, on_response: Callable[[int], None]) -> None:
         self.app = app
-        self.answered = answered
+        self.on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,6 +37,7 @@ class RequestLog:
         current = wanted if ACCEPTED_ID.fullmatch(wanted) else uuid.uuid4().hex
         token = request_id.set(current)
         started = time.monotonic()
+        state = scope.setdefault("state", {})
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -56,11 +55,14 @@ class RequestLog:
                 raise
         finally:
             if status:
-                self.answered(status)
+                self.on_response(status)
+            client, caller = scope.get("client"), state.get("caller")
             fields = {
+                "client": client[0] if client else None,
+                "key": caller.key if caller else None,
                 "method": scope["method"],
                 "path": scope["path"],
-                "status": status or "client went away",
+                "status": status or "client disconnected",
                 "seconds": round(time.monotonic() - started, 4),
             }
             logger.info("request", extra={FIELDS: fields})

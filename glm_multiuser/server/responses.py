@@ -1,4 +1,4 @@
-"""The answers to bad requests, for the OpenAPI description."""
+"""Error responses, for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from pydantic import BaseModel
 MEANINGS = {
     400: "A field is wrong; the message names it, its value and the limit.",
     401: "No API key, or a wrong one.",
-    403: "A page of another origin.",
+    403: "A page of another origin that is not allowed, or a call that needs another key.",
     404: "No such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "Too many requests run or wait; nothing was lost. See the header Retry-After.",
-    500: "This request failed; others did not notice.",
-    503: "The server or the model is starting or ending. See the header Retry-After.",
+    414: "The URL is too long.",
+    421: "The header Host names another host.",
+    429: "Over capacity: too many requests run or wait. See the header Retry-After.",
+    431: "The headers are too large.",
+    500: "This request failed; others are not affected.",
+    503: "The server or the model is starting or shutting down. See the header Retry-After.",
     504: "The request's deadline has passed.",
 }
 
 
 class PlainError(BaseModel):
-    """What went wrong, for people and for programs."""
+    """An error: a message, and a code for programs."""
 
     error: str
     code: str
@@ -37,7 +40,7 @@ class OpenAIError(BaseModel):
 
 
 class OpenAIErrorBody(BaseModel):
-    """How OpenAI's API answers to a bad request."""
+    """The body of OpenAI's error responses."""
 
     error: OpenAIError
 

@@ -1,4 +1,4 @@
-"""The life of a server: listen, load, serve, drain, end."""
+"""The life cycle of a server: listen, load, serve, drain, shut down."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import uvicorn
 
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.app import create_app
-from glm_multiuser.server.connections import Connection
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
+from glm_multiuser.server.http_protocol import HTTPProtocol
 from glm_multiuser.server.loading import OpenLLM, open_llm
 from glm_multiuser.server.logs import FIELDS
 from glm_multiuser.server.service import Service
@@ -28,17 +28,17 @@ KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 FLUSH_SECONDS = 5
-"""For what has ended but is still being sent, when the server ends."""
+"""For responses that are still being sent when the server shuts down."""
 POLL_SECONDS = 0.05
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that clients can reach from now on; port 0 takes a free one.
+    """A socket that clients can connect to from now on; port 0 takes a free one.
 
     Raises:
-        ConfigError: no such address, or somebody has this port.
+        ConfigError: no such address, or the port is in use.
     """
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
@@ -48,36 +48,36 @@ def listen(host: str, port: int) -> socket.socket:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
-            # Only this tells that somebody else has the port but does not listen yet.
+            # Only `listen` fails when another process has bound the port but does not listen yet.
             listening.listen(BACKLOG)
         except BaseException:
             listening.close()
             raise
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(f"cannot listen on host {host!r}, port {port}: {error}") from error
     return listening
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, scheme: str = "http") -> str:
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def serve(
     settings: ServerSettings, listening: socket.socket, open_llm: OpenLLM = open_llm
 ) -> None:
-    """Serves until SIGTERM or SIGINT; a second SIGINT ends the process at once.
+    """Serves until SIGTERM or SIGINT; a second SIGINT ends the process immediately.
 
     Raises:
         GLMMultiUserError: a model could not be loaded at the start.
     """
-    life = Life(settings, listening, open_llm)
-    with _signals(life):
-        await life.run()
+    server = ServerLifecycle(settings, listening, open_llm)
+    with _signals(server):
+        await server.run()
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves the signals to us: running requests end before uvicorn does."""
+    """Leaves signals to `_signals`: running requests are drained before uvicorn stops."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -85,19 +85,19 @@ class _Uvicorn(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _signals(life: Life) -> Iterator[None]:
+def _signals(server: ServerLifecycle) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
-    def hear(number: signal.Signals) -> None:
-        if life.asked_to_end.is_set() and number == signal.SIGINT:
+    def on_signal(number: signal.Signals) -> None:
+        if server.stop_requested.is_set() and number == signal.SIGINT:
             sys.stderr.flush()
             os._exit(INTERRUPTED)
-        logger.info("asked to end", extra={FIELDS: {"signal": number.name}})
-        life.end()
+        logger.info("shutdown requested", extra={FIELDS: {"signal": number.name}})
+        server.request_stop()
 
     wanted = (signal.SIGTERM, signal.SIGINT)
     for number in wanted:
-        loop.add_signal_handler(number, hear, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
@@ -105,25 +105,28 @@ def _signals(life: Life) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-class Life:
-    """One server from its first connection to its end. Made where an event loop runs.
+class ServerLifecycle:
+    """One server from its first connection to its shutdown. Made where an event loop runs.
 
     Args:
         settings: models, limits and the like.
-        listening: where clients come.
+        listening: the socket that clients connect to.
         open_llm: opens a model; tests put another in its place.
+
+    Attributes:
+        url: where it is.
     """
 
     def __init__(
         self, settings: ServerSettings, listening: socket.socket, open_llm: OpenLLM = open_llm
     ) -> None:
-        self.settings = settings
+        self.settings = settings.at(listening.getsockname()[0])
         self.listening = listening
-        self.service = Service(settings, open_llm)
-        self.asked_to_end = asyncio.Event()
+        self.service = Service(self.settings, open_llm)
+        self.stop_requested = asyncio.Event()
         config = uvicorn.Config(
             create_app(self.service),
-            http=Connection,
+            http=HTTPProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -131,35 +134,40 @@ class Life:
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=FLUSH_SECONDS,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+            proxy_headers=bool(settings.forwarded_allow_ips),
+            forwarded_allow_ips=settings.forwarded_allow_ips,
         )
+        self.url = url_of(listening, settings.scheme)
         self._uvicorn = _Uvicorn(config)
 
-    def end(self) -> None:
-        """Asks the server to drain and end. May be called at any moment."""
-        self.service.models.end()
-        self.asked_to_end.set()
+    def request_stop(self) -> None:
+        """Begins the graceful shutdown. May be called at any moment."""
+        self.service.models.stop_loading()
+        self.stop_requested.set()
 
     async def run(self) -> None:
-        """Serves until `end` is called.
+        """Serves until `request_stop` is called.
 
         Raises:
             GLMMultiUserError: a model could not be loaded at the start.
         """
         serving = asyncio.ensure_future(self._uvicorn.serve([self.listening]))
-        housekeeping = asyncio.ensure_future(keep_house(self.service))
+        maintenance = asyncio.ensure_future(maintenance_loop(self.service))
         try:
             await self._load()
-            if not self.asked_to_end.is_set():
+            if not self.stop_requested.is_set():
                 self.service.state = "ready"
-                logger.info("ready", extra={FIELDS: {"url": url_of(self.listening)}})
-            await self.asked_to_end.wait()
+                logger.info("ready", extra={FIELDS: {"url": self.url}})
+            await self.stop_requested.wait()
             await self._drain()
         finally:
             self._uvicorn.should_exit = True
             await serving
-            housekeeping.cancel()
-            await asyncio.gather(housekeeping, return_exceptions=True)
-            await self.service.models.close()
+            maintenance.cancel()
+            await asyncio.gather(maintenance, return_exceptions=True)
+            await self.service.close()
             logger.info("ended")
 
     async def _load(self) -> None:
@@ -169,13 +177,13 @@ class Life:
             try:
                 await self.service.models.load(model.name)
             except Exception:
-                # Whoever asked the server to end made the load give up.
-                if not self.asked_to_end.is_set():
+                # A shutdown request cancels the load.
+                if not self.stop_requested.is_set():
                     raise
                 return
 
     async def _drain(self) -> None:
-        """Running requests get their time; the rest ends with an error of its own."""
+        """Running requests get `drain_seconds` to finish; the rest are aborted with 503."""
         service = self.service
         service.state = "draining"
         logger.info("draining", extra={FIELDS: {"running": service.running}})
@@ -183,15 +191,15 @@ class Life:
         end = loop.time() + self.settings.drain_seconds
         while service.running and loop.time() < end:
             await asyncio.sleep(POLL_SECONDS)
-        # Nobody waits for them here: of the step API's, there may be no reader at the moment.
-        service.abort_all(Refusal(503, "shutting_down", "the server ended before this request"))
+        # Not awaited: a generation of the step API may have no reader at the moment.
+        service.abort_all(APIError(503, "shutting_down", "the server ended before this request"))
 
 
-async def keep_house(service: Service) -> None:
-    """Once a second: the speed, and engines that failed. Never returns by itself."""
+async def maintenance_loop(service: Service) -> None:
+    """Once a second: samples the speed, and restarts failed engines. Never returns by itself."""
     restarting: set[asyncio.Future[None]] = set()
     while True:
-        service.hear_second()
+        service.tick()
         if not restarting:
             task = asyncio.ensure_future(service.models.restart_failed())
             restarting.add(task)

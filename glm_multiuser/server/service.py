@@ -1,4 +1,4 @@
-"""From a protocol's request to a running one: who may enter, which model, which user's slot."""
+"""From a protocol's request to a running one: admission, the model, and the user's slot."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Optional
 from glm_multiuser.errors import PromptTooLongError
 from glm_multiuser.sampling import SamplingParams
 from glm_multiuser.server.admission import Admission
-from glm_multiuser.server.ask import Ask, sampling_of
-from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, Refusal, refusal_of
-from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError, api_error_of
+from glm_multiuser.server.generation import Generation, OnEnd
+from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.loading import OpenLLM, open_llm
 from glm_multiuser.server.logs import FIELDS
@@ -23,22 +23,24 @@ from glm_multiuser.server.metrics import Metrics
 from glm_multiuser.server.models import Model, ModelHost
 from glm_multiuser.server.settings import ServerSettings
 from glm_multiuser.server.token_rate import TokenRate
+from glm_multiuser.server.tracing import open_tracer
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
+    from glm_multiuser.token_ids import TokenIds
 
 logger = logging.getLogger(__name__)
 
 LONG_PROMPT = 4096
-"""Characters from which on a prompt is tokenized in another thread: some milliseconds of work."""
+"""Characters (or ids) above which a prompt is read in another thread: milliseconds of work."""
 
 MEMORY_OF_SECONDS = 0.9
 """Weight of the past in the mean duration of a request."""
 
 
 @dataclass(frozen=True)
-class _Entered:
-    """Whom a request was let in for."""
+class _Admitted:
+    """What a request was admitted for."""
 
     model: Model
     caller: Caller
@@ -54,30 +56,36 @@ class Service:
 
     Attributes:
         state: "starting", "ready" or "draining".
+        tracer: records OpenTelemetry spans; None: tracing is off.
+
+    Raises:
+        ConfigError: traces cannot be recorded as the settings or the environment say.
     """
 
     def __init__(self, settings: ServerSettings, open_llm: OpenLLM = open_llm) -> None:
         self.settings = settings
         self.state = "starting"
         self.metrics = Metrics(self._stats)
+        self.tracer = open_tracer(settings.otlp_endpoint)
         self.models = ModelHost(settings, open_llm, self._opened)
         self.admission = Admission(settings.limits)
         self.token_rate = TokenRate()
         self.requests = 0
-        """Answers that were started so far."""
+        """Requests started so far."""
         self._running: dict[int, tuple[Generation, Caller]] = {}
         self._mean_seconds = 1.0
 
     @property
     def live(self) -> bool:
-        """Whether it makes sense to wait: false when a model is gone for good."""
+        """False when a model failed and could not be started again."""
         return not any(model.lost for model in self.models)
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken, and no model is being started again."""
-        restarting = any(model.state == "restarting" for model in self.models)
-        return self.state == "ready" and self.live and not restarting
+        """Whether requests are accepted, a model is there, and none is being restarted."""
+        states = {model.state for model in self.models}
+        answers = "ready" in states and "restarting" not in states
+        return self.state == "ready" and self.live and answers
 
     def sampling(self, model: Model, **given: Any) -> SamplingParams:
         """The checkpoint's defaults, with what a request gives (None: nothing) in their place.
@@ -91,65 +99,79 @@ class Service:
         self,
         caller: Caller,
         model: Model,
-        asks: Sequence[Ask],
+        requests: Sequence[GenerationRequest],
         session: Optional[str] = None,
         seconds: Optional[float] = None,
     ) -> list[Generation]:
         """Puts requests into the queue, all of them or none.
 
         Args:
-            caller: who asks.
-            model: that is to answer.
-            asks: several of one request do not wait for each other, so they run in any slots.
+            caller: the authenticated client.
+            model: to run them on.
+            requests: several do not wait for each other, so they run in any slots.
             session: whose slot a single request takes; None: any.
             seconds: deadline; at most the server's own.
 
         Raises:
-            Refusal: 503 while starting or draining, 429 when too many are running.
-            GLMMultiUserError: a prompt or parameter that cannot be, or a full queue.
+            APIError: 503 while starting or draining, 429 when too many are running.
+            GLMMultiUserError: a prompt or parameter that is not valid, or a full queue.
         """
         limits = self.settings.limits
         seconds = min(seconds or limits.request_seconds, limits.request_seconds)
         try:
-            self._refuse_unless_open()
+            self._check_ready()
             user = caller.user(session)
-            all_ids = [await self._token_ids(model, ask) for ask in asks]
-            self.admission.enter(caller, user, len(asks))
-            return self._submit(_Entered(model, caller, user), asks, all_ids, seconds)
+            all_ids = [await self._token_ids(model, request) for request in requests]
+            self.admission.admit(caller, user, len(requests))
+            return self._submit(_Admitted(model, caller, user), requests, all_ids, seconds)
         except Exception as error:
             self.metrics.requests.labels(model.name, "refused").inc()
-            raise refusal_of(error, self._retry_seconds(model)) from error
+            api_error = api_error_of(error, self._retry_seconds(model))
+            if self.tracer is not None:
+                self.tracer.rejected(model.name, api_error.code)
+            raise api_error from error
 
     def _submit(
         self,
-        entered: _Entered,
-        asks: Sequence[Ask],
-        all_ids: Sequence[Sequence[int]],
+        admitted: _Admitted,
+        requests: Sequence[GenerationRequest],
+        all_ids: Sequence[TokenIds],
         seconds: float,
     ) -> list[Generation]:
-        """For requests that have entered; all that do not start leave again."""
+        """Starts admitted requests, all or none; those that do not start are released."""
         started: list[Generation] = []
         try:
-            llm = entered.model.llm
-            for ask, token_ids in zip(asks, all_ids):
-                slot_of = entered.user if len(asks) == 1 else None
-                params = _within(ask.max_length, len(token_ids), ask.params or llm.default_params)
-                handle = llm.asubmit(token_ids, params, slot_of, reader=ask.reader(llm))
-                leave = partial(self._leave, entered, ask, time.monotonic())
-                generation = Generation(handle, seconds, leave)
-                self._running[generation.number] = (generation, entered.caller)
+            llm = admitted.model.llm
+            for request, token_ids in zip(requests, all_ids):
+                slot_of = admitted.user if len(requests) == 1 else None
+                params = _within(
+                    request.max_length, len(token_ids), request.params or llm.default_params
+                )
+                since = time.monotonic()  # before the engine counts the time in its queue
+                handle = llm.asubmit(
+                    token_ids,
+                    user=slot_of,
+                    params=params,
+                    reader=request.reader(llm),
+                    group=admitted.caller.key,
+                )
+                on_end: OnEnd = partial(self._on_end, admitted, request, since)
+                if self.tracer is not None:
+                    on_end = self.tracer.watch(admitted.model.name, since, on_end)
+                generation = Generation(handle, seconds, on_end)
+                self._running[generation.number] = (generation, admitted.caller)
                 self.requests += 1
                 started.append(generation)
         except BaseException:
             for generation in started:
                 generation.close()
-            for _ in asks[len(started) :]:
-                self.admission.leave(entered.caller, entered.user)
+            for _ in requests[len(started) :]:
+                self.admission.release(admitted.caller, admitted.user)
             raise
         return started
 
     def caller_of(self, number: Optional[int]) -> Optional[Caller]:
-        """Who sent the request of this number; None if it has ended."""
+        """The client of the request with this number; None if it has ended."""
         running = self._running.get(number) if number is not None else None
         return running[1] if running else None
 
@@ -158,44 +180,55 @@ class Service:
         """Requests that have not ended."""
         return len(self._running)
 
-    def hear_second(self) -> None:
-        """Takes a sample of the speed; called once a second."""
+    def tick(self) -> None:
+        """Samples the tokens per second; called once a second."""
         counts = {name: stats.tokens_generated for name, stats in self._stats().items()}
         self.token_rate.sample(counts)
 
-    def hear_response(self, status: int) -> None:
-        """Counts a response that was begun."""
+    def record_response(self, status: int) -> None:
+        """Counts a response that has started."""
         self.metrics.http_responses.labels(str(status)).inc()
 
-    def abort_all(self, refusal: Refusal) -> None:
+    def abort_all(self, error: APIError) -> None:
         """Ends every running request with this error."""
         for generation, _ in list(self._running.values()):
-            generation.abort(refusal)
+            generation.abort(error)
 
-    def _refuse_unless_open(self) -> None:
+    async def close(self) -> None:
+        """Closes every model, and sends the traces that are left."""
+        await self.models.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
+
+    def _check_ready(self) -> None:
         if self.state != "ready":
-            raise Refusal(
+            raise APIError(
                 503,
                 self.state,
-                f"the server is {self.state}; it takes no requests",
+                f"the server is {self.state}; it accepts no requests",
                 retry_after=NOT_READY_RETRY_SECONDS,
             )
 
-    async def _token_ids(self, model: Model, ask: Ask) -> Sequence[int]:
-        if ask.length > LONG_PROMPT:
-            return await asyncio.to_thread(ask.token_ids, model.llm)
-        return ask.token_ids(model.llm)
+    async def _token_ids(self, model: Model, request: GenerationRequest) -> TokenIds:
+        if request.length > LONG_PROMPT:
+            return await asyncio.to_thread(request.token_ids, model.llm)
+        return request.token_ids(model.llm)
 
-    def _leave(
-        self, entered: _Entered, ask: Ask, since: float, generation: Generation, outcome: str
+    def _on_end(
+        self,
+        admitted: _Admitted,
+        request: GenerationRequest,
+        since: float,
+        generation: Generation,
+        outcome: str,
     ) -> None:
-        model, caller = entered.model, entered.caller
+        model, caller = admitted.model, admitted.caller
         del self._running[generation.number]
-        self.admission.leave(caller, entered.user)
+        self.admission.release(caller, admitted.user)
         seconds = time.monotonic() - since
         self._mean_seconds += (1 - MEMORY_OF_SECONDS) * (seconds - self._mean_seconds)
         result = generation.result
-        self.metrics.hear_end(model.name, outcome, result)
+        self.metrics.record_finished(model.name, outcome, result)
         fields: dict[str, Any] = {
             "model": model.name,
             "key": caller.key,
@@ -203,7 +236,7 @@ class Service:
             "seconds": round(seconds, 4),
         }
         if self.settings.log_prompts:
-            fields.update(ask.logged())
+            fields.update(request.logged())
         if result is not None:
             fields["prompt_tokens"] = result.usage.prompt_tokens
             fields["completion_tokens"] = result.usage.completion_tokens
@@ -214,14 +247,14 @@ class Service:
         logger.info("generation ended", extra={FIELDS: fields})
 
     def _retry_seconds(self, model: Model) -> float:
-        """When a place should be free: what waits, over what runs side by side."""
+        """When a slot should be free: requests waiting, over slots."""
         if model.state != "ready":
             return NOT_READY_RETRY_SECONDS
         stats = model.llm.stats()
         return min(60.0, self._mean_seconds * (stats.waiting + 1) / stats.users)
 
     def _opened(self, name: str, llm: MultiUserLLM) -> None:
-        llm.on_step(partial(self.metrics.hear_step, name))
+        llm.on_step(partial(self.metrics.record_step, name))
 
     def _stats(self) -> dict[str, Any]:
         return {model.name: model.llm.stats() for model in self.models.ready()}
@@ -240,6 +273,7 @@ def _within(
     room = max_length - prompt_tokens
     if room < 1:
         raise PromptTooLongError(
-            f"max_length is {max_length}; the prompt alone has {prompt_tokens} tokens"
+            f"max_length is {max_length}; the prompt alone has {prompt_tokens} tokens",
+            field="max_length",
         )
     return replace(params, max_tokens=min(room, params.max_tokens or room))

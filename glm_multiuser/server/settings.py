@@ -1,15 +1,22 @@
-"""What a server may be told, with defaults that are safe to leave alone."""
+"""Settings of a server; the defaults are safe."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
 
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.settings import check, setting
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
 @dataclass(frozen=True)
@@ -19,23 +26,16 @@ class ModelSettings:
     Attributes:
         name: by which clients ask for it.
         folder: the checkpoint.
-        users: slots.
-        seq_length: tokens that each user can hold.
-        max_queue: requests that may wait for a slot.
-        prefill_chunk, cache_prompt: as in `EngineConfig`.
-        load: whether it is loaded at the start; otherwise when somebody asks for it.
+        engine: its settings.
+        load: whether it is loaded at the start; otherwise when a client asks for it.
 
     Raises:
-        ConfigError: a name that cannot stand in a URL.
+        ConfigError: a name that cannot be part of a URL.
     """
 
     name: str
     folder: Path
-    users: int = 8
-    seq_length: int = 512
-    max_queue: int = 64
-    prefill_chunk: Optional[int] = None
-    cache_prompt: bool = True
+    engine: EngineConfig = field(default_factory=EngineConfig)
     load: bool = True
 
     def __post_init__(self) -> None:
@@ -50,31 +50,35 @@ class ModelSettings:
 class Limits:
     """What one client may ask of the server.
 
-    Attributes:
-        body_bytes: of a request; more is refused before it is parsed.
-        body_seconds: in which a request must have arrived as a whole.
-        request_seconds: after which a request ends with an error, unless it asked for less.
-        requests_per_user: at the same time, of one session.
-        requests_per_key: at the same time, of one API key with all its sessions.
-        choices: answers to one prompt (`n`), and prompts in one request.
-        step_entries: generations that the step API keeps for clients that come back.
-        step_seconds: after which one that nobody asks for is given up.
+    Raises:
+        ConfigError: a field out of its range.
     """
 
-    body_bytes: int = 1 << 20
-    body_seconds: float = 30.0
-    request_seconds: float = 600.0
-    requests_per_user: int = 4
-    requests_per_key: int = 256
-    choices: int = 8
-    step_entries: int = 256
-    step_seconds: float = 60.0
+    body_bytes: int = setting(
+        1 << 20, "Bytes of a request body; more are rejected", above=0, option="--max-body"
+    )
+    body_seconds: float = setting(
+        30.0, "Seconds in which a request body must have arrived", above=0
+    )
+    request_seconds: float = setting(
+        600.0,
+        "Deadline of a request in seconds; a request may ask for less",
+        above=0,
+        option="--request-timeout",
+    )
+    requests_per_user: int = setting(4, "Concurrent requests of one session", above=0)
+    requests_per_key: int = setting(256, "Concurrent requests of one API key", above=0)
+    choices: int = setting(8, "Prompts, and answers to one prompt, in a request", above=0)
+    step_entries: int = setting(256, "Generations that the step API keeps", above=0)
+    step_seconds: float = setting(
+        60.0,
+        "Seconds without a poll after which the step API cancels a generation",
+        above=0,
+        option="--step-expiry",
+    )
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if not value > 0:
-                raise ConfigError(f"{name} is {value!r}; it must be more than 0")
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -84,30 +88,62 @@ class ServerSettings:
     Attributes:
         models: the first one answers requests that name none.
         limits: of one client.
-        keys: name of an API key -> the key; empty: everybody may ask.
+        keys: name of an API key -> the key; empty: no authentication.
+        admins: names of the keys that have the role admin.
         warm_up: prompts that every model answers before it is ready.
-        drain_seconds: that running requests get when the server is told to end.
-        memory_bytes: that all models together may take; None: no limit.
-        cors_origins: other origins whose pages may read answers.
-        log_prompts: whether prompts and answers may stand in the log.
-        device_target, device_id, kernels, weight_dtype: as in `EngineConfig`.
 
     Raises:
-        ConfigError: no model, or two with one name.
+        ConfigError: a field out of its range, no model, two with one name, or a role that no key
+            has.
     """
 
     models: tuple[ModelSettings, ...]
     limits: Limits = field(default_factory=Limits)
     keys: dict[str, str] = field(default_factory=dict, repr=False)
+    admins: frozenset[str] = frozenset()
     warm_up: tuple[str, ...] = ("你好", "Who are you?")
-    drain_seconds: float = 30.0
-    memory_bytes: Optional[int] = None
-    cors_origins: tuple[str, ...] = ()
-    log_prompts: bool = False
-    device_target: str = "CPU"
-    device_id: int = 0
-    kernels: str = "auto"
-    weight_dtype: Optional[str] = None
+    drain_seconds: float = setting(
+        30.0,
+        "Graceful shutdown: seconds that running requests get",
+        low=0,
+        option="--drain",
+    )
+    memory_gib: Optional[float] = setting(
+        None,
+        "GiB for weights and caches of all models; default: no limit",
+        above=0,
+        option="--memory-budget",
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (), "Allow cross-origin requests from this origin", option="--cors-origin"
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "Answer to this host name besides localhost, this machine's names and all addresses",
+        option="--allowed-host",
+    )
+    tls_cert: Optional[str] = setting(
+        None, "PEM file with the certificate, and those up to its authority: serve HTTPS"
+    )
+    tls_key: Optional[str] = setting(None, "PEM file with the key of the certificate")
+    root_path: str = setting("", "Path under which a reverse proxy serves this server, as /glm")
+    forwarded_allow_ips: str = setting(
+        "",
+        "Addresses or networks of proxies, with commas, whose X-Forwarded-For and "
+        "X-Forwarded-Proto count; default: none",
+    )
+    log_prompts: bool = setting(False, "Log prompts and completions")
+    otlp_endpoint: Optional[str] = setting(
+        None,
+        "Send OpenTelemetry traces to this OTLP/HTTP collector, such as http://127.0.0.1:4318; "
+        "default: what the OTEL_* environment variables say",
+    )
+    model_control: Optional[str] = setting(
+        None,
+        "Who may load and unload models: none, keys (with the role admin) or all; default: all "
+        "without API keys on a loopback address, else none",
+        choices=("none", "keys", "all"),
+    )
 
     def __post_init__(self) -> None:
         names = [model.name for model in self.models]
@@ -116,13 +152,61 @@ class ServerSettings:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"models has {', '.join(twice)} twice; every name must be its own")
-        if self.drain_seconds < 0:
-            raise ConfigError(f"drain_seconds is {self.drain_seconds}; it must be at least 0")
+        check(self)
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins has {origin!r}; an origin is scheme://host or "
+                    "scheme://host:port, without a path, or * for every one"
+                )
+        for host in self.allowed_hosts:
+            if not HOST_NAME.fullmatch(host):
+                raise ConfigError(
+                    f"allowed_hosts has {host!r}; it must be a host name, without scheme and port"
+                )
+        if not ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                f"root_path is {self.root_path!r}; it must be a path as /glm, without a slash at "
+                "its end"
+            )
+        for proxy in filter(None, self.forwarded_allow_ips.split(",")):
+            if not _is_network(proxy.strip()):
+                raise ConfigError(
+                    f"forwarded_allow_ips has {proxy!r}; it must be an address, a network, or '*'"
+                )
+        if self.model_control == "keys" and not self.admins:
+            raise ConfigError("model_control is 'keys'; of the API keys none has the role admin")
+
+    def at(self, address: str) -> ServerSettings:
+        """With the defaults of a server that listens on this IP address."""
+        if self.model_control is not None:
+            return self
+        local = ipaddress.ip_address(address).is_loopback
+        return replace(self, model_control="all" if local and not self.keys else "none")
+
+    @property
+    def scheme(self) -> str:
+        """Of its URLs."""
+        return "http" if self.tls_cert is None else "https"
 
 
-def parse_place(place: str) -> tuple[str, Path]:
-    """NAME=FOLDER, or a folder whose own name is the model's."""
-    name, equals, folder = place.partition("=")
-    if equals:
-        return name, Path(folder)
-    return Path(place).resolve().name, Path(place)
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return text == "*"
+    return True
+
+
+def model_settings(places: Iterable[str], engine: EngineConfig, load: bool) -> list[ModelSettings]:
+    """The models at NAME=FOLDER, or at a folder whose own name is the model's.
+
+    Raises:
+        ConfigError: a name that cannot be part of a URL.
+    """
+    found = []
+    for place in places:
+        name, equals, folder = place.partition("=")
+        path = Path(folder if equals else place)
+        found.append(ModelSettings(name if equals else path.resolve().name, path, engine, load))
+    return found

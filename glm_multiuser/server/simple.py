@@ -10,12 +10,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from glm_multiuser.answer import GenerationResult
-from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.bodies import (
     History,
+    HistoryMessage,
     MaxLength,
     MaxTokens,
-    Message,
     Seed,
     Temperature,
     TopP,
@@ -23,9 +22,10 @@ from glm_multiuser.server.bodies import (
     with_round,
 )
 from glm_multiuser.server.disconnect import unless_disconnected
-from glm_multiuser.server.errors import Refusal, plain_body
+from glm_multiuser.server.errors import APIError, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
 
@@ -50,7 +50,7 @@ class SimpleResponse(BaseModel):
     """The whole answer, and the history with this round added."""
 
     response: str
-    history: list[Union[tuple[str, str], Message]]
+    history: list[Union[tuple[str, str], HistoryMessage]]
     status: int = 200
     time: str = Field(description="When the answer was complete, as YYYY-MM-DD HH:MM:SS.")
     finish_reason: str
@@ -72,9 +72,11 @@ async def answer(request: Request, body: SimpleRequest) -> Any:
         top_p=body.top_p,
         seed=body.seed,
     )
-    ask = Ask(body.prompt, as_history(body.history), params=params, max_length=body.max_length)
+    wanted = GenerationRequest(
+        body.prompt, as_history(body.history), params=params, max_length=body.max_length
+    )
     (generation,) = await service.start(
-        caller_of(request), model, [ask], session_of(request), deadline_of(request)
+        caller_of(request), model, [wanted], session_of(request), deadline_of(request)
     )
     if body.stream:
         return EventStream(_events(generation, body), [generation], _error_event)
@@ -102,5 +104,5 @@ def _whole(result: GenerationResult, body: SimpleRequest) -> SimpleResponse:
     )
 
 
-def _error_event(refusal: Refusal) -> bytes:
-    return event({**plain_body(refusal), "status": refusal.status})
+def _error_event(error: APIError) -> bytes:
+    return event({**plain_body(error), "status": error.status})

@@ -1,4 +1,4 @@
-"""Who holds which slot, the queue and the speed, for the page's live panel."""
+"""Slots, queue and tokens per second, for the page's live panel, and metrics."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ async def status(request: Request) -> dict[str, Any]:
             {
                 "name": model.name,
                 "state": model.state,
-                "users": model.settings.users,
-                "seq_length": model.settings.seq_length,
+                "users": model.settings.engine.users,
+                "seq_length": model.settings.engine.seq_length,
             }
             for model in service.models
         ],
         "slots": [slot for model in ready for slot in _slots(service, model, caller)],
         "queue": {
             "waiting": sum(one.waiting for one in stats.values()),
-            "limit": sum(model.settings.max_queue for model in ready),
+            "limit": sum(model.settings.engine.max_queue for model in ready),
         },
         "tokens_per_second": {
             "now": rate.per_second[-1] if rate.per_second else 0,

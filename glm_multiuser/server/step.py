@@ -1,24 +1,25 @@
-"""The step API, `POST /llm/generate`: every call returns what is new since the last one.
+"""The step API, `POST /llm/generate`: every call returns the text since the last one.
 
-A client names its generation by a `cache_id` of its own and asks until the flag is "end".
+A client names its generation by a `cache_id` of its own and polls until the flag is "end".
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any, Literal, Optional
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from glm_multiuser.engine.waiting import has_room
 from glm_multiuser.errors import GLMMultiUserError
-from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.bodies import History, MaxLength, Temperature, TopP, as_history
 from glm_multiuser.server.disconnect import unless_disconnected
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
@@ -29,7 +30,7 @@ router = APIRouter(tags=["step"])
 WAIT_SECONDS = 10.0
 """A call returns after so long even if there is nothing new: the request may still be queued."""
 REMEMBERED = 4096
-"""Generations that have ended, whose names are still refused."""
+"""Ended generations whose names are still rejected."""
 
 
 Flag = Literal["sending", "hang", "end"]
@@ -60,25 +61,25 @@ class StepResponse(BaseModel):
 
 
 class Entry:
-    """One generation that a client comes back for.
+    """One generation that a client polls.
 
-    What it has heard stays here until a call returns it: a call whose client goes away while it
-    waits loses nothing.
+    Received text stays here until a call returns it: nothing is lost when a client disconnects
+    while its call waits.
 
     Attributes:
-        turn: held by the call that is being answered.
+        lock: held by the call that is being answered.
     """
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self.generation: Optional[Generation] = None
         self.timer: Optional[asyncio.TimerHandle] = None
         self._texts: list[str] = []
         self._flag: Flag = "sending"
         self._error: Optional[GLMMultiUserError] = None
 
-    async def hear(self, generation: Generation) -> None:
-        """Waits for something new, and takes in all that is there; returns without it in the end.
+    async def receive(self, generation: Generation) -> None:
+        """Waits for new text, at most `WAIT_SECONDS`, and collects all that is there.
 
         Raises:
             GLMMultiUserError: the generation failed.
@@ -87,11 +88,11 @@ class Entry:
             raise self._error
         with contextlib.suppress(asyncio.TimeoutError):
             if self._flag != "end":
-                await asyncio.wait_for(self._hear_piece(generation), WAIT_SECONDS)
+                await asyncio.wait_for(self._receive_piece(generation), WAIT_SECONDS)
             while self._flag != "end" and generation.waiting_pieces:
-                await self._hear_piece(generation)
+                await self._receive_piece(generation)
 
-    async def _hear_piece(self, generation: Generation) -> None:
+    async def _receive_piece(self, generation: Generation) -> None:
         try:
             piece = await generation.__anext__()
         except GLMMultiUserError as error:
@@ -104,7 +105,7 @@ class Entry:
             self._flag = "hang" if piece.inside_character else "sending"
 
     def take(self) -> StepResponse:
-        """What was heard since the last time."""
+        """The text received since the last call."""
         texts, self._texts = self._texts, []
         return StepResponse(flag=self._flag, delta_text="".join(texts))
 
@@ -114,7 +115,7 @@ Name = tuple[str, str]
 
 
 class Entries:
-    """The generations that clients come back for, at most `limits.step_entries`."""
+    """The generations that clients poll: keys share `limits.step_entries`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -128,32 +129,36 @@ class Entries:
         """The entry of this name, a new one if there is none.
 
         Raises:
-            Refusal: 409, it has ended or is being asked for; 410, it was given up; 429, too many.
+            APIError: 409, it has ended or is being polled; 410, it has expired; 429, too many.
         """
         if name in self._ended:
             status, code = (410, "expired") if self._ended[name] == "expired" else (409, "finished")
-            raise Refusal(status, code, f"cache_id {name[1]!r} has {code}; take a new one")
+            raise APIError(status, code, f"cache_id {name[1]!r} has {code}; take a new one")
         entry = self._entries.get(name)
         if entry is None:
-            if len(self._entries) >= self._limits.step_entries:
-                raise Refusal(
-                    429,
-                    "too_many_generations",
-                    f"{len(self._entries)} generations are open; step_entries is "
-                    f"{self._limits.step_entries}",
-                    retry_after=self._limits.step_seconds,
-                )
+            self._check_room(name[0])
             entry = self._entries[name] = Entry()
-        elif entry.turn.locked():
-            raise Refusal(409, "busy", f"cache_id {name[1]!r} is being asked for already")
+        elif entry.lock.locked():
+            raise APIError(409, "busy", f"cache_id {name[1]!r} is being polled by another call")
         return entry
+
+    def _check_room(self, key: str) -> None:
+        counts = Counter(key for key, _ in self._entries)
+        if not has_room(counts, key, self._limits.step_entries):
+            raise APIError(
+                429,
+                "too_many_generations",
+                f"{len(self._entries)} generations are open; step_entries is "
+                f"{self._limits.step_entries}",
+                retry_after=self._limits.step_seconds,
+            )
 
     def drop(self, name: Name) -> None:
         """Forgets an entry that never started."""
         self._entries.pop(name, None)
 
     def end(self, name: Name, how: str = "finished") -> None:
-        """Ends the generation; its name is refused from now on."""
+        """Ends the generation; its name is rejected from now on."""
         entry = self._entries.pop(name, None)
         if entry is None:
             return
@@ -166,7 +171,7 @@ class Entries:
             self._ended.popitem(last=False)
 
     def wait_for_client(self, name: Name, entry: Entry) -> None:
-        """Gives the generation up unless its client comes back in time."""
+        """Lets the generation expire unless its client polls it in time."""
         loop = asyncio.get_running_loop()
         entry.timer = loop.call_later(self._limits.step_seconds, self.end, name, "expired")
 
@@ -176,8 +181,11 @@ class Entries:
     response_model=StepResponse,
     responses={
         **ERRORS,
-        409: {**ERRORS[400], "description": "This cache_id has ended, or is being asked for."},
-        410: {**ERRORS[400], "description": "Nobody asked for this cache_id; it was given up."},
+        409: {**ERRORS[400], "description": "This cache_id has ended, or another call polls it."},
+        410: {
+            **ERRORS[400],
+            "description": "This cache_id was not polled in time and has expired.",
+        },
     },
 )
 async def generate(request: Request, body: StepRequest) -> Any:
@@ -186,7 +194,7 @@ async def generate(request: Request, body: StepRequest) -> Any:
     caller = caller_of(request)
     name = (caller.key, body.cache_id)
     entry = entries.find(name)
-    async with entry.turn:
+    async with entry.lock:
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.generation is None:
@@ -196,7 +204,7 @@ async def generate(request: Request, body: StepRequest) -> Any:
                 entries.drop(name)
                 raise
         try:
-            await unless_disconnected(request, entry.hear(entry.generation))
+            await unless_disconnected(request, entry.receive(entry.generation))
         except GLMMultiUserError:
             entries.end(name)
             raise
@@ -216,8 +224,10 @@ async def _start(request: Request, caller: Caller, body: StepRequest) -> Generat
     model = service.models.get(body.model_name)
     temperature = 0.0 if body.do_sample is False else body.temperature
     params = service.sampling(model, temperature=temperature, top_p=body.top_p)
-    ask = Ask(body.query, as_history(body.history), params=params, max_length=body.max_length)
+    wanted = GenerationRequest(
+        body.query, as_history(body.history), params=params, max_length=body.max_length
+    )
     (generation,) = await service.start(
-        caller, model, [ask], session_of(request), deadline_of(request)
+        caller, model, [wanted], session_of(request), deadline_of(request)
     )
     return generation

@@ -17,7 +17,7 @@ class TokenRate:
         """Oldest first."""
 
     def sample(self, generated: Mapping[str, int]) -> None:
-        """Takes in how many tokens each model has generated so far."""
+        """Records how many tokens each model has generated so far."""
         # A model that was loaded again counts from 0.
         new = [max(0, count - self._before.get(name, 0)) for name, count in generated.items()]
         self._before = dict(generated)

@@ -1,4 +1,4 @@
-"""What a request says beside its question: whose slot it takes, and how long it may take."""
+"""The session and the deadline of a request, from its headers and parameters."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import RootModel
 
-from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.kserve.infer_bodies import SHARED_MEMORY
 from glm_multiuser.server.kserve.served_model import ServedModel
 
@@ -37,7 +37,7 @@ async def log_settings() -> dict[str, Any]:
 
 @router.post("/v2/logging")
 async def update_log_settings(body: Settings) -> dict[str, Any]:
-    """Refuses changes: the log is set up when the server starts."""
+    """Rejects changes: the log is set up when the server starts."""
     return _unchanged(body.root, await log_settings())
 
 
@@ -49,7 +49,7 @@ async def trace_settings() -> dict[str, Any]:
 
 @router.post("/v2/trace/setting")
 async def update_trace_settings(body: Settings) -> dict[str, Any]:
-    """Refuses changes: this server writes no traces."""
+    """Rejects changes: this server writes no traces."""
     return _unchanged(body.root, TRACES)
 
 
@@ -61,7 +61,7 @@ async def model_trace_settings(model: ServedModel) -> dict[str, Any]:
 
 @router.post("/v2/models/{name}/trace/setting")
 async def update_model_trace_settings(model: ServedModel, body: Settings) -> dict[str, Any]:
-    """Refuses changes: this server writes no traces."""
+    """Rejects changes: this server writes no traces."""
     return _unchanged(body.root, TRACES)
 
 
@@ -73,14 +73,14 @@ async def regions() -> list[dict[str, Any]]:
 
 @memory_router.get("/region/{region}/status")
 async def region_status(region: str) -> list[dict[str, Any]]:
-    """Refused: there is no such region."""
-    raise Refusal(400, BAD_REQUEST, f"region {region!r} is not registered; {SHARED_MEMORY}")
+    """Rejected: there is no such region."""
+    raise APIError(400, BAD_REQUEST, f"region {region!r} is not registered; {SHARED_MEMORY}")
 
 
 @memory_router.post("/region/{region}/register")
 async def register(region: str) -> dict[str, Any]:
-    """Refused: this server reads no memory of its clients."""
-    raise Refusal(400, "not_supported", f"region {region!r} is not registered; {SHARED_MEMORY}")
+    """Rejected: this server reads no memory of its clients."""
+    raise APIError(400, "not_supported", f"region {region!r} is not registered; {SHARED_MEMORY}")
 
 
 @memory_router.post("/unregister")
@@ -99,11 +99,11 @@ for kind in ("system", "cuda"):
     router.include_router(memory_router, prefix=f"/v2/{kind}sharedmemory")
 
 
-def _unchanged(asked: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
-    """Raises Refusal (400) unless everything that is asked for is so already."""
-    for name, value in asked.items():
+def _unchanged(requested: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
+    """Raises APIError (400) unless every setting already has the requested value."""
+    for name, value in requested.items():
         if value is not None and value != current.get(name):
-            raise Refusal(
+            raise APIError(
                 400,
                 "not_supported",
                 f"{name!r} cannot be changed while the server runs; the settings are {current}",

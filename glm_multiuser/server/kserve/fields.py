@@ -1,4 +1,4 @@
-"""What one question consists of, however it was sent: as tensors, or as fields of JSON."""
+"""The fields of a question, sent as tensors or as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional, Union
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from glm_multiuser.sampling import REPETITION_PENALTY_MAX, TEMPERATURE_MAX
-from glm_multiuser.server.bodies import Seed, TopP
+from glm_multiuser.server.bodies import NotBoolean, Seed, TopP
 
 UNSIGNED_MAX = 2**64 - 1
 
@@ -27,7 +27,7 @@ def writable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(writable)]
-Unsigned = Annotated[int, Field(ge=0, le=UNSIGNED_MAX)]
+Unsigned = Annotated[int, Field(ge=0, le=UNSIGNED_MAX), NotBoolean]
 TextOrTemperature = Annotated[
     Optional[float],
     Field(
@@ -36,6 +36,7 @@ TextOrTemperature = Annotated[
         description="A number or its text; 0 takes the likeliest token each time; empty: default.",
     ),
     BeforeValidator(none_if_empty),
+    NotBoolean,
 ]
 TextOrTokens = Annotated[
     Optional[int],
@@ -45,11 +46,12 @@ TextOrTokens = Annotated[
         description="Tokens of the answer, a number or its text; empty: default.",
     ),
     BeforeValidator(none_if_empty),
+    NotBoolean,
 ]
 
 
 class Parameters(BaseModel):
-    """What a request may ask for beside its inputs.
+    """The parameters of a request besides its inputs.
 
     Others are ignored, as Triton ignores what a model does not know. `priority` is one of them:
     all requests have the same. So are `sequence_start` and `sequence_end`: every request carries
@@ -60,7 +62,9 @@ class Parameters(BaseModel):
     max_tokens: TextOrTokens = None
     top_p: TopP = None
     top_k: Annotated[Optional[Unsigned], Field(description="0: off.")] = None
-    repetition_penalty: Annotated[Optional[float], Field(gt=0, le=REPETITION_PENALTY_MAX)] = None
+    repetition_penalty: Annotated[
+        Optional[float], Field(gt=0, le=REPETITION_PENALTY_MAX), NotBoolean
+    ] = None
     seed: Seed = None
     stop: Annotated[
         Union[Text, list[Text], None], Field(description="Texts that end the answer.")
@@ -89,7 +93,7 @@ class Fields(Parameters):
     ] = ""
     max_token: TextOrTokens = None
     history_len: Annotated[
-        Optional[int], Field(ge=0, description="Rounds that count; without it, all.")
+        Optional[int], Field(ge=0, description="Rounds that count; without it, all."), NotBoolean
     ] = None
 
     def sampling(self) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from glm_multiuser.server.disconnect import unless_disconnected
-from glm_multiuser.server.errors import Refusal, plain_body
+from glm_multiuser.server.errors import APIError, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.kserve.asks import Question, fields_of, question_of
 from glm_multiuser.server.kserve.callers import seconds_in, session_in
 from glm_multiuser.server.kserve.fields import Fields, Text
+from glm_multiuser.server.kserve.questions import Question, fields_of, question_of
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.request_context import caller_of, service_of
@@ -24,7 +24,7 @@ model_router = APIRouter()
 
 
 class GenerateRequest(Fields):
-    """A question; what may stand beside `parameters` may as well stand inside."""
+    """A question; its fields may stand beside `parameters` or inside."""
 
     id: Optional[Text] = None
     parameters: Fields = Fields()
@@ -78,7 +78,7 @@ async def _start(
     (generation,) = await service.start(
         caller_of(request),
         model,
-        [question.ask],
+        [question.request],
         session_in(request, fields),
         seconds_in(request, fields),
     )
@@ -106,5 +106,5 @@ def _outputs(body: GenerateRequest, model: Model, text: str) -> dict[str, Any]:
     return outputs
 
 
-def _error_event(refusal: Refusal) -> bytes:
-    return event(plain_body(refusal))
+def _error_event(error: APIError) -> bytes:
+    return event(plain_body(error))

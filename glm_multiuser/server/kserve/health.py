@@ -1,4 +1,4 @@
-"""Whether the server lives, takes requests, and has a model ready."""
+"""Liveness and readiness of the server and its models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.kserve.served_model import ServedModel
 from glm_multiuser.server.request_context import service_of
 from glm_multiuser.server.service import Service
@@ -17,13 +17,13 @@ model_router = APIRouter()
 
 
 class Live(BaseModel):
-    """Whether it makes sense to wait for this server."""
+    """Liveness."""
 
     live: bool
 
 
 class Loading(BaseModel):
-    """How far a model is."""
+    """Progress of loading a model."""
 
     model: str
     done: int
@@ -32,9 +32,10 @@ class Loading(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether the server takes requests.
+    """Whether the server accepts requests.
 
-    state: "starting", "ready", "restarting", "draining" or "failed".
+    state: "starting", "ready", "restarting", "draining", "failed", or "unloaded" when no model is
+    there.
     """
 
     ready: bool
@@ -43,13 +44,15 @@ class Ready(BaseModel):
 
 
 class ModelReady(BaseModel):
-    """A model that takes requests."""
+    """A model that accepts requests."""
 
     name: str
     ready: bool
 
 
-@router.get("/v2/health/live", responses={503: {"model": Live, "description": "Start it again."}})
+@router.get(
+    "/v2/health/live", responses={503: {"model": Live, "description": "Restart the process."}}
+)
 async def live(request: Request, response: Response) -> Live:
     """503 when a model failed for good: only a new process can help."""
     service = service_of(request)
@@ -57,9 +60,9 @@ async def live(request: Request, response: Response) -> Live:
     return Live(live=service.live)
 
 
-@router.get("/v2/health/ready", responses={503: {"model": Ready, "description": "Not now."}})
+@router.get("/v2/health/ready", responses={503: {"model": Ready, "description": "Not ready."}})
 async def ready(request: Request, response: Response) -> Ready:
-    """503 while the server starts, drains, or starts a model again that failed."""
+    """503 while the server starts, drains, restarts a failed model, or has none that answers."""
     service = service_of(request)
     response.status_code = 200 if service.ready else 503
     loading = [
@@ -73,10 +76,10 @@ async def ready(request: Request, response: Response) -> Ready:
 
 @model_router.get("/ready")
 async def model_ready(request: Request, model: ServedModel) -> ModelReady:
-    """400, as Triton answers, when the model takes no requests now."""
+    """400, as Triton answers, when the model does not accept requests now."""
     service = service_of(request)
     if model.state != "ready" or service.state != "ready":
-        raise Refusal(
+        raise APIError(
             400,
             "model_not_ready",
             f"model {model.name!r} is {model.state}, the server is {_state(service)}",
@@ -87,4 +90,7 @@ async def model_ready(request: Request, model: ServedModel) -> ModelReady:
 def _state(service: Service) -> Any:
     if not service.live:
         return "failed"
-    return "restarting" if service.state == "ready" and not service.ready else service.state
+    if service.ready or service.state != "ready":
+        return service.state
+    restarting = any(model.state == "restarting" for model in service.models)
+    return "restarting" if restarting else "unloaded"

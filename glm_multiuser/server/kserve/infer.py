@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from glm_multiuser.answer import GenerationResult
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.kserve.asks import fields_of, question_of, rows_of
 from glm_multiuser.server.kserve.callers import seconds_in, session_in
 from glm_multiuser.server.kserve.infer_bodies import InferRequest, InferResponse
 from glm_multiuser.server.kserve.infer_codec import (
@@ -24,13 +23,14 @@ from glm_multiuser.server.kserve.infer_codec import (
     split,
     wanted_outputs,
 )
+from glm_multiuser.server.kserve.questions import fields_of, question_of, rows_of
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
 from glm_multiuser.server.request_context import caller_of, service_of
 
 model_router = APIRouter()
 
 BINARY: dict[str, Any] = {
-    "description": f"JSON, and behind it the tensors' bytes; {JSON_LENGTH} says where it ends.",
+    "description": f"JSON followed by the tensors' bytes; {JSON_LENGTH} is the length of the JSON.",
     "type": "string",
     "format": "binary",
 }
@@ -93,20 +93,18 @@ async def infer(request: Request, model: ServedModel) -> Response:
         await request.body(), request.headers.get("content-encoding"), limits.body_bytes
     )
     json, binary = split(body, request.headers.get(JSON_LENGTH))
-    asked = parse(InferRequest, json)
-    wanted = wanted_outputs(asked)
-    tensors, shape = read_inputs(asked.inputs, binary, limits.choices)
-    parameters = asked.parameters.model_dump(exclude_unset=True)
+    infer_request = parse(InferRequest, json)
+    wanted = wanted_outputs(infer_request)
+    inputs, shape = read_inputs(infer_request.inputs, binary, limits.choices)
+    parameters = infer_request.parameters.model_dump(exclude_unset=True)
     sampling = partial(service.sampling, model)
-    questions = [
-        question_of(fields_of({**parameters, **row}), sampling) for row in rows_of(tensors)
-    ]
+    questions = [question_of(fields_of({**parameters, **row}), sampling) for row in rows_of(inputs)]
     generations = await service.start(
         caller_of(request),
         model,
-        [question.ask for question in questions],
-        session_in(request, asked.parameters),
-        seconds_in(request, asked.parameters),
+        [question.request for question in questions],
+        session_in(request, infer_request.parameters),
+        seconds_in(request, infer_request.parameters),
     )
     try:
         results = await unless_disconnected(request, _finish_all(generations))
@@ -119,7 +117,9 @@ async def infer(request: Request, model: ServedModel) -> Response:
             question.history_with(result.text) for question, result in zip(questions, results)
         ],
     }
-    head = InferResponse(model_name=model.name, model_version=VERSION, id=asked.id, outputs=[])
+    head = InferResponse(
+        model_name=model.name, model_version=VERSION, id=infer_request.id, outputs=[]
+    )
     return response_of(head, texts, shape, wanted)
 
 

@@ -6,18 +6,21 @@ from typing import Annotated, Any, Optional, Union
 
 from pydantic import BaseModel, Field
 
+from glm_multiuser.server.bodies import NotBoolean
 from glm_multiuser.server.kserve.fields import Parameters
 
 SHARED_MEMORY = "the client's shared memory is not read by this server"
 
 
 class InputParameters(BaseModel):
-    """How an input's data comes."""
+    """How an input's data is sent."""
 
     binary_data_size: Annotated[
-        Optional[int], Field(ge=0, description="Bytes behind the JSON, instead of `data`.")
+        Optional[int],
+        Field(ge=0, description="Bytes behind the JSON, instead of `data`."),
+        NotBoolean,
     ] = None
-    shared_memory_region: Annotated[Optional[str], Field(description="Refused.")] = None
+    shared_memory_region: Annotated[Optional[str], Field(description="Not supported.")] = None
 
 
 class Input(BaseModel):
@@ -25,7 +28,7 @@ class Input(BaseModel):
 
     name: str
     datatype: str
-    shape: Annotated[list[int], Field(description="[N, 1] or [N].")]
+    shape: Annotated[list[Annotated[int, NotBoolean]], Field(description="[N, 1] or [N].")]
     data: Annotated[
         Optional[list[Any]], Field(description="Elements in row-major order, nested or not.")
     ] = None
@@ -38,8 +41,8 @@ class RequestedOutputParameters(BaseModel):
     binary_data: Annotated[
         Optional[bool], Field(description="As bytes behind the JSON, instead of `data`.")
     ] = None
-    shared_memory_region: Annotated[Optional[str], Field(description="Refused.")] = None
-    classification: Annotated[Optional[int], Field(description="Refused.")] = None
+    shared_memory_region: Annotated[Optional[str], Field(description="Not supported.")] = None
+    classification: Annotated[Optional[int], Field(description="Not supported."), NotBoolean] = None
 
 
 class RequestedOutput(BaseModel):
@@ -50,7 +53,7 @@ class RequestedOutput(BaseModel):
 
 
 class InferParameters(Parameters):
-    """`Parameters`, and how outputs are wanted that do not say it themselves."""
+    """`Parameters`, and the default form of the outputs."""
 
     binary_data_output: bool = False
 

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.kserve import tensors
 from glm_multiuser.server.kserve.infer_bodies import (
     SHARED_MEMORY,
@@ -53,7 +53,7 @@ def decompress(body: bytes, encoding: Optional[str], limit: int) -> bytes:
         limit: bytes that the body may have then.
 
     Raises:
-        Refusal: 413, too large; 400, broken or of another encoding.
+        APIError: 413, too large; 400, broken or of another encoding.
     """
     encoding = (encoding or "identity").lower()
     if encoding == "identity":
@@ -66,7 +66,7 @@ def decompress(body: bytes, encoding: Optional[str], limit: int) -> bytes:
     except zlib.error as error:
         raise wrong("body", f"is not {encoding}: {error}") from None
     if len(whole) > limit:
-        raise Refusal(
+        raise APIError(
             413, "body_too_large", f"body: more than {limit} bytes when decompressed; it may have "
             f"{limit}"
         )  # fmt: skip
@@ -82,7 +82,7 @@ def split(body: bytes, json_length: Optional[str]) -> tuple[bytes, bytes]:
         json_length: the header Inference-Header-Content-Length; None: all is JSON.
 
     Raises:
-        Refusal: 400, the header is no number, or larger than the body.
+        APIError: 400, the header is no number, or larger than the body.
     """
     if json_length is None:
         return body, b""
@@ -105,7 +105,7 @@ def read_inputs(
         most: the largest N.
 
     Raises:
-        Refusal: 400, a tensor that is unknown, missing, there twice, or not what its shape says.
+        APIError: 400, a tensor that is unknown, missing, there twice, or not what its shape says.
     """
     specs = {spec.name: spec for spec in INPUTS}
     elements: dict[str, list[Element]] = {}
@@ -159,16 +159,16 @@ def _checked_shape(tensor: Input, count: int, most: int) -> list[int]:
     return shape
 
 
-def wanted_outputs(asked: InferRequest) -> dict[str, bool]:
+def wanted_outputs(request: InferRequest) -> dict[str, bool]:
     """{name: whether as binary data}, in the order of the request.
 
     Raises:
-        Refusal: 400, no such output, or one in a form that this server does not have.
+        APIError: 400, no such output, or one in a form that this server does not have.
     """
     known = [spec.name for spec in OUTPUTS]
-    default = asked.parameters.binary_data_output
+    default = request.parameters.binary_data_output
     wanted: dict[str, bool] = {}
-    for output in asked.outputs:
+    for output in request.outputs:
         if output.name not in known or output.name in wanted:
             problem = "is there twice" if output.name in wanted else "is no output"
             raise wrong(output.name, f"{problem}; there are {', '.join(known)}")

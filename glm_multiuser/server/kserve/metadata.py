@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,11 +12,11 @@ from glm_multiuser.server.kserve.signature import INPUTS, OUTPUTS, TensorSpec
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.request_context import service_of
 from glm_multiuser.server.settings import ServerSettings
+from glm_multiuser.server.version import NAME, own_version
 
 router = APIRouter()
 model_router = APIRouter()
 
-NAME = "glm_multiuser"
 PLATFORM = "mindspore_glm"
 EXTENSIONS = [
     "binary_tensor_data",
@@ -29,7 +28,7 @@ EXTENSIONS = [
     "statistics",
 ]
 PARAMETERS = ("users", "seq_length", "max_queue")
-"""Settings of a model that stand in its configuration, and that loading it again can change."""
+"""Settings in a model's configuration that loading it again can change."""
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "INT16": "TYPE_INT16"}
 
 
@@ -62,11 +61,7 @@ class ModelMetadata(BaseModel):
 @router.get("/v2")
 async def server_metadata() -> ServerMetadata:
     """Which server this is."""
-    try:
-        own = version(NAME)
-    except PackageNotFoundError:
-        own = "not installed"
-    return ServerMetadata(name=NAME, version=own, extensions=EXTENSIONS)
+    return ServerMetadata(name=NAME, version=own_version(), extensions=EXTENSIONS)
 
 
 @model_router.get("")
@@ -92,6 +87,7 @@ async def model_config(request: Request, model: ServedModel) -> dict[str, Any]:
 
 def config_of(model: Model, settings: ServerSettings) -> dict[str, Any]:
     """See `model_config`."""
+    engine = model.settings.engine
     return {
         "name": model.name,
         "platform": PLATFORM,
@@ -103,13 +99,11 @@ def config_of(model: Model, settings: ServerSettings) -> dict[str, Any]:
         "instance_group": [
             {
                 "name": f"{model.name}_0",
-                "kind": "KIND_CPU" if settings.device_target == "CPU" else "KIND_MODEL",
+                "kind": "KIND_CPU" if engine.device_target == "CPU" else "KIND_MODEL",
                 "count": 1,
             }
         ],
-        "parameters": {
-            name: {"string_value": str(getattr(model.settings, name))} for name in PARAMETERS
-        },
+        "parameters": {name: {"string_value": str(getattr(engine, name))} for name in PARAMETERS},
         "model_transaction_policy": {"decoupled": False},
     }
 

@@ -1,4 +1,4 @@
-"""The models that this server knows: their states, loading and unloading."""
+"""The model repository: states, loading and unloading."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from glm_multiuser.errors import CheckpointError, ConfigError
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.bodies import NotBoolean
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.kserve.metadata import PARAMETERS, config_of
 from glm_multiuser.server.kserve.served_model import VERSION
 from glm_multiuser.server.kserve.tensors import wrong
 from glm_multiuser.server.models import Model
-from glm_multiuser.server.request_context import service_of
+from glm_multiuser.server.request_context import caller_of, service_of
 from glm_multiuser.server.settings import ServerSettings
 
 router = APIRouter(prefix="/v2/repository")
@@ -27,7 +28,7 @@ STATES = {
     "failed": "UNAVAILABLE",
 }
 JSON_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-NUMBER: TypeAdapter[int] = TypeAdapter(int)
+NUMBER: TypeAdapter[int] = TypeAdapter(Annotated[int, NotBoolean])
 
 
 class IndexRequest(BaseModel):
@@ -92,8 +93,10 @@ async def index(request: Request, body: Optional[IndexRequest] = None) -> list[I
 async def load(request: Request, name: str, body: Optional[LoadRequest] = None) -> dict[str, Any]:
     """Loads a model, or loads it again when its configuration changes; returns when it is ready.
 
-    Its running requests end first. A number out of range is refused before anything changes.
+    Its running requests end first. A number out of range, or a model for which there is no memory,
+    is rejected before anything changes; when loading fails, the model is loaded as it was.
     """
+    _check_control(request)
     service = service_of(request)
     model = _known(request, name, "load")
     config = body.parameters.config if body is not None else None
@@ -101,7 +104,7 @@ async def load(request: Request, name: str, body: Optional[LoadRequest] = None) 
         changes = changes_of(config, model, service.settings) if config is not None else {}
         await service.models.load(name, **changes)
     except (ConfigError, CheckpointError) as error:
-        raise Refusal(400, "load_failed", f"failed to load {name!r}: {error}") from error
+        raise APIError(400, "load_failed", f"failed to load {name!r}: {error}") from error
     return {}
 
 
@@ -109,7 +112,8 @@ async def load(request: Request, name: str, body: Optional[LoadRequest] = None) 
 async def unload(
     request: Request, name: str, body: Optional[UnloadRequest] = None
 ) -> dict[str, Any]:
-    """Takes no more requests for a model, lets those that run end, and frees its memory."""
+    """Accepts no more requests for a model, drains the running ones, and frees its memory."""
+    _check_control(request)
     await service_of(request).models.unload(_known(request, name, "unload").name)
     return {}
 
@@ -118,7 +122,7 @@ def changes_of(config: str, model: Model, settings: ServerSettings) -> dict[str,
     """What a configuration changes of a model's settings.
 
     Raises:
-        Refusal: 400, it is no JSON object, or changes what cannot be changed.
+        APIError: 400, it is no JSON object, or changes what cannot be changed.
     """
     try:
         given = JSON_OBJECT.validate_json(config)
@@ -151,10 +155,23 @@ def _number(name: str, value: Any) -> int:
         ) from None
 
 
+def _check_control(request: Request) -> None:
+    """Raises APIError (403) unless this client may load and unload models."""
+    control = service_of(request).settings.model_control
+    if control == "all" or (control == "keys" and caller_of(request).admin):
+        return
+    who = "keys with the role admin may" if control == "keys" else "nobody may"
+    raise APIError(
+        403,
+        "model_control",
+        f"--model-control is {control or 'none'!r}: {who} load and unload models",
+    )
+
+
 def _known(request: Request, name: str, verb: str) -> Model:
     """Triton answers 400, not 404, to loading a model that is not in its repository."""
     try:
         return service_of(request).models.get(name)
-    except Refusal as refusal:
-        message = f"failed to {verb} {name!r}: {refusal}"
-        raise Refusal(400, refusal.code, message, field="model") from None
+    except APIError as error:
+        message = f"failed to {verb} {name!r}: {error}"
+        raise APIError(400, error.code, message, field="model") from None

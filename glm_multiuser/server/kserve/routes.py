@@ -1,4 +1,4 @@
-"""Which part answers which path. What is about one model has a path with its version, too."""
+"""The routes of KServe v2. Those of one model exist with its version in the path, too."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.request_context import service_of
 
@@ -18,19 +18,19 @@ async def served_model(request: Request, name: str) -> Model:
     """The model of this name, whatever it is doing.
 
     Raises:
-        Refusal: 404, there is none.
+        APIError: 404, there is none.
     """
     return service_of(request).models.get(name)
 
 
 async def check_version(name: str, version: str) -> None:
-    """Refuses every version but the one that there is.
+    """Rejects every version but the only one.
 
     Raises:
-        Refusal: 404.
+        APIError: 404.
     """
     if version != VERSION:
-        raise Refusal(
+        raise APIError(
             404,
             "version_not_found",
             f"version {version!r} of model {name!r} is unknown; it has version {VERSION!r} only",

@@ -1,4 +1,4 @@
-"""What models have done so far, as far as it is counted."""
+"""Statistics of models, as far as they are measured."""
 
 from __future__ import annotations
 

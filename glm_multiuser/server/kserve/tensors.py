@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.kserve.signature import Element
 
 LENGTH = struct.Struct("<I")
@@ -18,16 +18,16 @@ INT16 = struct.Struct("<h")
 INT16_RANGE = range(-(2**15), 2**15)
 
 
-def wrong(name: str, problem: str) -> Refusal:
+def wrong(name: str, problem: str) -> APIError:
     """400 about a tensor."""
-    return Refusal(400, BAD_REQUEST, f"{name} {problem}", field=name)
+    return APIError(400, BAD_REQUEST, f"{name} {problem}", field=name)
 
 
 def from_json(name: str, datatype: str, data: Sequence[Any]) -> list[Element]:
     """The elements of a tensor's `data`, which may be nested as its shape is.
 
     Raises:
-        Refusal: 400, an element of another type.
+        APIError: 400, an element of another type.
     """
     elements = list(_flat(data))
     for place, element in enumerate(elements):
@@ -46,7 +46,7 @@ def from_binary(name: str, datatype: str, data: bytes) -> list[Element]:
     """The elements of a tensor's raw bytes.
 
     Raises:
-        Refusal: 400, lengths that do not fit the bytes, or bytes that are no UTF-8.
+        APIError: 400, lengths that do not fit the bytes, or bytes that are no UTF-8.
     """
     if datatype == "INT16":
         if len(data) % INT16.size:

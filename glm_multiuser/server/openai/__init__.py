@@ -1,9 +1,11 @@
 """OpenAI's API: `/v1/models`, `/v1/chat/completions` and `/v1/completions`.
 
+`/tokenize` and `/detokenize` are vLLM's.
+
 Where it differs from the original:
 
 - A field that is not given has the checkpoint's default, and `max_tokens` is what `seq_length`
-  leaves room for. A larger `max_tokens` is not refused; the answer ends with "length".
+  leaves room for. A larger `max_tokens` is not rejected; the answer ends with "length".
 - `model` may be left out: the first model of the server answers.
 - Text in `/v1/completions` is a question, written as this family's chat writes one; token ids are
   used as they are, and answered with the model's own words.
@@ -14,17 +16,17 @@ Where it differs from the original:
 - More than OpenAI has: `top_k`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`,
   `cache_prompt`, and `return_token_ids`, which adds `token_ids` to every choice.
 - No tool can be forced upon a model; a `tool_choice` of "none" leaves the tools out of the prompt.
-- Streamed calls come whole, at the end: before, nobody can know that they are calls.
-- Fields that would change the answer and are not implemented are refused unless their value
-  changes nothing; fields that no request has are refused, too.
+- Streamed tool calls come whole, at the end: before, it is not certain that they are calls.
+- Fields that would change the answer and are not implemented are rejected unless their
+  value changes nothing; unknown fields are rejected, too, but those of messages are ignored.
 - Log-probabilities are those of every generated token but a final stop token; the tokens of a stop
   string, a header or a call are among them, although their text is not shown as content.
 """
 
 from fastapi import APIRouter
 
-from glm_multiuser.server.openai import chat, completions, models
+from glm_multiuser.server.openai import chat, completions, models, tokenize
 
 router = APIRouter(tags=["openai"])
-for part in (models, chat, completions):
+for part in (models, chat, completions, tokenize):
     router.include_router(part.router)

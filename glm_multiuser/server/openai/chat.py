@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
@@ -10,13 +11,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from glm_multiuser.answer import GenerationResult, Piece
-from glm_multiuser.server.ask import Ask
-from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.conversation import conversation
+from glm_multiuser.server.openai.generation_group import GenerationGroup, start
 from glm_multiuser.server.openai.logprobs import chat_logprobs
 from glm_multiuser.server.openai.requests import ChatRequest
 from glm_multiuser.server.openai.response_models import ChatCompletion
-from glm_multiuser.server.openai.running import Answers, start
 from glm_multiuser.server.openai.streaming import stream
 from glm_multiuser.server.responses import OPENAI_ERRORS
 
@@ -33,23 +34,40 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
 
     With `stream` it is an event stream of `chat.completion.chunk` objects that ends with `[DONE]`.
     """
-    ask = Ask(messages=conversation(body.messages), tools=body.offered)
+    wanted = GenerationRequest(
+        messages=conversation(body.messages),
+        tools=body.offered,
+        continue_final_message=_continues(body),
+    )
     kind = ("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion")
-    answers = await start(request, body, [ask], kind, _max_tokens(body), _logprobs(body))
+    group = await start(request, body, [wanted], kind, _max_tokens(body), _logprobs(body))
     if body.stream:
-        return stream(answers, ChatChunks(answers, body), body.include_usage)
+        return stream(group, ChatChunks(group, body), body.include_usage)
     choices = [
-        _choice(index, result, pieces, answers, body)
-        for index, (result, pieces) in enumerate(await answers.whole(request))
+        _choice(index, result, pieces, group, body)
+        for index, (result, pieces) in enumerate(await group.whole(request))
     ]
-    return JSONResponse({**answers.head, "choices": choices, "usage": answers.usage()})
+    return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+
+
+def _continues(body: ChatRequest) -> bool:
+    continues = bool(body.continue_final_message)
+    if body.add_generation_prompt is not None and body.add_generation_prompt == continues:
+        raise APIError(
+            400,
+            BAD_REQUEST,
+            f"add_generation_prompt is {json.dumps(continues)} and continue_final_message is "
+            f"{json.dumps(continues)}; one of them must be true, and the other one false",
+            field="add_generation_prompt",
+        )
+    return continues
 
 
 def _max_tokens(body: ChatRequest) -> Optional[int]:
     if body.max_completion_tokens is None:
         return body.max_tokens
     if body.max_tokens not in (None, body.max_completion_tokens):
-        raise Refusal(
+        raise APIError(
             400,
             BAD_REQUEST,
             f"max_tokens is {body.max_tokens} and max_completion_tokens is "
@@ -63,7 +81,7 @@ def _logprobs(body: ChatRequest) -> Optional[int]:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
-        raise Refusal(
+        raise APIError(
             400,
             BAD_REQUEST,
             f"top_logprobs is {body.top_logprobs}; without logprobs it can only be 0",
@@ -76,7 +94,7 @@ def _choice(
     index: int,
     result: GenerationResult,
     pieces: Sequence[Piece],
-    answers: Answers,
+    group: GenerationGroup,
     body: ChatRequest,
 ) -> dict[str, Any]:
     logprobs = [one for piece in pieces for one in piece.logprobs or ()]
@@ -87,7 +105,7 @@ def _choice(
     choice = {
         "index": index,
         "message": message,
-        "logprobs": chat_logprobs(answers.tokenizer, logprobs) if body.logprobs else None,
+        "logprobs": chat_logprobs(group.tokens(), logprobs) if body.logprobs else None,
         "finish_reason": _finish_reason(result),
     }
     return {**choice, "token_ids": result.token_ids} if body.return_token_ids else choice
@@ -115,13 +133,13 @@ class ChatChunks:
     Calls come at the end, each of them whole: only then it is certain that they are some.
 
     Args:
-        answers: that are streamed.
+        group: that are streamed.
         body: what was asked for.
     """
 
-    def __init__(self, answers: Answers, body: ChatRequest) -> None:
-        self._generations = answers.generations
-        self._tokenizer = answers.tokenizer
+    def __init__(self, group: GenerationGroup, body: ChatRequest) -> None:
+        self._generations = group.generations
+        self._tokens = [group.tokens() for _ in group.generations]
         self._token_ids = bool(body.return_token_ids)
         self._begun: set[int] = set()
 
@@ -132,7 +150,7 @@ class ChatChunks:
             yield _chunk(index, {"role": "assistant", "content": ""})
         logprobs = None
         if piece.logprobs:
-            logprobs = chat_logprobs(self._tokenizer, piece.logprobs)
+            logprobs = chat_logprobs(self._tokens[index], piece.logprobs)
         token_ids = piece.token_ids if self._token_ids else ()
         if piece.text or logprobs or token_ids:
             choice = _chunk(index, {"content": piece.text}, logprobs)

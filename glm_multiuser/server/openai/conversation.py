@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from glm_multiuser.server.errors import BAD_REQUEST, Refusal
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.openai.messages import ChatMessage
 
 
@@ -16,44 +16,44 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     are put into the order of their calls.
 
     Raises:
-        Refusal: 400, a result that belongs to no call before it, or to one that has a result.
+        APIError: 400, a result that belongs to no call before it, or to one that has a result.
     """
-    told: list[dict[str, Any]] = []
+    written: list[dict[str, Any]] = []
     places: dict[str, int] = {}
     results: dict[int, dict[str, Any]] = {}
     for number, message in enumerate(messages):
         if message.tool_call_id is None:
-            told += _in_order(results)
-            told.append(_told(message))
+            written += _in_order(results)
+            written.append(_as_library_message(message))
             results = {}
             places = {call.id: place for place, call in enumerate(message.tool_calls or ())}
             continue
         place = places.pop(message.tool_call_id, None)
         if place is None:
-            raise Refusal(
+            raise APIError(
                 400,
                 BAD_REQUEST,
                 f"messages[{number}] has tool_call_id {message.tool_call_id[:80]!r}; it must be "
                 "that of a call in the assistant's message before it, and each call has one result",
                 field="messages",
             )
-        results[place] = _told(message)
-    return told + _in_order(results)
+        results[place] = _as_library_message(message)
+    return written + _in_order(results)
 
 
 def _in_order(results: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     return [results[place] for place in sorted(results)]
 
 
-def _told(message: ChatMessage) -> dict[str, Any]:
+def _as_library_message(message: ChatMessage) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    told: dict[str, Any] = {"role": role, "content": message.content}
+    written: dict[str, Any] = {"role": role, "content": message.content}
     if message.tool_calls:
-        told["tool_calls"] = [
+        written["tool_calls"] = [
             {
                 "type": call.type,
                 "function": {"name": call.function.name, "arguments": call.function.arguments},
             }
             for call in message.tool_calls
         ]
-    return told
+    return written

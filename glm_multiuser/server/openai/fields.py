@@ -1,4 +1,4 @@
-"""Types of fields that pydantic alone would not read, or not explain, as this API does."""
+"""Types of fields with validation or descriptions of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainValidator,
     WithJsonSchema,
 )
@@ -20,13 +21,48 @@ from glm_multiuser.sampling import STOP_LENGTH_MAX, STOP_MAX
 from glm_multiuser.server.settings import Limits
 
 CHOICES_MAX = Limits.choices
-"""What the OpenAPI description says; a server's own limit is checked when a request has come."""
+"""In the OpenAPI description; a server's own limit is checked for each request."""
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not have, and values of another type."""
+    """Rejects unknown fields, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Lenient(BaseModel):
+    """A message or a part of one: clients send back what they know, so unknown fields are ignored.
+
+    Values of another type are rejected.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class MinusOne:
+    """A field that may be -1, too, as for vLLM and llama.cpp.
+
+    Args:
+        meaning: the value that it stands for.
+        described: for the OpenAPI description.
+    """
+
+    def __init__(self, meaning: Optional[int], described: str) -> None:
+        self.meaning = meaning
+        self.described = described
+
+    def read(self, value: Any) -> Any:
+        return self.meaning if type(value) is int and value == -1 else value
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.read, handler(kind))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        written = handler(schema)
+        written["anyOf"] = [*written["anyOf"], {"const": -1, "description": self.described}]
+        return written
 
 
 class Only:
@@ -34,7 +70,7 @@ class Only:
 
     Args:
         neutral: such values, as JSON has them; null is always one.
-        why: what the message says about other values.
+        why: the message about other values.
     """
 
     def __init__(self, *neutral: Any, why: str = "is not implemented here") -> None:
@@ -42,7 +78,7 @@ class Only:
         self.why = why
 
     def check(self, value: Any) -> Any:
-        """Refuses every other value."""
+        """Rejects every other value."""
         for one in self.neutral:
             # For Python, False is 0 and True is 1; for a client they are something else.
             if value == one and isinstance(value, bool) == isinstance(one, bool):

@@ -6,33 +6,31 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
 from glm_multiuser.answer import Logprob, Piece
-from glm_multiuser.tokenizers import ChatTokenizer
+from glm_multiuser.tokenizers import AnswerTokens
 
 LOWEST = -9999.0
 """For what has no probability at all: JSON knows no infinity. It is OpenAI's number."""
 
 
-def chat_logprobs(
-    tokenizer: Optional[ChatTokenizer], logprobs: Iterable[Logprob]
-) -> dict[str, Any]:
+def chat_logprobs(tokens: Optional[AnswerTokens], logprobs: Iterable[Logprob]) -> dict[str, Any]:
     """The `logprobs` of a chat choice, whole or of one chunk.
 
     Args:
-        tokenizer: whose tokens they are; None: tokens are shown by their number.
+        tokens: of this answer, up to the first of these; None: they are shown by their number.
         logprobs: of the tokens, in their order.
     """
-    content = [
-        {
-            **_chat_token(tokenizer, one.token_id, one.logprob),
-            "top_logprobs": [_chat_token(tokenizer, *item) for item in one.top.items()],
-        }
-        for one in logprobs
-    ]
+    content = []
+    for one in logprobs:
+        shown = _chat_token(tokens, one.token_id, one.logprob)
+        best = [_chat_token(tokens, *item) for item in one.top.items()]
+        content.append({**shown, "top_logprobs": best})
+        if tokens is not None:
+            tokens.add(one.token_id)
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    tokenizer: Optional[ChatTokenizer], pieces: Sequence[Piece], offset: int, with_top: bool
+    answer: Optional[AnswerTokens], pieces: Sequence[Piece], offset: int, with_top: bool
 ) -> dict[str, Any]:
     """The `logprobs` of a completion choice, whole or of one chunk.
 
@@ -40,7 +38,7 @@ def completion_logprobs(
     that of earlier tokens which was held back until it came.
 
     Args:
-        tokenizer: whose tokens they are; None: tokens are shown by their number.
+        answer: its tokens up to the first of these; None: they are shown by their number.
         pieces: of the answer.
         offset: characters of the answer before the first of these pieces.
         with_top: whether likeliest tokens were asked for; the chosen one is always among them.
@@ -51,11 +49,12 @@ def completion_logprobs(
     offsets: list[int] = []
     for piece in pieces:
         for one in piece.logprobs or ():
-            name = _unique_name(tokenizer, one.token_id)
-            tokens.append(name)
+            tokens.append(_unique_name(answer, one.token_id))
             values.append(_finite(one.logprob))
-            tops.append(_unique_names(tokenizer, {**one.top, one.token_id: one.logprob}))
+            tops.append(_unique_names(answer, {**one.top, one.token_id: one.logprob}))
             offsets.append(offset)
+            if answer is not None:
+                answer.add(one.token_id)
         offset += len(piece.text)
     return {
         "tokens": tokens,
@@ -65,12 +64,10 @@ def completion_logprobs(
     }
 
 
-def _chat_token(
-    tokenizer: Optional[ChatTokenizer], token_id: int, logprob: float
-) -> dict[str, Any]:
-    if tokenizer is None:
+def _chat_token(tokens: Optional[AnswerTokens], token_id: int, logprob: float) -> dict[str, Any]:
+    if tokens is None:
         return {"token": _number_name(token_id), "logprob": _finite(logprob), "bytes": None}
-    written = tokenizer.token_bytes(token_id)
+    written = tokens.shown(token_id)
     return {
         "token": written.decode("utf-8", "replace"),
         "logprob": _finite(logprob),
@@ -78,21 +75,19 @@ def _chat_token(
     }
 
 
-def _unique_names(
-    tokenizer: Optional[ChatTokenizer], logprobs: dict[int, float]
-) -> dict[str, float]:
+def _unique_names(tokens: Optional[AnswerTokens], logprobs: dict[int, float]) -> dict[str, float]:
     named: dict[str, float] = {}
     for token_id, logprob in logprobs.items():
         # Two ids can write the same text; the likelier one came first.
-        named.setdefault(_unique_name(tokenizer, token_id), _finite(logprob))
+        named.setdefault(_unique_name(tokens, token_id), _finite(logprob))
     return named
 
 
-def _unique_name(tokenizer: Optional[ChatTokenizer], token_id: int) -> str:
+def _unique_name(tokens: Optional[AnswerTokens], token_id: int) -> str:
     """Parts of characters have names of their own here, because they are keys: bytes:\\xe4."""
-    if tokenizer is None:
+    if tokens is None:
         return _number_name(token_id)
-    written = tokenizer.token_bytes(token_id)
+    written = tokens.shown(token_id)
     try:
         return written.decode("utf-8")
     except UnicodeDecodeError:

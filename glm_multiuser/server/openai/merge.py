@@ -1,4 +1,4 @@
-"""Several answers read as one stream."""
+"""Merges the streams of several generations."""
 
 from __future__ import annotations
 

@@ -7,36 +7,31 @@ from typing import Annotated, Any, Literal, Optional
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from glm_multiuser.server.openai.fields import NoEffect, Only, OptionalContent, Strict
+from glm_multiuser.server.openai.fields import Lenient, NoEffect, Only, OptionalContent, Strict
 
 TOOLS_MAX = 128
 
 
-class CalledFunction(Strict):
-    """Which function is called; `arguments` is the text of a JSON object.
-
-    `parsed_arguments` is what the official client's stream helper adds.
-    """
+class CalledFunction(Lenient):
+    """Which function is called; `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
-    parsed_arguments: NoEffect = None
 
 
-class CalledTool(Strict):
-    """One call of an assistant's message; `index` is what clients keep that join a stream."""
+class CalledTool(Lenient):
+    """One call of an assistant's message."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: NoEffect = None
 
 
-class ChatMessage(Strict):
+class ChatMessage(Lenient):
     """One message of a conversation; a developer is a system.
 
-    Only an assistant's message with `tool_calls` can be without content. `parsed` is what the
-    official client's stream helper adds.
+    Only an assistant's message with `tool_calls` can be without content. What models never see
+    (`name`, `refusal`, `reasoning_content`, what clients add for themselves) is ignored.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -46,18 +41,14 @@ class ChatMessage(Strict):
     )
     content: OptionalContent = Field(None, validate_default=True)
 
-    name: Annotated[Any, Only()] = None
-    refusal: Annotated[Any, Only()] = None
     audio: Annotated[Any, Only()] = None
-    annotations: Annotated[Any, Only([])] = None
     function_call: Annotated[Any, Only()] = None
-    parsed: Annotated[Any, Only()] = None
 
     @field_validator("tool_calls")
     @classmethod
     def _of_an_assistant(cls, calls: Any, info: ValidationInfo) -> Any:
         if calls and info.data.get("role") != "assistant":
-            raise PydanticCustomError("tool_calls", "can stand in an assistant's message only")
+            raise PydanticCustomError("tool_calls", "is allowed in an assistant's message only")
         return calls
 
     @field_validator("tool_call_id")
@@ -65,7 +56,7 @@ class ChatMessage(Strict):
     def _of_a_tool(cls, call_id: Any, info: ValidationInfo) -> Any:
         if (call_id is None) == (info.data.get("role") == "tool"):
             raise PydanticCustomError(
-                "tool_call_id", "must stand in every message of role 'tool', and in no other"
+                "tool_call_id", "is required in messages of role 'tool', and allowed in no other"
             )
         return call_id
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.openai.response_models import ModelCard, ModelList
 from glm_multiuser.server.request_context import service_of
@@ -26,9 +26,14 @@ async def model(request: Request, name: str) -> ModelCard:
     """One of them."""
     found = service_of(request).models.get(name)
     if found.state != "ready":
-        raise Refusal(404, "model_not_found", f"model {name!r} is {found.state}", field="model")
+        raise APIError(404, "model_not_found", f"model {name!r} is {found.state}", field="model")
     return _card(found)
 
 
 def _card(model: Model) -> ModelCard:
-    return ModelCard(id=model.name, created=model.created, owned_by=OWNER)
+    return ModelCard(
+        id=model.name,
+        created=model.created,
+        owned_by=OWNER,
+        max_model_len=model.settings.engine.seq_length,
+    )

@@ -1,16 +1,18 @@
-"""The bodies of requests. A value of another type is refused, not converted."""
+"""The bodies of requests. A value of another type is rejected, not converted."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, ClassVar, Optional
 
 from pydantic import Field
 
 from glm_multiuser.sampling import LOGPROBS_MAX, REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, Temperature, TopP
 from glm_multiuser.server.keys import SESSION_LENGTH_MAX
+from glm_multiuser.server.openai.extensions import Extensions
 from glm_multiuser.server.openai.fields import (
     CHOICES_MAX,
+    MinusOne,
     NoEffect,
     Only,
     Prompts,
@@ -19,9 +21,13 @@ from glm_multiuser.server.openai.fields import (
 )
 from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
 
+ALL_TOKENS = 2**31 - 1
+"""More than `seq_length` leaves room for, whatever the checkpoint's default is."""
+
 TokenId = Annotated[int, Field(ge=0)]
 LogprobsCount = Annotated[Optional[int], Field(ge=0, le=LOGPROBS_MAX)]
 MODES = ("none", "auto")
+UNLIMITED = MinusOne(ALL_TOKENS, "as many as there is room for")
 
 
 class StreamOptions(Strict):
@@ -35,17 +41,22 @@ class StreamOptions(Strict):
     continuous_usage_stats: NoEffect = None
 
 
-class GenerationRequest(Strict):
-    """What chat and completions have in common."""
+class BaseRequest(Extensions):
+    """What chat and completions have in common.
+
+    prompt_field: the field with what is to be answered.
+    """
+
+    prompt_field: ClassVar[str]
 
     model: Optional[str] = Field(None, description="null: the first model of the server.")
     stream: Optional[bool] = None
     stream_options: Optional[StreamOptions] = None
-    max_tokens: MaxTokens = None
+    max_tokens: Annotated[MaxTokens, UNLIMITED] = None
     temperature: Temperature = None
     top_p: TopP = None
     stop: Stop = Field(default_factory=list)
-    seed: Seed = None
+    seed: Annotated[Seed, MinusOne(None, "a fresh one")] = None
     n: Optional[int] = Field(
         None,
         ge=1,
@@ -58,7 +69,7 @@ class GenerationRequest(Strict):
         json_schema_extra={"maxLength": SESSION_LENGTH_MAX},
     )
 
-    top_k: Optional[int] = Field(None, ge=0, description="0: off.")
+    top_k: Annotated[Optional[int], Field(ge=0, description="0: off."), MinusOne(0, "off")] = None
     repetition_penalty: Optional[float] = Field(
         None, gt=0, le=REPETITION_PENALTY_MAX, description="1: off."
     )
@@ -66,7 +77,7 @@ class GenerationRequest(Strict):
     ignore_eos: Optional[bool] = None
     stop_token_ids: Optional[list[TokenId]] = None
     cache_prompt: Optional[bool] = Field(
-        None, description="false: computes also what the session's slot still holds of the prompt."
+        None, description="false: does not use the session's prefix cache."
     )
     return_token_ids: Optional[bool] = Field(
         None, description="Adds `token_ids` to every choice: all generated tokens."
@@ -74,7 +85,7 @@ class GenerationRequest(Strict):
 
     frequency_penalty: Annotated[Any, Only(0)] = None
     presence_penalty: Annotated[Any, Only(0)] = None
-    logit_bias: Annotated[Any, Only({})] = None
+    logit_bias: Annotated[Any, Only({}, [])] = None
 
     @property
     def choices(self) -> int:
@@ -87,18 +98,29 @@ class GenerationRequest(Strict):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(BaseRequest):
     """A conversation whose last message is to be answered."""
 
+    prompt_field: ClassVar[str] = "messages"
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=ROUNDS_MAX)
-    max_completion_tokens: MaxTokens = None
+    max_completion_tokens: Annotated[MaxTokens, UNLIMITED] = None
+    continue_final_message: Optional[bool] = Field(
+        None, description="The last message, an assistant's, is the beginning of the answer."
+    )
+    add_generation_prompt: Optional[bool] = Field(
+        None, description="As in vLLM; false with `continue_final_message`, and only then."
+    )
     logprobs: Optional[bool] = None
     top_logprobs: LogprobsCount = Field(None, description="Needs `logprobs`.")
     tools: Optional[list[Tool]] = Field(
-        None, max_length=TOOLS_MAX, description="What the model may call; some models know none."
+        None,
+        max_length=TOOLS_MAX,
+        description="What the model may call; some families were not trained on tools.",
     )
     tool_choice: Annotated[Any, Only(*MODES, why="cannot be forced upon a model")] = None
 
+    add_special_tokens: Annotated[Any, Only(False)] = None
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(*MODES)] = None
     functions: Annotated[Any, Only([])] = None
@@ -121,17 +143,18 @@ class ChatRequest(GenerationRequest):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model hears of; none where it must not call one."""
+        """The tools in the prompt; none where the model must not call one."""
         tools = [] if self.tool_choice == "none" else self.tools or []
         return [tool.offered() for tool in tools]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(BaseRequest):
     """Prompts to be answered, each by itself."""
+
+    prompt_field: ClassVar[str] = "prompt"
 
     prompt: Prompts
     logprobs: LogprobsCount = None
 
-    best_of: Annotated[Any, Only(1)] = None
-    echo: Annotated[Any, Only(False)] = None
+    add_special_tokens: Annotated[Any, Only(True)] = None
     suffix: Annotated[Any, Only()] = None

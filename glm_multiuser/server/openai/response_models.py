@@ -10,12 +10,17 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ModelCard(BaseModel):
-    """A model that answers requests; `created` is when it was loaded, in Unix time."""
+    """A model that answers requests.
+
+    created: when it was loaded, in Unix time.
+    max_model_len: tokens of a prompt and its answer together.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    max_model_len: int
 
 
 class ModelList(BaseModel):

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Callable
 
 from glm_multiuser.answer import Piece
-from glm_multiuser.server.errors import Refusal, openai_body
+from glm_multiuser.server.errors import APIError, openai_body
 from glm_multiuser.server.events import EventStream, event
-from glm_multiuser.server.openai.running import Answers
+from glm_multiuser.server.openai.generation_group import GenerationGroup
 
 DONE = b"data: [DONE]\n\n"
 
@@ -19,25 +19,25 @@ ChoicesOf = Callable[[int, Piece], Iterable[dict[str, Any]]]
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def stream(answers: Answers, choices_of: ChoicesOf, include_usage: bool) -> EventStream:
+def stream(group: GenerationGroup, choices_of: ChoicesOf, include_usage: bool) -> EventStream:
     """The response to a request with `stream`."""
-    return EventStream(_events(answers, choices_of, include_usage), answers.generations, error)
+    return EventStream(_events(group, choices_of, include_usage), group.generations, error_event)
 
 
 async def _events(
-    answers: Answers, choices_of: ChoicesOf, include_usage: bool
+    group: GenerationGroup, choices_of: ChoicesOf, include_usage: bool
 ) -> AsyncIterator[bytes]:
     usage: dict[str, Any] = {"usage": None} if include_usage else {}
     # Every chunk but the last is the same around its only choice.
-    before, after = event({**answers.head, "choices": ["here"], **usage}).split(b'"here"')
-    async for index, piece in answers.pieces():
+    before, after = event({**group.head, "choices": ["here"], **usage}).split(b'"here"')
+    async for index, piece in group.pieces():
         for choice in choices_of(index, piece):
             yield before + _encode(choice).encode("ascii") + after
     if include_usage:
-        yield event({**answers.head, "choices": [], "usage": answers.usage()})
+        yield event({**group.head, "choices": [], "usage": group.usage()})
     yield DONE
 
 
-def error(refusal: Refusal) -> bytes:
-    """How an error in the middle of a stream is told; nothing comes after it."""
-    return event(openai_body(refusal))
+def error_event(error: APIError) -> bytes:
+    """The event for an error in the middle of a stream; nothing follows it."""
+    return event(openai_body(error))

@@ -5,9 +5,11 @@ import { Failure } from "./failures.js";
 import { lanes } from "./lanes.js";
 import { answerTo } from "./server.js";
 import { settings } from "./settings.js";
+import { addParts } from "./tool_calls.js";
 
 const UNANSWERED = {
   answer: "",
+  calls: [],
   state: "waiting",
   failure: null,
   finish: null,
@@ -15,23 +17,35 @@ const UNANSWERED = {
   seconds: null,
 };
 
+const LONGEST_TITLE = 60;
+
 /**
  * A round is a question with its answer. Its state is "held" (the browser has no connection left),
  * "waiting", "streaming", "done", "stopped" (by the user), "interrupted" (the page went away) or
  * "failed".
  *
- * Events: "rounds" (a round came or all went), "round" (detail: the round that changed), "name",
- * "busy" (an answer began or ended), "ended" (detail: the round).
+ * Events: "rounds" (rounds came or went), "round" (detail: the round that changed), "name" (or what
+ * takes its place, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round).
  */
 export class Conversation extends EventTarget {
   #controller = null;
 
-  constructor({ id, number, name, rounds }) {
+  constructor({ id, number, name, model, rounds }) {
     super();
     this.id = id;
     this.number = number;
     this.name = name;
+    this.model = model;
     this.rounds = rounds;
+  }
+
+  /** What the user called it, else the beginning of its first question; "" before that. */
+  get title() {
+    if (this.name || this.rounds.length === 0) return this.name;
+    const words = this.rounds[0].question.replaceAll(/\s+/g, " ").trim();
+    const letters = [...words];
+    if (letters.length <= LONGEST_TITLE) return words;
+    return `${letters.slice(0, LONGEST_TITLE - 1).join("")}…`;
   }
 
   get busy() {
@@ -41,8 +55,7 @@ export class Conversation extends EventTarget {
   /** Asks a question, unless the last one is still being answered. */
   ask(question) {
     if (this.busy) return;
-    this.rounds.push({ question, ...UNANSWERED });
-    this.#emit("rounds");
+    this.#setRounds([...this.rounds, { question, ...UNANSWERED }]);
     return this.#answer(this.rounds.at(-1));
   }
 
@@ -52,6 +65,14 @@ export class Conversation extends EventTarget {
     return this.#answer(this.rounds.at(-1));
   }
 
+  /** Asks another question in place of that of `round`; what came after it goes. */
+  edit(round, question) {
+    const place = this.rounds.indexOf(round);
+    if (this.busy || place < 0) return;
+    this.rounds = this.rounds.slice(0, place);
+    return this.ask(question);
+  }
+
   stop() {
     this.#controller?.abort();
   }
@@ -59,8 +80,7 @@ export class Conversation extends EventTarget {
   clear() {
     this.stop();
     this.#controller = null;
-    this.rounds = [];
-    this.#emit("rounds");
+    this.#setRounds([]);
     this.#emit("busy");
   }
 
@@ -69,18 +89,31 @@ export class Conversation extends EventTarget {
     this.#emit("name");
   }
 
+  /** Talks to that model from now on; "" leaves it to the settings. */
+  choose(model) {
+    this.model = model;
+    this.#emit("model");
+  }
+
   /** Takes over what another tab made of this conversation. */
-  replace({ name, rounds }) {
+  replace({ name, model, rounds }) {
     if (this.busy) return;
+    // All of it before anybody hears of it: what is heard is kept, and the other tab reads that.
+    Object.assign(this, { name, model });
+    this.#setRounds(rounds);
+    this.#emit("model");
+  }
+
+  #setRounds(rounds) {
     this.rounds = rounds;
-    this.rename(name);
     this.#emit("rounds");
+    this.#emit("name");
   }
 
   async #answer(round) {
     const controller = new AbortController();
     this.#controller = controller;
-    Object.assign(round, UNANSWERED);
+    Object.assign(round, UNANSWERED, { calls: [] });
     this.#emit("busy");
     this.#changed(round);
     try {
@@ -101,11 +134,13 @@ export class Conversation extends EventTarget {
     try {
       this.#moved(round, "waiting");
       const begin = performance.now();
-      for await (const part of answerTo(this.#messagesFor(round), this.id, signal)) {
+      const options = { user: this.id, model: this.model, signal };
+      for await (const part of answerTo(this.#messagesFor(round), options)) {
         if ("text" in part) {
           round.answer += part.text;
           round.state = "streaming";
         }
+        if ("calls" in part) addParts(round.calls, part.calls);
         if ("finish" in part) round.finish = part.finish;
         if ("usage" in part) round.usage = part.usage;
         this.#changed(round);
@@ -129,14 +164,14 @@ export class Conversation extends EventTarget {
 
   /**
    * The whole conversation up to `round`. Rounds without a whole answer are left out together with
-   * their question: the model should not continue from half a sentence, and a server refuses two
-   * questions in a row.
+   * their question: the model should not continue from half a sentence, nor from a call of a tool
+   * that nobody ran, and a server refuses two questions in a row.
    */
   #messagesFor(round) {
     const messages = [];
     if (settings.systemPrompt) messages.push({ role: "system", content: settings.systemPrompt });
-    for (const { question, answer, state } of this.rounds) {
-      if (state !== "done" || answer === "") continue;
+    for (const { question, answer, calls, state } of this.rounds) {
+      if (state !== "done" || answer === "" || calls.length > 0) continue;
       messages.push({ role: "user", content: question }, { role: "assistant", content: answer });
     }
     return [...messages, { role: "user", content: round.question }];

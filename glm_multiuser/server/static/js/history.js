@@ -16,7 +16,7 @@ export function newConversation(number) {
   // Not crypto.randomUUID(): browsers have it only on https and on localhost.
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   const id = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  return new Conversation({ id, number, name: "", rounds: [] });
+  return new Conversation({ id, number, name: "", model: "", rounds: [] });
 }
 
 /** The conversations of the last visit, in their order. */
@@ -45,13 +45,14 @@ export function keptConversation(id) {
 
 /** What another tab kept, or null where it makes no sense. */
 export function readConversation(value) {
-  const { number, name, rounds } = value ?? {};
+  const { number, name, model, rounds } = value ?? {};
   const good =
     Number.isInteger(number) &&
     typeof name === "string" &&
     Array.isArray(rounds) &&
     rounds.every(isRound);
-  return good ? { number, name, rounds: rounds.map(settled) } : null;
+  if (!good) return null;
+  return { number, name, model: textOf(model), rounds: rounds.map(settled) };
 }
 
 export function keyOf(id) {
@@ -77,8 +78,8 @@ export function keepSoon(conversation) {
 export function keep(conversation) {
   cancel(conversation);
   if (leaving) return;
-  const { id, number, name, rounds } = conversation;
-  kept.write(keyOf(id), { number, name, rounds });
+  const { id, number, name, model, rounds } = conversation;
+  kept.write(keyOf(id), { number, name, model, rounds });
 }
 
 export function forget(conversation) {
@@ -116,16 +117,25 @@ function isRound(round) {
  * A kept round, without anything that this page does not know. Nobody reads on in an answer that
  * was under way when the page went away.
  */
-function settled({ question, answer, state, failure, finish, usage, seconds }) {
+function settled({ question, answer, calls, state, failure, finish, usage, seconds }) {
   return {
     question,
     answer,
+    calls: Array.isArray(calls) ? calls.map(readCall) : [],
     state: UNDER_WAY.includes(state) ? "interrupted" : state,
     failure: state === "failed" ? readFailure(failure) : null,
     finish: typeof finish === "string" ? finish : null,
     usage: Number.isFinite(usage?.completion_tokens) ? usage : null,
     seconds: Number.isFinite(seconds) ? seconds : null,
   };
+}
+
+function readCall(call) {
+  return { name: textOf(call?.name), arguments: textOf(call?.arguments) };
+}
+
+function textOf(value) {
+  return typeof value === "string" ? value : "";
 }
 
 function readFailure(failure) {

@@ -3,7 +3,10 @@
 
 import "../vendor/dompurify/purify.min.js";
 import { Marked } from "../vendor/marked/marked.esm.js";
+import { codeBlock } from "./code_block.js";
 import { element } from "./dom.js";
+import { lowerHeadings } from "./headings.js";
+import { highlighted } from "./highlighting.js";
 
 const purifier = globalThis.DOMPurify(window);
 const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd)\s*\/?>$/i;
@@ -28,6 +31,11 @@ const parser = new Marked({
     html: ({ text, block }) => (HARMLESS_TAG.test(text.trim()) ? text : literal(text, block)),
     // Loading it would tell another machine that this answer is being read.
     image: ({ text, href }) => `<span class="picture">${escaped(text || href)}</span>`,
+    code: ({ text, lang }) => {
+      const language = /^\S*/.exec(lang ?? "")[0];
+      const named = language && ` class="language-${escaped(language)}"`;
+      return `<pre><code${named}>${highlighted(text, language) ?? escaped(text)}\n</code></pre>`;
+    },
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
   },
 });
@@ -61,7 +69,9 @@ function fragmentOf(markdown) {
     html = `<p>${escaped(markdown)}</p>`;
   }
   const fragment = purifier.sanitize(html, RULES);
-  for (const node of fragment.querySelectorAll("pre, table")) {
+  lowerHeadings(fragment);
+  for (const pre of fragment.querySelectorAll("pre")) codeBlock(pre);
+  for (const node of fragment.querySelectorAll("table")) {
     // Wide ones scroll by themselves, also for those who have only a keyboard.
     const frame = element("div", { class: "scroll", tabindex: 0 });
     node.replaceWith(frame);

@@ -1,15 +1,21 @@
-/** What a conversation is called: what the user named it, or its number in the page's language. */
+/** What a conversation is called: by its title, or its number in the page's language. */
 
-import { phrase, say, unsay } from "./i18n.js";
+import { describe, phrase, say, unsay } from "./i18n.js";
 
+/** What a sentence calls it: a question in the middle of a sentence would be hard to read. */
 export function nameOf({ name, number }) {
   return name || phrase("unnamed", { number });
 }
 
-/** Shows the name in `node`, and returns the node. */
-export function sayName(node, { name, number }) {
-  if (name === "") return say(node, "unnamed", { number });
+/** Shows the title in `node`, and returns the node. */
+export function sayTitle(node, { title, number }) {
+  if (title === "") return say(node, "unnamed", { number });
   unsay(node);
-  node.textContent = name;
+  node.textContent = title;
   return node;
+}
+
+/** Labels `node` with number and title: two conversations may begin with the same question. */
+export function labelWithTitle(node, { title, number }) {
+  return describe(node, "label", title ? "titled" : "unnamed", { number, title });
 }

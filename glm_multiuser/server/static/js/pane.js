@@ -5,9 +5,10 @@ import { confirmed } from "./confirm.js";
 import { element, textButton } from "./dom.js";
 import { titleOf } from "./failure_view.js";
 import { describe, say } from "./i18n.js";
-import { nameOf } from "./names.js";
+import { labelWithTitle, nameOf } from "./names.js";
 import { PaneHeader } from "./pane_header.js";
 import { RoundView } from "./round_view.js";
+import { written } from "./tool_calls.js";
 
 const EXAMPLES = ["example1", "example2", "example3"];
 const NEARLY_AT_END = 40;
@@ -39,9 +40,15 @@ export class Pane {
       this.#news,
       this.#composer.node,
     );
-    this.node.setAttribute("aria-labelledby", `name-${conversation.id}`);
     this.#listen();
     this.#showRounds();
+    this.update();
+  }
+
+  /** Shows title and model as they are now. */
+  update() {
+    labelWithTitle(this.node, this.#conversation);
+    this.#header.update();
   }
 
   focus() {
@@ -53,7 +60,8 @@ export class Pane {
       this.#conversation.addEventListener(type, ({ detail }) => listener(detail));
     on("rounds", () => this.#showRounds());
     on("round", (round) => this.#showRound(round));
-    on("name", () => this.#header.update());
+    on("name", () => this.update());
+    on("model", () => this.update());
     on("busy", () => this.#showBusy());
     on("ended", (round) => this.#announceEnd(round));
     this.node.addEventListener("keydown", (event) => {
@@ -78,6 +86,13 @@ export class Pane {
     this.#log.focus();
   }
 
+  #edit(round, question) {
+    this.#followsEnd = true;
+    this.#conversation.edit(round, question);
+    // So is the field in which it was edited.
+    this.#log.focus();
+  }
+
   #askExample({ target }) {
     this.#ask(target.textContent);
     this.#log.focus();
@@ -97,7 +112,8 @@ export class Pane {
   }
 
   #agreed(question, action) {
-    return confirmed(question, action, { name: this.#name });
+    const name = this.#conversation.title || this.#name;
+    return confirmed(question, action, { name });
   }
 
   get #name() {
@@ -115,8 +131,11 @@ export class Pane {
     if (rounds.length === 0) this.#log.append(this.#invitation());
     for (const round of rounds) {
       if (this.#views.has(round)) continue;
-      const again = () => this.#askAgain();
-      const view = new RoundView(round, again, () => this.#followEnd());
+      const view = new RoundView(round, {
+        onAgain: () => this.#askAgain(),
+        onEdit: (question) => this.#edit(round, question),
+        onGrow: () => this.#followEnd(),
+      });
       this.#views.set(round, view);
       this.#log.append(view.node);
     }
@@ -124,7 +143,7 @@ export class Pane {
   }
 
   #showRound(round) {
-    this.#views.get(round)?.update({ canRedo: this.#canRedo(round) });
+    this.#views.get(round)?.update(this.#possible(round));
   }
 
   #showBusy() {
@@ -137,18 +156,19 @@ export class Pane {
   }
 
   #updateViews() {
-    for (const [round, view] of this.#views) view.update({ canRedo: this.#canRedo(round) });
+    for (const [round, view] of this.#views) view.update(this.#possible(round));
   }
 
-  #canRedo(round) {
+  #possible(round) {
     const { busy, rounds } = this.#conversation;
-    return !busy && round === rounds.at(-1);
+    return { canEdit: !busy, canRedo: !busy && round === rounds.at(-1) };
   }
 
   /** The whole answer at once: read aloud token by token it would be noise. */
-  #announceEnd({ state, answer, failure }) {
+  #announceEnd({ state, answer, calls, failure }) {
     const name = this.#name;
-    if (state === "done") say(this.#news, "announceAnswer", { name, answer });
+    const all = [answer, ...calls.map(written)].filter(Boolean).join("\n");
+    if (state === "done") say(this.#news, "announceAnswer", { name, answer: all });
     if (state === "stopped") say(this.#news, "announceStopped", { name });
     if (state !== "failed") return;
     say(this.#news, "announceFailure", { name, title: titleOf(failure), detail: failure.detail });

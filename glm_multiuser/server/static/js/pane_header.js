@@ -1,24 +1,27 @@
-/** The name of a conversation and the buttons that concern all of it. */
+/** The title and the model of a conversation, and the buttons that concern all of it. */
 
 import { element, iconButton } from "./dom.js";
 import { describe } from "./i18n.js";
-import { sayName } from "./names.js";
+import { ModelChoice } from "./model_choice.js";
+import { sayTitle } from "./names.js";
 
 const LONGEST_NAME = 60;
 
 export class PaneHeader {
   #conversation;
   #name;
+  #model;
 
   /** `onClear` and `onClose` are what these buttons do. */
   constructor(conversation, onClear, onClose) {
     this.#conversation = conversation;
-    this.#name = element("h2", { class: "pane-name", id: `name-${conversation.id}` });
+    this.#name = element("h2", { class: "pane-name" });
+    this.#model = new ModelChoice(conversation);
     this.node = element(
       "header",
       { class: "pane-header" },
       element("span", { class: "hue", "aria-hidden": "true" }),
-      this.#name,
+      element("div", { class: "pane-title" }, this.#name, this.#model.node),
       iconButton("rename", "rename", () => this.#rename()),
       iconButton("clear", "clear", onClear),
       iconButton("close", "close", onClose),
@@ -28,7 +31,9 @@ export class PaneHeader {
   }
 
   update() {
-    sayName(this.#name, this.#conversation);
+    sayTitle(this.#name, this.#conversation);
+    this.#name.title = this.#name.textContent;
+    this.#model.update();
   }
 
   #rename() {
@@ -41,7 +46,8 @@ export class PaneHeader {
       // Taking the field away blurs it, which would end it a second time.
       if (!open) return;
       open = false;
-      field.replaceWith(this.#name);
+      field.remove();
+      this.#name.classList.remove("visually-hidden");
       if (name !== null) this.#conversation.rename(name);
       if (document.activeElement === document.body) before?.focus();
     };
@@ -59,11 +65,13 @@ export class PaneHeader {
         end(null);
       }
     });
-    this.#name.replaceWith(field);
+    // The heading stays for those who cannot see it: without it a level would be missing.
+    this.#name.classList.add("visually-hidden");
+    this.#name.after(field);
     field.select();
   }
 
-  /** The new name; an empty one gives the conversation its number back. */
+  /** The new name; with an empty one, the first question is the title again. */
   #changed(typed) {
     const name = typed.trim();
     return name === this.#name.textContent ? null : name;

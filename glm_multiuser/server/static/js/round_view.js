@@ -1,15 +1,16 @@
 /** A question and its answer on the page. */
 
-import { copy } from "./clipboard.js";
-import { element, icon, iconButton } from "./dom.js";
+import { copyIconButton } from "./copy_button.js";
+import { element, iconButton } from "./dom.js";
 import { failureView } from "./failure_view.js";
-import { describe, number, say } from "./i18n.js";
+import { number, say } from "./i18n.js";
 import { showMarkdown } from "./markdown.js";
-import { notify } from "./notices.js";
+import { QuestionView } from "./question_view.js";
+import { written } from "./tool_calls.js";
+import { toolCallsView } from "./tool_calls_view.js";
 
 const MARKS = { stopped: "stopped", interrupted: "interrupted" };
 const NOT_YET = { held: "held", waiting: "waiting" };
-const COPIED_FOR = 1500;
 // A long answer takes long to draw. Between two drawings it leaves the page this many times as
 // long to everything else: other answers, keys, buttons.
 const REST = 3;
@@ -22,18 +23,25 @@ export class RoundView {
   #restUntil = 0;
   #drawn = "";
   #shownFailure = null;
+  #shownCalls = null;
+  #question;
   #text = element("div", { class: "markdown" });
+  #calls = element("div", { class: "calls" });
   #notYet = element("p", { class: "not-yet" }, element("span"));
   #mark = element("p", { class: "mark" });
   #failure = element("div", { class: "failure-place" });
   #usage = element("span", { class: "usage" });
-  #copy = iconButton("copy", "copy", () => this.#copyAnswer());
+  #copy = copyIconButton("copy", () => this.#asText());
   #again = iconButton("again", "again", () => this.#onAgain());
   #answer;
 
-  /** `onAgain` asks the question once more; `onGrow` hears that the node may be taller now. */
-  constructor(round, onAgain, onGrow) {
+  /**
+   * `onAgain` asks the question once more; `onEdit` gets a question to ask in its place; `onGrow`
+   * hears that the node may be taller now.
+   */
+  constructor(round, { onAgain, onEdit, onGrow }) {
     this.#round = round;
+    this.#question = new QuestionView(round.question, onEdit);
     this.#onAgain = onAgain;
     this.#onGrow = onGrow;
     const tools = element("div", { class: "answer-tools" }, this.#copy, this.#again, this.#usage);
@@ -46,6 +54,7 @@ export class RoundView {
       say(element("h3", { class: "visually-hidden" }), "answer"),
       this.#notYet,
       this.#text,
+      this.#calls,
       this.#mark,
       this.#failure,
       tools,
@@ -54,23 +63,28 @@ export class RoundView {
       "article",
       { class: "round" },
       say(element("h3", { class: "visually-hidden" }), "you"),
-      element("p", { class: "question" }, round.question),
+      this.#question.node,
       this.#answer,
     );
   }
 
-  /** Shows the round as it is now. Only the last round of an idle conversation can be redone. */
-  update({ canRedo }) {
-    const { state, answer, finish, failure } = this.#round;
+  /**
+   * Shows the round as it is now. Only the last round of an idle conversation can be redone, and
+   * every one of them edited.
+   */
+  update({ canEdit, canRedo }) {
+    const { state, calls, failure } = this.#round;
     if (state === "streaming") this.#drawSoon();
     else this.#draw();
     // Most changes are one more token, and those change nothing but the text.
     if (state === "streaming" && this.#answer.dataset.state === state) return;
     this.#answer.dataset.state = state;
+    this.#question.update({ canEdit });
+    this.#showCalls(state === "done" ? calls : null);
     this.#showLine(this.#notYet, NOT_YET[state], this.#notYet.lastChild);
-    this.#showLine(this.#mark, MARKS[state] ?? (finish === "length" ? "cutOff" : undefined));
+    this.#showLine(this.#mark, this.#markOf(this.#round));
     this.#showFailure(state === "failed" ? failure : null);
-    this.#copy.hidden = answer === "" || state === "streaming";
+    this.#copy.hidden = this.#asText() === "" || state === "streaming";
     // A failure has a button of its own for that.
     this.#again.hidden = !canRedo || state === "failed";
     this.#showUsage();
@@ -118,17 +132,21 @@ export class RoundView {
     say(this.#usage, "usage", { tokens, seconds: number(seconds, 1) });
   }
 
-  async #copyAnswer() {
-    if (!(await copy(this.#round.answer))) {
-      notify("notCopied");
-      return;
-    }
-    this.#showCopied("check", "copied");
-    setTimeout(() => this.#showCopied("copy", "copy"), COPIED_FOR);
+  #showCalls(calls) {
+    if (calls === this.#shownCalls) return;
+    this.#shownCalls = calls;
+    this.#calls.replaceChildren(...toolCallsView(calls ?? []));
   }
 
-  #showCopied(image, hint) {
-    this.#copy.replaceChildren(icon(image));
-    describe(this.#copy, "hint", hint);
+  #markOf({ state, answer, calls, finish }) {
+    if (state in MARKS) return MARKS[state];
+    if (state === "done" && calls.length > 0) return "noTools";
+    if (finish === "length") return "cutOff";
+    return state === "done" && answer === "" ? "emptyAnswer" : undefined;
+  }
+
+  #asText() {
+    const { answer, calls } = this.#round;
+    return [answer, ...calls.map(written)].filter(Boolean).join("\n");
   }
 }

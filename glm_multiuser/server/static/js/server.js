@@ -10,10 +10,11 @@ const LONGEST_SILENCE = 60_000;
 const STATUS_TIMEOUT = 5_000;
 
 /**
- * Asks for an answer and yields its parts: `{text}`, `{finish}` and `{usage}`.
+ * Asks for an answer and yields its parts: `{text}`, `{calls}`, `{finish}` and `{usage}`.
+ * Without a model, the settings say which one, or else the server.
  * Throws a Failure; when `signal` aborts, whatever fetch throws.
  */
-export async function* answerTo(messages, user, signal) {
+export async function* answerTo(messages, { user, model, signal }) {
   const silence = new AbortController();
   const response = await request("v1/chat/completions", {
     method: "POST",
@@ -23,6 +24,7 @@ export async function* answerTo(messages, user, signal) {
       stream: true,
       stream_options: { include_usage: true },
       ...settings.forRequest(),
+      ...(model && { model }),
     }),
     signal: AbortSignal.any([signal, silence.signal]),
   });
@@ -92,6 +94,7 @@ function* partsOf(data) {
   // The last chunk carries the usage and has no choices.
   const choice = chunk.choices?.[0];
   if (choice?.delta?.content) yield { text: choice.delta.content };
+  if (choice?.delta?.tool_calls) yield { calls: choice.delta.tool_calls };
   if (choice?.finish_reason) yield { finish: choice.finish_reason };
   if (chunk.usage) yield { usage: chunk.usage };
 }

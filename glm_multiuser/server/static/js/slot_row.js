@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { describe, say, unsay } from "./i18n.js";
-import { sayName } from "./names.js";
+import { sayTitle } from "./names.js";
 
 export class SlotRow {
   #name = element("span", { class: "slot-name" });
@@ -34,7 +34,7 @@ export class SlotRow {
     say(this.#state, `slot_${slot.state}`);
     if (conversation) this.node.dataset.hue = conversation.number % 8;
     else delete this.node.dataset.hue;
-    if (conversation) sayName(this.#name, conversation);
+    if (conversation) sayTitle(this.#name, conversation);
     else if (slot.state === "free") unsay(this.#name);
     else say(this.#name, slot.yours ? "anotherSession" : "someoneElse");
     this.#showTokens({ prompt: slot.prompt_tokens, generated: slot.generated_tokens }, length);

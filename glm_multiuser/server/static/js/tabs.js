@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { say } from "./i18n.js";
-import { sayName } from "./names.js";
+import { sayTitle } from "./names.js";
 
 export const LIVE = "live";
 const STEPS = { ArrowLeft: -1, ArrowRight: 1 };
@@ -21,12 +21,12 @@ export class Tabs {
 
   add(conversation) {
     const { id, number } = conversation;
-    const name = sayName(element("span", { class: "tab-name" }), conversation);
+    const name = sayTitle(element("span", { class: "tab-name" }), conversation);
     const busy = say(element("span", { class: "visually-hidden" }), "answering");
     busy.hidden = true;
     const tab = this.#add(id, `pane-${id}`, element("span", { class: "hue" }), name, busy);
     tab.dataset.hue = number % 8;
-    conversation.addEventListener("name", () => sayName(name, conversation));
+    conversation.addEventListener("name", () => sayTitle(name, conversation));
     conversation.addEventListener("busy", () => {
       tab.toggleAttribute("data-busy", conversation.busy);
       busy.hidden = !conversation.busy;

@@ -1,7 +1,9 @@
 /** All conversations of this page: side by side where there is room, else one at a time. */
 
 import * as history from "./history.js";
+import { models } from "./models.js";
 import { Pane } from "./pane.js";
+import { settings } from "./settings.js";
 import { kept, session } from "./store.js";
 import { LIVE, Tabs } from "./tabs.js";
 
@@ -26,6 +28,10 @@ export class Workspace {
     new ResizeObserver(() => this.#arrange()).observe(this.#place);
     NARROW.addEventListener("change", () => this.#setRoles());
     kept.watch((name, value) => this.#followOtherTab(name, value));
+    for (const source of [models, settings]) {
+      source.addEventListener("change", () => this.#updatePanes());
+    }
+    this.#panes.get(this.#selected)?.focus();
   }
 
   find(id) {
@@ -61,7 +67,7 @@ export class Workspace {
     this.#place.append(pane.node);
     this.#tabs.add(conversation);
     conversation.addEventListener("round", () => history.keepSoon(conversation));
-    for (const type of ["rounds", "name", "ended"]) {
+    for (const type of ["name", "model", "ended"]) {
       conversation.addEventListener(type, () => this.#keepIfShown(conversation));
     }
     pane.node.addEventListener("focusin", () => this.#select(conversation.id));
@@ -72,6 +78,10 @@ export class Workspace {
   #keepIfShown(conversation) {
     // The answer of a conversation that was closed may end after it is gone.
     if (this.#conversations.includes(conversation)) history.keep(conversation);
+  }
+
+  #updatePanes() {
+    for (const pane of this.#panes.values()) pane.update();
   }
 
   #close(conversation) {
@@ -119,7 +129,7 @@ export class Workspace {
     for (const { node } of this.#panes.values()) {
       node.setAttribute("role", NARROW.matches ? "tabpanel" : "region");
     }
-    this.#livePanel.setAttribute("role", NARROW.matches ? "tabpanel" : "complementary");
+    this.#livePanel.setAttribute("role", NARROW.matches ? "tabpanel" : "group");
   }
 
   /** Two tabs of a browser have the same history; what one changes, the other one shows. */

@@ -1,4 +1,4 @@
-"""One answer that a request wants, whatever protocol it came by."""
+"""One request for an answer, whatever protocol it came by."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from glm_multiuser.tokenizers import AnswerReader
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
+    from glm_multiuser.token_ids import TokenIds
 
 
 def sampling_of(defaults: SamplingParams, **given: Any) -> SamplingParams:
@@ -23,14 +24,15 @@ def sampling_of(defaults: SamplingParams, **given: Any) -> SamplingParams:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One answer that is wanted: to a prompt with its history, or to a whole conversation.
+class GenerationRequest:
+    """A prompt with its history, or a whole conversation, to be answered.
 
     Attributes:
-        prompt: a question, or token ids, whose answer is shown as the model writes it.
+        prompt: a question, or token ids, whose answer is returned as the model writes it.
         history: earlier rounds.
         messages: a conversation in OpenAI's shape, instead of a prompt.
         tools: that the answer to a conversation may call.
+        continue_final_message: whether its last message is the beginning of the answer.
         params: how to sample; None: as the checkpoint recommends.
         max_length: tokens of prompt and answer together.
     """
@@ -39,35 +41,41 @@ class Ask:
     history: Sequence[Any] = ()
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
+    continue_final_message: bool = False
     params: Optional[SamplingParams] = None
     max_length: Optional[int] = None
 
-    def token_ids(self, llm: MultiUserLLM) -> Sequence[int]:
-        """What is submitted.
+    def token_ids(self, llm: MultiUserLLM) -> TokenIds:
+        """The prompt to submit.
 
         Raises:
-            InvalidParameterError: something that this checkpoint cannot read.
+            InvalidParameterError: a prompt that this checkpoint cannot read.
         """
         if self.messages:
-            return llm.chat_token_ids(self.messages, self.tools)
+            return llm.chat_token_ids(
+                self.messages, self.tools, continue_final_message=self.continue_final_message
+            )
         return llm.prompt_token_ids(self.prompt, self.history)
 
     def reader(self, llm: MultiUserLLM) -> Optional[AnswerReader]:
-        """What makes content of the answer; None where it is shown as it is."""
-        if llm.tokenizer is None or not isinstance(self.prompt, str):
+        """Splits the answer into content and tool calls; None where it is returned as it is."""
+        if llm.tokenizer is None or not self.is_text:
             return None
-        return llm.tokenizer.answer_reader(self.tools)
+        return llm.tokenizer.answer_reader(self.tools, continued=self.continue_final_message)
+
+    @property
+    def is_text(self) -> bool:
+        """False for token ids, whose answer is returned as the model writes it."""
+        return isinstance(self.prompt, str)
 
     @property
     def length(self) -> int:
-        """Characters that are to be tokenized, roughly: enough to know what is long."""
-        if not isinstance(self.prompt, str):
-            return 0
+        """Characters to tokenize, roughly, or ids to check: enough to know what is long."""
         beside = (*self.history, *self.messages, *self.tools)
         return len(self.prompt) + sum(len(str(item)) for item in beside)
 
     def logged(self) -> dict[str, Any]:
-        """Its texts, for a log that may have them; of a conversation the last is the prompt."""
+        """Prompt and history for `log_prompts`; a conversation's last message is the prompt."""
         if not self.messages:
             return {"prompt": self.prompt, "history": self.history}
         *history, last = self.messages

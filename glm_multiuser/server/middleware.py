@@ -1,4 +1,4 @@
-"""The door: API key, origin of a page, and size of the body, before anything is parsed."""
+"""Middleware: authentication, Origin and body-size checks, before anything is parsed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glm_multiuser.server.errors import Refusal, error_response
-from glm_multiuser.server.keys import KeyRing
+from glm_multiuser.server.errors import APIError, error_response
+from glm_multiuser.server.keys import WRONG_KEY, KeyRing
 from glm_multiuser.server.settings import Limits
+from glm_multiuser.server.wrong_keys import WrongKeys
 
-OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
-"""What needs no key, beside the page."""
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
+"""Paths that need no API key, besides the page."""
 
 
-class Guard:
-    """ASGI middleware. What passes has `caller` in its state and its whole body at hand.
+class GuardMiddleware:
+    """Requests that pass have `caller` in their state, and their whole body has been received.
 
     Args:
-        app: what answers.
-        keys: that open the door.
+        app: the application.
+        keys: the API keys.
         limits: of the body.
-        origins: of pages that may ask, besides our own.
+        origins: allowed besides our own (CORS).
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, limits: Limits, origins: Sequence[str]) -> None:
@@ -34,10 +35,11 @@ class Guard:
         self.keys = keys
         self.limits = limits
         self.origins = frozenset(origins)
+        self.wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # nothing else is spoken here, so nothing else gets past
+            return  # WebSockets and lifespan events are not supported
         headers = Headers(scope=scope)
         try:
             if not _is_open(scope):
@@ -45,33 +47,40 @@ class Guard:
                 scope.setdefault("state", {})["caller"] = caller
             self._check_origin(scope, headers)
             body = await self._body(headers, receive) if _has_body(scope) else b""
-        except Refusal as refusal:
-            await error_response(scope["path"], refusal)(scope, receive, send)
+        except APIError as error:
+            if error.code == WRONG_KEY:
+                address, _ = scope.get("client") or ("", 0)
+                await asyncio.sleep(self.wrong_keys.record(address))
+            await error_response(scope["path"], error)(scope, receive, send)
             return
         if body is None:
-            return  # the client went away before it had sent everything
+            return  # the client disconnected while it was sending
         if _has_body(scope):
-            # Every body here is JSON, or read as bytes; clients often forget to say so.
+            # Every body is JSON or read as bytes; many clients send another content type.
             MutableHeaders(scope=scope)["content-type"] = "application/json"
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server sends no body: it has its own scope
         await self.app(scope, _first(body, receive), send)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """A page of another origin may not make this browser's user ask in its name.
+        """Rejects cross-origin requests from pages that are not allowed (CSRF).
 
         Raises:
-            Refusal: 403.
+            APIError: 403.
         """
         origin = headers.get("origin")
         if origin is None or not _has_body(scope) or origin in self.origins:
             return
         if _host_of(origin) != headers.get("host"):
-            raise Refusal(403, "foreign_origin", f"pages of {origin!r} may not ask this server")
+            raise APIError(
+                403, "foreign_origin", f"pages of {origin!r} may not send requests to this server"
+            )
 
     async def _body(self, headers: Headers, receive: Receive) -> Optional[bytes]:
-        """The whole body; None when the client goes away.
+        """The whole body; None when the client disconnects.
 
         Raises:
-            Refusal: 413, too large; 408, too slow.
+            APIError: 413, too large; 408, too slow.
         """
         announced = headers.get("content-length", "0")
         if not announced.isdigit() or int(announced) > self.limits.body_bytes:
@@ -82,7 +91,7 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), deadline - time.monotonic())
             except asyncio.TimeoutError:
-                raise Refusal(
+                raise APIError(
                     408,
                     "body_timeout",
                     f"the body had not arrived after {self.limits.body_seconds:g} seconds",
@@ -95,8 +104,10 @@ class Guard:
             if not message.get("more_body", False):
                 return bytes(body)
 
-    def _too_large(self, what: str) -> Refusal:
-        return Refusal(413, "body_too_large", f"body: {what}; it may have {self.limits.body_bytes}")
+    def _too_large(self, what: str) -> APIError:
+        return APIError(
+            413, "body_too_large", f"body: {what}; it may have {self.limits.body_bytes}"
+        )
 
 
 def _host_of(origin: str) -> str:
@@ -118,7 +129,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _first(body: bytes, receive: Receive) -> Receive:
-    """`receive` that gives the body, and then what comes after it."""
+    """A `receive` that gives the body first, and then what comes after it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body() -> Message:

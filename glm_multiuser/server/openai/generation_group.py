@@ -1,45 +1,56 @@
-"""From a request's body to its running answers."""
+"""From a request's body to its running generations."""
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from starlette.requests import Request
 
 from glm_multiuser.answer import GenerationResult, Piece
-from glm_multiuser.errors import GenerationError, GLMMultiUserError
+from glm_multiuser.errors import GenerationError
 from glm_multiuser.sampling import SEED_MAX, SamplingParams
-from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.disconnect import unless_disconnected
-from glm_multiuser.server.errors import BAD_REQUEST, Refusal, refusal_of
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.merge import Arrival, merged
-from glm_multiuser.server.openai.requests import GenerationRequest
+from glm_multiuser.server.openai.requests import BaseRequest
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
-from glm_multiuser.tokenizers import ChatTokenizer
+from glm_multiuser.tokenizers import AnswerTokens, ChatTokenizer
+
+LIBRARY_PROMPT = ("prompt", "text")
+"""What the library calls the text that a body has in its `prompt_field`."""
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Answers of one request: `per_prompt` to its first prompt, then those to the next one.
+class GenerationGroup:
+    """The generations of one request: `per_prompt` of its first prompt, then those of the next.
 
     Attributes:
-        head: what the response, or every chunk of it, begins with.
+        head: the first fields of the response and of every chunk.
         tokenizer: of the model.
+        continued: whether the prompts end with the beginning of the answer.
+        raw: whether the answers are shown as the model writes them.
         stop_token_ids: that end these answers.
     """
 
     head: dict[str, Any]
     tokenizer: Optional[ChatTokenizer]
+    continued: bool
+    raw: bool
     stop_token_ids: frozenset[int]
     per_prompt: int
     generations: list[Generation] = field(default_factory=list)
+
+    def tokens(self) -> Optional[AnswerTokens]:
+        """The bytes of an answer's tokens; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.answer_tokens(continued=self.continued, raw=self.raw)
 
     async def pieces(self) -> AsyncIterator[Arrival]:
         """Pieces as they come, without log-probabilities of stop tokens.
@@ -56,7 +67,7 @@ class Answers:
         """Every answer with its pieces; they are closed then.
 
         Raises:
-            ClientGone: the client went away.
+            ClientDisconnected: the client disconnected.
             GLMMultiUserError: as for `pieces`.
         """
         pieces: list[list[Piece]] = [[] for _ in self.generations]
@@ -99,63 +110,71 @@ class Answers:
 
 async def start(
     request: Request,
-    body: GenerationRequest,
-    prompts: Sequence[Ask],
+    body: BaseRequest,
+    prompts: Sequence[GenerationRequest],
     kind: tuple[str, str],
     max_tokens: Optional[int],
     logprobs: Optional[int],
-) -> Answers:
-    """Puts all answers that a body asks for into the queue.
+) -> GenerationGroup:
+    """Puts all generations of a request into the queue.
 
     Args:
-        request: who asks.
-        body: how.
-        prompts: what; their parameters are filled in here.
+        request: the HTTP request.
+        body: its body.
+        prompts: to be answered; their sampling parameters are filled in here.
         kind: how the response's id begins, and its `object`.
         max_tokens: of each answer.
-        logprobs: how many likeliest tokens are wanted in each place.
+        logprobs: how many likeliest tokens to return for each token.
 
     Raises:
-        Refusal: a field that cannot be, or what `Service.start` refuses.
+        APIError: a field that is not valid, or as `Service.start`.
     """
     service = service_of(request)
     model = service.models.get(body.model)
     wanted = body.choices * len(prompts)
     if wanted > service.settings.limits.choices:
-        raise Refusal(
+        raise APIError(
             400,
             BAD_REQUEST,
             f"n is {body.choices} for {len(prompts)} prompts, which makes {wanted} answers; one "
             f"request may ask for {service.settings.limits.choices}",
             field="n" if body.choices > 1 else "prompt",
         )
-    with naming_fields(body):
-        params = service.sampling(
-            model,
-            max_tokens=max_tokens,
-            min_tokens=body.min_tokens,
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            repetition_penalty=body.repetition_penalty,
-            seed=body.seed,
-            stop=tuple(body.stop) or None,
-            stop_token_ids=body.stop_token_ids,
-            ignore_eos=body.ignore_eos,
-            logprobs=logprobs,
-            cache_prompt=body.cache_prompt,
-        )
-        asks = [
-            replace(prompt, params=_with_seed(params, choice))
-            for prompt in prompts
-            for choice in range(body.choices)
-        ]
-        llm = model.llm
+    params = service.sampling(
+        model,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        repetition_penalty=body.repetition_penalty,
+        seed=body.seed,
+        stop=tuple(body.stop) or None,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+        cache_prompt=body.cache_prompt,
+    )
+    requests = [
+        replace(prompt, params=_with_seed(params, choice))
+        for prompt in prompts
+        for choice in range(body.choices)
+    ]
+    llm = model.llm
+    try:
         generations = await service.start(
-            caller_of(request), model, asks, session_of(request, body.user), deadline_of(request)
+            caller_of(request),
+            model,
+            requests,
+            session_of(request, body.user),
+            deadline_of(request),
         )
+    except APIError as error:
+        if error.field in LIBRARY_PROMPT:
+            error.field = body.prompt_field
+        raise
     prefix, name = kind
-    return Answers(
+    return GenerationGroup(
         head={
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "object": name,
@@ -163,6 +182,8 @@ async def start(
             "model": model.name,
         },
         tokenizer=llm.tokenizer,
+        continued=any(prompt.continue_final_message for prompt in prompts),
+        raw=not any(prompt.is_text for prompt in prompts),
         stop_token_ids=frozenset(
             (*params.stop_token_ids, *(() if params.ignore_eos else llm.stop_token_ids))
         ),
@@ -175,36 +196,3 @@ def _with_seed(params: SamplingParams, choice: int) -> SamplingParams:
     if params.seed is None:
         return params
     return replace(params, seed=(params.seed + choice) % (SEED_MAX + 1))
-
-
-NAMES = {
-    "prompt": ("prompt", "messages"),
-    "query": ("prompt", "messages"),
-    "text": ("prompt", "messages"),
-    "history": ("messages",),
-}
-"""What the library calls otherwise, or a request of another kind has."""
-
-
-@contextmanager
-def naming_fields(body: GenerationRequest) -> Iterator[None]:
-    """Lets an error about a value say which field it is, by the word that its message begins with.
-
-    Raises:
-        Refusal: for every error of this library.
-    """
-    try:
-        yield
-    except GLMMultiUserError as error:
-        refusal = refusal_of(error)
-        if refusal.status == 400 and refusal.field is None:
-            refusal.field = _field_of(str(refusal), type(body).model_fields)
-        if refusal is error:
-            raise
-        raise refusal from error
-
-
-def _field_of(message: str, fields: Mapping[str, Any]) -> Optional[str]:
-    found = re.match(r"\w+", message)
-    word = found.group() if found else ""
-    return next((name for name in NAMES.get(word, (word,)) if name in fields), None)

@@ -1,4 +1,4 @@
-"""From a question to what is asked of the model, and from its answer to the next history."""
+"""From the fields of a question to a request, and from its answer to the next history."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.sampling import SamplingParams
-from glm_multiuser.server.ask import Ask
 from glm_multiuser.server.bodies import (
     ROUNDS_MAX,
     History,
-    Message,
+    HistoryMessage,
     as_history,
     problem_of,
     with_round,
 )
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.kserve.fields import Fields
 from glm_multiuser.server.kserve.signature import Element
 from glm_multiuser.tokenizers import rounds_of
 
-Items = list[Union[tuple[str, str], Message]]
+Items = list[Union[tuple[str, str], HistoryMessage]]
 
 HISTORY: TypeAdapter[Items] = TypeAdapter(History)
 SHOWN_LENGTH = 60
@@ -31,17 +31,17 @@ SHOWN_LENGTH = 60
 
 @dataclass(frozen=True)
 class Question:
-    """A question with everything that was said before it.
+    """A question with its history.
 
     Attributes:
         prompt: its text.
-        history: all earlier rounds, also those that do not count.
-        ask: what the model is asked.
+        history: all earlier rounds, also those that `history_len` leaves out.
+        request: to the model.
     """
 
     prompt: str
     history: Items
-    ask: Ask
+    request: GenerationRequest
 
     def history_with(self, answer: str) -> str:
         """The history with this round at its end, as a request gives it: JSON text."""
@@ -49,7 +49,7 @@ class Question:
 
 
 def rows_of(tensors: Mapping[str, Sequence[Element]]) -> Iterator[dict[str, Element]]:
-    """What each question of a batch has; an empty text stands for a tensor that is not there."""
+    """The inputs of each question of a batch; an empty text stands for a missing tensor."""
     for elements in zip(*tensors.values()):
         row = dict(zip(tensors, elements))
         yield {name: one for name, one in row.items() if one != "" or name == "prompt"}
@@ -59,32 +59,33 @@ def fields_of(given: Mapping[str, Any]) -> Fields:
     """The fields of a question from values of any origin.
 
     Raises:
-        InvalidParameterError: a value that cannot be.
+        InvalidParameterError: a value that is not valid.
     """
     try:
         return Fields.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InvalidParameterError(problem_of(first, first["loc"])[1]) from None
+        field, message = problem_of(first, first["loc"])
+        raise InvalidParameterError(message, field) from None
 
 
 def question_of(fields: Fields, sampling: Callable[..., SamplingParams]) -> Question:
-    """What is asked of the model.
+    """The question and its request to the model.
 
     Args:
         fields: that were given.
-        sampling: makes parameters of those among them that say how to sample.
+        sampling: makes `SamplingParams` of the sampling fields.
 
     Raises:
-        InvalidParameterError: a field that cannot be.
+        InvalidParameterError: a field that is not valid.
     """
     prompt = fields.text_input if fields.prompt is None else fields.prompt
     if prompt is None or (fields.prompt is not None and fields.text_input is not None):
-        raise InvalidParameterError("prompt or text_input must be given, one of them")
+        raise InvalidParameterError("prompt or text_input must be given, one of them", "prompt")
     history = _read_history(fields.history)
     counted = _last_rounds(as_history(history), fields.history_len)
     params = sampling(**fields.sampling())
-    return Question(prompt, history, Ask(prompt, counted, params=params))
+    return Question(prompt, history, GenerationRequest(prompt, counted, params=params))
 
 
 def _read_history(text: str) -> Items:
@@ -100,6 +101,7 @@ def _read_history(text: str) -> Items:
         raise InvalidParameterError(
             f"history is {text[:SHOWN_LENGTH]!r}: {problem}; it must be JSON, "
             f'[["question", "answer"], ...], with at most {ROUNDS_MAX} items',
+            field="history",
         ) from None
 
 

@@ -1,0 +1,60 @@
+"""How much memory this process may still take, on Linux."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+CGROUPS = {
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    "": ("sys/fs/cgroup", "memory.max", "memory.current"),
+}
+"""Of cgroup v1 and v2, by the controller's name: folder, and files with the limit and the usage."""
+
+
+def available_bytes(root: Path = Path("/")) -> Optional[int]:
+    """What is available on this machine, or in this process's control group if that is less.
+
+    Args:
+        root: folder with `proc` and `sys`.
+
+    Returns:
+        None where the system does not say it.
+    """
+    machine = _number(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB")
+    found = [] if machine is None else [machine * 1024]
+    return min([*found, *_left_in_cgroups(root)], default=None)
+
+
+def _left_in_cgroups(root: Path) -> Iterator[int]:
+    """In the control group of this process and in those around it; none without a limit."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in CGROUPS.keys() & set(controllers.split(",")):
+            folder, limit_file, usage_file = CGROUPS[controller]
+            top = root / folder
+            group = top / path.lstrip("/")
+            for place in (group, *group.parents):
+                limit = _number(place / limit_file, r"(\d+)")
+                usage = _number(place / usage_file, r"(\d+)")
+                if limit is not None and usage is not None:
+                    # Files in the page cache make room when memory is needed.
+                    cache = _number(place / "memory.stat", r"(?:total_)?inactive_file (\d+)") or 0
+                    yield max(0, limit - usage + cache)
+                if place == top:
+                    break
+
+
+def _number(path: Path, pattern: str) -> Optional[int]:
+    match = re.search(f"^{pattern}$", _text(path), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _text(path: Path) -> str:
+    """Of a file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,30 @@
+"""CORS for the official clients, too."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+ABOUT_CLIENT = "x-stainless-"
+"""What the headers begin with in which OpenAI's clients describe themselves."""
+REQUESTED = "access-control-request-headers"
+ALLOWED = "access-control-allow-headers"
+
+
+class ClientCORSMiddleware(CORSMiddleware):
+    """Starlette's, which compares whole names of headers; those of `ABOUT_CLIENT` pass, too."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        headers = MutableHeaders(raw=list(request_headers.raw))
+        names = [name.strip() for name in headers.get(REQUESTED, "").split(",")]
+        about_client = [name for name in names if name.lower().startswith(ABOUT_CLIENT)]
+        if about_client:
+            del headers[REQUESTED]
+            others = ", ".join(name for name in names if name not in about_client)
+            if others:
+                headers[REQUESTED] = others
+        response = super().preflight_response(headers)
+        if about_client:
+            response.headers[ALLOWED] = ", ".join([response.headers[ALLOWED], *about_client])
+        return response

@@ -1,0 +1,137 @@
+"""`POST /tokenize` and `/detokenize`, in vLLM's wire format."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby
+from typing import Annotated, Any, Callable, Optional, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.server.bodies import ROUNDS_MAX
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.models import Model
+from glm_multiuser.server.openai.conversation import conversation
+from glm_multiuser.server.openai.fields import Only, Strict
+from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
+from glm_multiuser.server.openai.requests import TokenId
+from glm_multiuser.server.request_context import service_of
+from glm_multiuser.server.responses import ERRORS
+from glm_multiuser.server.service import LONG_PROMPT
+from glm_multiuser.tokenizers import ChatTokenizer
+
+router = APIRouter()
+
+Result = TypeVar("Result")
+
+
+class TokenizeRequest(Strict):
+    """A text, or a conversation with its tools; one of the two."""
+
+    model: Optional[str] = Field(None, description="null: the first model of the server.")
+    prompt: Optional[str] = Field(
+        None, description="Its tokens alone, without the form of the model's chat."
+    )
+    messages: Optional[list[ChatMessage]] = Field(
+        None,
+        min_length=1,
+        max_length=ROUNDS_MAX,
+        description="The tokens that `/v1/chat/completions` answers.",
+    )
+    tools: Optional[list[Tool]] = Field(None, max_length=TOOLS_MAX, description="Of `messages`.")
+
+    add_generation_prompt: Annotated[Any, Only(True)] = None
+    add_special_tokens: Annotated[Any, Only(False)] = None
+    chat_template: Annotated[Any, Only()] = None
+    chat_template_kwargs: Annotated[Any, Only({})] = None
+    continue_final_message: Annotated[Any, Only(False)] = None
+    return_token_strs: Annotated[Any, Only(False)] = None
+
+
+class TokenizeResponse(BaseModel):
+    """Token ids; `max_model_len` is how many a prompt and its answer may have together."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeRequest(Strict):
+    """Token ids."""
+
+    model: Optional[str] = Field(None, description="null: the first model of the server.")
+    tokens: list[TokenId]
+
+
+class DetokenizeResponse(BaseModel):
+    """Their text, in which special tokens are written as their names."""
+
+    prompt: str
+
+
+@router.post("/tokenize", responses=ERRORS)
+async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
+    """The token ids of a text or of a conversation; a prompt may be longer than the model's."""
+    model = service_of(request).models.get(body.model)
+    if body.messages is not None and body.prompt is None:
+        wanted = GenerationRequest(
+            messages=conversation(body.messages), tools=[one.offered() for one in body.tools or ()]
+        )
+        tokens = await _run(wanted.length, lambda: list(wanted.token_ids(model.llm)))
+    elif body.prompt is not None and body.messages is None and not body.tools:
+        text, tokenizer = body.prompt, _tokenizer_of(model, "prompt")
+        tokens = await _run(len(text), lambda: tokenizer.encode(text))
+    else:
+        raise APIError(
+            400,
+            BAD_REQUEST,
+            "prompt: give a prompt, or messages with their tools, and not both",
+            field="prompt",
+        )
+    longest = model.settings.engine.seq_length
+    return TokenizeResponse(count=len(tokens), max_model_len=longest, tokens=tokens)
+
+
+@router.post("/detokenize", responses=ERRORS)
+async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
+    """The text of token ids."""
+    model = service_of(request).models.get(body.model)
+    tokenizer = _tokenizer_of(model, "tokens")
+    highest = max(body.tokens, default=0)
+    if highest >= tokenizer.vocab_size:
+        raise InvalidParameterError(
+            f"tokens has {highest}; token ids of {model.name!r} are below {tokenizer.vocab_size}",
+            field="tokens",
+        )
+    text = await _run(len(body.tokens), lambda: _text_of(tokenizer, body.tokens))
+    return DetokenizeResponse(prompt=text)
+
+
+def _tokenizer_of(model: Model, field: str) -> ChatTokenizer:
+    """Raises:
+    InvalidParameterError: the checkpoint has none.
+    """
+    tokenizer = model.llm.tokenizer
+    if tokenizer is None:
+        raise InvalidParameterError(
+            f"{field}: model {model.name!r} has no tokenizer; it takes and returns token ids", field
+        )
+    return tokenizer
+
+
+def _text_of(tokenizer: ChatTokenizer, token_ids: list[int]) -> str:
+    text = ""
+    for special, run in groupby(token_ids, tokenizer.special_ids.__contains__):
+        ids = list(run)
+        # `decode` leaves special tokens out.
+        names = b"".join(map(tokenizer.token_bytes, ids)) if special else b""
+        text += names.decode() if special else tokenizer.decode(ids)
+    return text
+
+
+async def _run(size: int, function: Callable[[], Result]) -> Result:
+    """What takes milliseconds runs in another thread than the event loop's."""
+    return await asyncio.to_thread(function) if size > LONG_PROMPT else function()

@@ -1,0 +1,83 @@
+/** A question on the page, which can be edited: the conversation then continues from there. */
+
+import { element, iconButton, textButton } from "./dom.js";
+import { say } from "./i18n.js";
+
+export class QuestionView {
+  #question;
+  #onEdit;
+  #canEdit = false;
+  #open;
+  #send = say(element("button", { type: "submit", class: "button primary" }), "send");
+  #shown;
+
+  /** `onEdit` gets the new question. */
+  constructor(question, onEdit) {
+    this.#question = question;
+    this.#onEdit = onEdit;
+    this.#open = iconButton("rename", "edit", () => this.#edit());
+    this.#shown = element(
+      "div",
+      { class: "asked" },
+      this.#open,
+      element("p", { class: "question" }, question),
+    );
+    this.node = element("div", {}, this.#shown);
+  }
+
+  /** What is being edited during an answer stays, and can be sent after it. */
+  update({ canEdit }) {
+    this.#canEdit = canEdit;
+    this.#open.hidden = !canEdit;
+    this.#send.disabled = !canEdit;
+  }
+
+  #edit() {
+    const field = element("textarea", { rows: 1, enterkeyhint: "send", autocomplete: "off" });
+    field.value = this.#question;
+    const form = element(
+      "form",
+      { class: "question-editor" },
+      element("label", {}, say(element("span", { class: "visually-hidden" }), "question"), field),
+      say(element("p", { class: "soft" }), "editReplaces"),
+      element(
+        "div",
+        { class: "dialog-actions" },
+        textButton("cancel", () => this.#close()),
+        this.#send,
+      ),
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#submit(field);
+    });
+    field.addEventListener("keydown", (event) => this.#onKey(event, field));
+    this.node.replaceChildren(form);
+    field.focus();
+    field.setSelectionRange(field.value.length, field.value.length);
+  }
+
+  #onKey(event, field) {
+    // Such a key chooses a word in an input method. Safari says so only by the key code.
+    if (event.isComposing || event.keyCode === 229) return;
+    if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      this.#submit(field);
+    }
+    if (event.key === "Escape") {
+      // The pane would take it for the wish to stop the answer.
+      event.stopPropagation();
+      this.#close();
+    }
+  }
+
+  #submit(field) {
+    const question = field.value.trim();
+    if (this.#canEdit && question !== "") this.#onEdit(question);
+  }
+
+  #close() {
+    this.node.replaceChildren(this.#shown);
+    this.#open.focus();
+  }
+}
