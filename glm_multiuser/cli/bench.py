@@ -14,11 +14,14 @@ import typer
 from glm_multiuser.cli import loading, screen
 from glm_multiuser.cli.bench_plot import plot_runs
 from glm_multiuser.cli.bench_report import print_conditions, table_of
-from glm_multiuser.cli.bench_run import RunSettings, users_text
+from glm_multiuser.cli.bench_run import RunSettings, check_engine, users_text
 from glm_multiuser.cli.conditions import machine, workload
+from glm_multiuser.cli.options import takes_options
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
 
 
+@takes_options(EngineConfig, seq_length=256)
 def command(
     checkpoint: Annotated[
         Optional[Path], typer.Option(help="Measure this folder instead of random weights.")
@@ -29,7 +32,6 @@ def command(
     heads: Annotated[int, typer.Option(help="Random weights: attention heads.")] = 16,
     vocab: Annotated[int, typer.Option(min=32, help="Random weights: vocabulary.")] = 16384,
     users: Annotated[str, typer.Option(help="Numbers of users, one run each.")] = "1,2,4,8,16,32",
-    seq_length: loading.SeqLength = 256,
     prompt_tokens: Annotated[int, typer.Option(help="Length of every prompt.")] = 16,
     new_tokens: Annotated[int, typer.Option(min=2, help="Length of every answer.")] = 128,
     repeat: Annotated[int, typer.Option(min=1, help="Measured rounds of each run.")] = 1,
@@ -38,39 +40,20 @@ def command(
     json_file: Annotated[
         Optional[Path], typer.Option("--json", help="Write the last line also here.")
     ] = None,
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(
-            "--batch-invariant/--no-batch-invariant",
-            help="Same answers at every number of users, or the fewest rows per step.",
-        ),
-    ] = True,
-    dtype: Annotated[
-        Optional[str],
-        typer.Option(help="float32 or float16.", show_default="the device's own"),
-    ] = None,
-    kernels: loading.Kernels = "auto",
-    weight_dtype: loading.WeightDtype = None,
-    device_target: loading.DeviceTarget = "CPU",
-    device_id: loading.DeviceId = 0,
+    **settings: Any,
 ) -> None:
     """Measure throughput and latency at several numbers of users.
 
-    Each number runs in a process of its own, so that start-up times and peak memory are its own.
-    N threads, each one user, submit random prompts of a fixed length at once through the public
-    API; decoding is greedy, the end-of-sequence id is ignored, a first round is thrown away. What
-    each figure means stands at the head of glm_multiuser/cli/measure.py. The last line of stdout is
-    one JSON object.
+    Each number runs in a process of its own, for its start-up time and peak memory.
+    N threads, one per user, submit random prompts of a fixed length concurrently through the public
+    API; decoding is greedy, end-of-sequence ids are ignored, the first round is a warm-up. The
+    metrics are defined in glm_multiuser/cli/measure.py. The last line of stdout is one JSON object.
     """
     numbers = parse_users(users)
-    options = {
-        "batch_invariant": batch_invariant,
-        "dtype": dtype,
-        "kernels": kernels,
-        "weight_dtype": weight_dtype,
-        "device_target": device_target,
-        "device_id": device_id,
-    }
+    if not no_plot:
+        screen.check_picture(plot)
+    screen.check_writable(json_file)
+    seq_length = settings.pop("seq_length")
     folder = str(loading.find_checkpoint(checkpoint)) if checkpoint is not None else None
     all_settings = [
         RunSettings(
@@ -81,10 +64,12 @@ def command(
             repeat=repeat,
             checkpoint=folder,
             shape={} if folder else random_shape(hidden, layers, inner, heads, vocab),
-            options=options,
+            options=settings,
         )
         for number in numbers
     ]
+    for one in all_settings:
+        check_engine(one)
     conditions = {**machine(), **workload(all_settings[0])}
     console = screen.wide_output(120)
     print_conditions(console, conditions)

@@ -60,7 +60,7 @@ def draw(
 
 
 def heading(conditions: Mapping[str, Any]) -> str:
-    """The conditions that no picture should be without."""
+    """The conditions of the measurement."""
     return (
         f"{conditions['num_layers']} layers, hidden {conditions['hidden_size']}, "
         f"{conditions['dtype']} on {conditions['device_target']}, "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from glm_multiuser.cli import loading, measure, screen
-from glm_multiuser.config import AnyModelConfig, ModelConfig
+from glm_multiuser.config import AnyModelConfig, EngineConfig, ModelConfig
 from glm_multiuser.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,19 +44,31 @@ class RunSettings:
             return loading.model_config(Path(self.checkpoint))
         return ModelConfig(**self.shape)
 
+    def engine(self) -> EngineConfig:
+        """The settings of the engine; its queue has room for every user."""
+        config = EngineConfig(users=self.users, seq_length=self.seq_length, **self.options)
+        return replace(config, max_queue=max(config.max_queue, self.users))
+
 
 def users_text(users: int) -> str:
     return "1 user" if users == 1 else f"{users} users"
 
 
+def check_engine(settings: RunSettings) -> None:
+    """Rejects what cannot work before a process is started for it; raises as `loading` does."""
+    from glm_multiuser import memory
+
+    engine = settings.engine()
+    if settings.checkpoint is not None:
+        loading.check_engine(Path(settings.checkpoint), engine)
+        return
+    engine.check_fits(settings.model_config())
+    memory.check_kernels(engine)
+
+
 def open_engine(settings: RunSettings) -> MultiUserLLM:
     """The engine that a run measures."""
-    options = {
-        "users": settings.users,
-        "seq_length": settings.seq_length,
-        "max_queue": max(64, settings.users),
-        **settings.options,
-    }
+    options = vars(settings.engine())
     if settings.checkpoint is not None:
         return loading.llm_class().from_pretrained(settings.checkpoint, **options)
     return loading.llm_class().from_config(settings.model_config(), seed=0, **options)

@@ -8,11 +8,11 @@ the run, or {"error": ...}.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import Any, Callable
 
 from glm_multiuser.cli.bench_run import RunSettings, run
-from glm_multiuser.cli.interrupts import keep_ctrl_c
 from glm_multiuser.errors import GLMMultiUserError
 
 
@@ -37,5 +37,6 @@ def answer_job(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
 
 
 if __name__ == "__main__":
-    keep_ctrl_c()
+    # The command, which has started this process, ends it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.exit(main())

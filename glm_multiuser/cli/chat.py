@@ -2,14 +2,18 @@
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Optional
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
 from glm_multiuser.cli import loading, screen
+from glm_multiuser.cli.interrupts import raised
+from glm_multiuser.cli.options import Checkpoint, Sampling, takes_options
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import GLMMultiUserError, PromptTooLongError
+from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
@@ -26,39 +30,22 @@ HELP = """\
 Ctrl-C       while an answer is streaming: cancel that answer only"""
 
 
-def command(
-    checkpoint: loading.Checkpoint = loading.DEFAULT_CHECKPOINT,
-    users: loading.Users = 4,
-    max_tokens: loading.MaxTokens = 256,
-    seq_length: loading.SeqLength = 512,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
-    ] = 0.0,
-    seed: Annotated[Optional[int], typer.Option(help="Repeats a sampled answer.")] = None,
-    device_target: loading.DeviceTarget = "CPU",
-    device_id: loading.DeviceId = 0,
-    kernels: loading.Kernels = "auto",
-    weight_dtype: loading.WeightDtype = None,
-) -> None:
+@takes_options(EngineConfig, users=4)
+@takes_options(Sampling, max_tokens=256)
+def command(checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT, **settings: Any) -> None:
     """Chat as several users, each with a history of their own.
 
     Reads lines from a terminal or from a pipe; /help lists the commands.
     """
-    with loading.open_llm(
-        checkpoint,
-        users,
-        seq_length,
-        device_target,
-        device_id,
-        kernels=kernels,
-        weight_dtype=weight_dtype,
-    ) as llm:
-        params = loading.sampling_params(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    params = loading.sampling_params(**pick(Sampling, settings))
+    # On a terminal Ctrl-C cancels an answer, elsewhere it ends the command.
+    interrupts = raised() if sys.stdin.isatty() else nullcontext()
+    with loading.open_llm(checkpoint, **settings) as llm, interrupts:
         Conversations(llm, params, screen.output()).run()
 
 
 class Conversations:
-    """Who is speaking, and what every user has said so far."""
+    """The current user, and the history of every user."""
 
     def __init__(self, llm: "MultiUserLLM", params: "SamplingParams", console: Console) -> None:
         self.llm = llm
@@ -121,7 +108,7 @@ class Conversations:
             self.say(HELP)
 
     def ask(self, question: str) -> None:
-        """Streams one answer; only a finished one enters the history."""
+        """Streams one answer; only a complete one is added to the history."""
         history = self.histories[self.user]
         answer = ""
         stream = None

@@ -12,6 +12,9 @@ from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.measure import fields
 from glm_multiuser.device import DEFAULT_DTYPE
 
+OF_A_RUN = ("users", "max_queue")
+"""Settings that differ between the runs of a benchmark."""
+
 
 def machine() -> dict[str, Any]:
     """The computer, how busy it is, and the versions of what runs on it."""
@@ -30,21 +33,17 @@ def machine() -> dict[str, Any]:
 
 def workload(settings: RunSettings) -> dict[str, Any]:
     """The model and what it is asked."""
-    config, options = settings.model_config(), settings.options
-    default_dtype = DEFAULT_DTYPE[options["device_target"]]
+    config, engine = settings.model_config(), settings.engine()
+    dtype = engine.dtype or DEFAULT_DTYPE[engine.device_target]
+    values = {**vars(engine), "dtype": dtype, "weight_dtype": engine.weight_dtype or dtype}
     return {
-        "device_target": options["device_target"],
-        "dtype": options["dtype"] or default_dtype,
-        "kernels": options.get("kernels", "auto"),
-        "weight_dtype": options.get("weight_dtype") or options["dtype"] or default_dtype,
-        "batch_invariant": options["batch_invariant"],
+        **{name: value for name, value in values.items() if name not in OF_A_RUN},
         "weights": "checkpoint" if settings.checkpoint else "random",
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
         "inner_hidden_size": config.inner_hidden_size,
         "num_attention_heads": config.num_attention_heads,
         "vocab_size": config.vocab_size,
-        "seq_length": settings.seq_length,
         "prompt_tokens": settings.prompt_tokens,
         "new_tokens": settings.new_tokens,
         "repeat": settings.repeat,

@@ -11,6 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from glm_multiuser.cli import screen
+from glm_multiuser.cli.interrupts import raised
 
 
 def command(
@@ -47,7 +48,7 @@ def command(
 
     to = direction(source, to)
     screen.notice(f"converting {source} to {to} ...")
-    with show_progress(None) as report:
+    with raised(), show_progress(None) as report:
         convert(source, destination, to, dtype, config, force, report)
     print_folder(destination)
     if to == MINDFORMERS:

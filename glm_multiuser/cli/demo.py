@@ -1,9 +1,9 @@
-"""`glm-multiuser demo`: many users at once, each in a pane, and the proof that nothing mixes."""
+"""`glm-multiuser demo`: concurrent users, each in a pane, and a proof of their isolation."""
 
 import threading
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -11,45 +11,33 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_multiuser.cli import loading, screen
-from glm_multiuser.cli.asking import Answer, ask_alone, same, start_asking, wall_seconds
+from glm_multiuser.cli.chat_answers import ChatAnswer, chat_alone, same, start_chats, wall_seconds
+from glm_multiuser.cli.options import Checkpoint, Sampling, takes_options
 from glm_multiuser.cli.panes import show, status
 from glm_multiuser.cli.questions import questions
+from glm_multiuser.config import EngineConfig
+from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling import SamplingParams
 
 
-def command(
-    users: loading.Users = 8,
-    checkpoint: loading.Checkpoint = loading.DEFAULT_CHECKPOINT,
-    max_tokens: loading.MaxTokens = 128,
-    seq_length: loading.SeqLength = 256,
-    device_target: loading.DeviceTarget = "CPU",
-    device_id: loading.DeviceId = 0,
-    kernels: loading.Kernels = "auto",
-    weight_dtype: loading.WeightDtype = None,
-) -> None:
-    """Many users ask at once; then each asks alone, and the answers must be identical.
+@takes_options(EngineConfig, seq_length=256)
+@takes_options(Sampling, without=("temperature", "top_k", "top_p", "seed"))
+def command(checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT, **settings: Any) -> None:
+    """Run concurrent users, then each request alone; the answers must be identical.
 
-    Ends with exit code 1 if one of them is not.
+    The exit code is 1 if one of them is not.
     """
-    with loading.open_llm(
-        checkpoint,
-        users,
-        seq_length,
-        device_target,
-        device_id,
-        kernels=kernels,
-        weight_dtype=weight_dtype,
-    ) as llm:
-        params = loading.sampling_params(max_tokens=max_tokens, temperature=0.0)
+    params = loading.sampling_params(**pick(Sampling, settings), temperature=0.0)
+    with loading.open_llm(checkpoint, **settings) as llm:
         answers = [
-            Answer(f"user {number}", question)
-            for number, question in enumerate(questions(users), start=1)
+            ChatAnswer(f"user {number}", question)
+            for number, question in enumerate(questions(settings["users"]), start=1)
         ]
         console = screen.output()
-        threads = start_asking(llm, answers, params)
+        threads = start_chats(llm, answers, params)
         if console.is_terminal:
             show(console, answers, threads)
         else:
@@ -62,17 +50,19 @@ def command(
 
 
 def ask_each_alone(
-    llm: "MultiUserLLM", answers: Sequence[Answer], params: "SamplingParams"
-) -> list[Answer]:
-    """Every question again, one after the other."""
-    screen.notice("asking every question again, one user at a time ...")
+    llm: "MultiUserLLM", answers: Sequence[ChatAnswer], params: "SamplingParams"
+) -> list[ChatAnswer]:
+    """Every request again, one after the other."""
+    screen.notice("running every request again, one at a time ...")
     with screen.progress_bar() as bar:
         return [
-            ask_alone(llm, answer, params) for answer in bar.track(answers, description="alone")
+            chat_alone(llm, answer, params) for answer in bar.track(answers, description="alone")
         ]
 
 
-def print_proof(console: Console, answers: Sequence[Answer], alone: Sequence[Answer]) -> bool:
+def print_proof(
+    console: Console, answers: Sequence[ChatAnswer], alone: Sequence[ChatAnswer]
+) -> bool:
     """Compares token by token; True when every answer is the same."""
     pairs = list(zip(answers, alone))
     good = sum(same(*pair) for pair in pairs)
@@ -88,7 +78,7 @@ def print_proof(console: Console, answers: Sequence[Answer], alone: Sequence[Ans
     return good == len(pairs)
 
 
-def difference(together: Answer, alone: Answer) -> str:
+def difference(together: ChatAnswer, alone: ChatAnswer) -> str:
     """Why two answers are not the same."""
     for name, answer in (("together", together), ("alone", alone)):
         if answer.error is not None:
@@ -105,7 +95,10 @@ def difference(together: Answer, alone: Answer) -> str:
 
 
 def print_speed(
-    console: Console, llm: "MultiUserLLM", answers: Sequence[Answer], alone: Sequence[Answer]
+    console: Console,
+    llm: "MultiUserLLM",
+    answers: Sequence[ChatAnswer],
+    alone: Sequence[ChatAnswer],
 ) -> None:
     """Tokens per second, time to the first token, start-up time, compiles after ready."""
     tokens = sum(len(answer.token_ids) for answer in answers)
@@ -141,7 +134,7 @@ def print_speed(
 
 
 def print_transcript(
-    console: Console, answers: Sequence[Answer], threads: Sequence[threading.Thread]
+    console: Console, answers: Sequence[ChatAnswer], threads: Sequence[threading.Thread]
 ) -> None:
     """For a file or a pipe: one block per user, in the order of the users."""
     for answer, thread in zip(answers, threads):

@@ -1,30 +1,90 @@
-"""Ctrl-C as Python programs know it, although MindSpore takes the signal for itself.
+"""Ctrl-C ends a command at any moment, with one line on stderr and exit code 130.
 
 While it compiles or runs a graph, MindSpore puts a C handler of its own in the place of Python's,
-and that one ends the process with SIGTERM: nothing is closed, and the terminal keeps whatever state
-it was in. So the signal is blocked in every thread, where no handler can see it, and one thread
-waits for it and tells Python. Python's own handler then runs as ever: KeyboardInterrupt, or what
-else was set with `signal.signal`.
+and that one ends the process with SIGTERM. Where it does not, KeyboardInterrupt arrives in the
+middle of an import, and MindSpore's threads abort when the interpreter ends under them. So the
+signal is blocked in every thread, where no handler can see it, and one thread waits for it. That
+one ends the process, unless another handler was set with `signal.signal` or by asyncio: then Python
+runs that one as ever.
 """
 
 from __future__ import annotations
 
 import _thread
+import os
 import signal
 import threading
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes as long to import as all of the above
+    from collections.abc import Iterator
+    from typing import Callable, NoReturn
+
+INTERRUPTED = 130
+"""Exit code after SIGINT, as shells have it."""
+
+SHOW_CURSOR = b"\x1b[?25h"
+
+_texts: list[Callable[[], str]] = [lambda: "interrupted"]
 
 
 def keep_ctrl_c() -> None:
     """Call it on the main thread, before MindSpore is imported and before threads are started."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     main_thread = threading.get_ident()
     # Does nothing; it only wakes the main thread from a blocking call.
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
-    def forward() -> None:
+    def wait() -> None:
         while True:
             signal.sigwait({signal.SIGINT})
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                end()
             _thread.interrupt_main()
             signal.pthread_kill(main_thread, signal.SIGUSR1)
 
-    threading.Thread(target=forward, name="ctrl-c", daemon=True).start()
+    threading.Thread(target=wait, name="ctrl-c", daemon=True).start()
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """In the block, Ctrl-C raises KeyboardInterrupt: for what has to be put back or closed."""
+    before = signal.signal(signal.SIGINT, lambda *one: signal.default_int_handler(*one))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def saying(text: Callable[[], str]) -> Iterator[None]:
+    """In the block, this is the line that Ctrl-C leaves."""
+    _texts.append(text)
+    try:
+        yield
+    finally:
+        _texts.remove(text)
+
+
+def end() -> NoReturn:
+    """Ends this process and its children, without unwinding: nothing may wait for the device."""
+    try:
+        for child in _descendants(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for terminal in filter(os.isatty, (1, 2)):
+            os.write(terminal, SHOW_CURSOR + b"\n" * (terminal == 2))
+        os.write(2, f"{_texts[-1]()}\n".encode(errors="replace"))
+    finally:
+        os._exit(INTERRUPTED)
+
+
+def _descendants(process: int) -> list[int]:
+    found = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as file:
+                for child in map(int, file.read().split()):
+                    found += [child, *_descendants(child)]
+    return found

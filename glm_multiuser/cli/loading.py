@@ -1,55 +1,33 @@
-"""Opening a model for a command, and the options that the commands share."""
+"""Opening a model for a command."""
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from glm_multiuser import package_data
 from glm_multiuser.cli.screen import notice
+from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
-    from glm_multiuser.config import AnyModelConfig
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling import SamplingParams
 
-DEFAULT_CHECKPOINT = Path("ckpt/glm-tiny")
-CHECKOUT = Path(__file__).resolve().parents[2]
-
-Checkpoint = Annotated[
-    Path,
-    typer.Option(
-        help="Folder in Hugging Face layout, or with MindFormers' .ckpt.",
-        show_default=str(DEFAULT_CHECKPOINT),
-    ),
-]
-Users = Annotated[int, typer.Option(min=1, help="Users that decode side by side.")]
-SeqLength = Annotated[
-    int, typer.Option(help="Tokens that each user can hold, prompt and answer together.")
-]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
-DeviceTarget = Annotated[str, typer.Option(help="CPU or Ascend.")]
-DeviceId = Annotated[int, typer.Option(help="Which card.")]
-Kernels = Annotated[str, typer.Option(help="auto, native (our own, for the CPU) or portable.")]
-WeightDtype = Annotated[
-    Optional[str],
-    typer.Option(
-        help="Weights of native kernels: float32, bfloat16 or int8.", show_default="float32"
-    ),
-]
+DEFAULT_CHECKPOINT = package_data.CHECKPOINT
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """The folder itself, or a relative one seen from the checkout instead of from here.
+    """The folder itself, or a relative one below the checkout or the package's own data.
 
     Raises:
         CheckpointError: neither place has a `config.json`.
     """
-    for candidate in (folder, CHECKOUT / folder):
-        if (candidate / "config.json").is_file():
+    for candidate in (folder, package_data.ROOT / folder):
+        if os.path.isfile(candidate / "config.json"):  # False also for a name that is too long
             return candidate
     raise CheckpointError(
         f"no checkpoint at {folder}: a folder with config.json, weights and tokenizer files is "
@@ -58,9 +36,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def model_config(folder: Path) -> AnyModelConfig:
-    """What a checkpoint's `config.json` says.
-
-    Imported late: it brings numpy in, whose threads would take Ctrl-C before `keep_ctrl_c` has it.
+    """What a checkpoint's `config.json` says; imported late, because `--help` does without numpy.
 
     Raises:
         CheckpointError: no checkpoint, or none of a model that can be read.
@@ -70,40 +46,44 @@ def model_config(folder: Path) -> AnyModelConfig:
     return read_model_config(find_checkpoint(folder))
 
 
+def check_engine(folder: Path, engine: EngineConfig) -> None:
+    """Rejects what cannot work before MindSpore is imported and the address of a server taken.
+
+    Raises:
+        CheckpointError: no checkpoint, or one whose tensors are not those of its `config.json`.
+        ConfigError: settings that do not fit the model or this machine.
+    """
+    from glm_multiuser import memory
+    from glm_multiuser.checkpoint import check_tensors
+
+    model = model_config(folder)
+    engine.check_fits(model)
+    memory.check_kernels(engine)
+    check_tensors(folder, model)
+
+
 def llm_class() -> type[MultiUserLLM]:
-    """Imported late: it brings MindSpore in, and `--help` must not wait for that."""
+    """Imported late: it imports MindSpore, and `--help` must not wait for that."""
     from glm_multiuser.llm import MultiUserLLM
 
     return MultiUserLLM
 
 
-def open_llm(
-    checkpoint: Path,
-    users: int,
-    seq_length: int,
-    device_target: str = "CPU",
-    device_id: int = 0,
-    **settings: Any,
-) -> MultiUserLLM:
-    """`MultiUserLLM.from_pretrained`, saying on stderr what takes so long.
+def open_llm(checkpoint: Path, **settings: Any) -> MultiUserLLM:
+    """`MultiUserLLM.from_pretrained` with a notice on stderr of what takes so long.
 
     Raises:
         GLMMultiUserError: no such checkpoint, or a setting that cannot work.
     """
+    engine = EngineConfig(**pick(EngineConfig, settings))
     folder = find_checkpoint(checkpoint)
-    notice(f"loading {folder} and compiling its graphs for {users} users ...")
-    return llm_class().from_pretrained(
-        str(folder),
-        users=users,
-        seq_length=seq_length,
-        device_target=device_target,
-        device_id=device_id,
-        **settings,
-    )
+    check_engine(folder, engine)
+    notice(f"loading {folder} and compiling its graphs for {engine.users} users ...")
+    return llm_class().from_pretrained(str(folder), **vars(engine))
 
 
 def sampling_params(**settings: Any) -> SamplingParams:
-    """`SamplingParams`, imported as late as the rest.
+    """`SamplingParams` of the options of a command; imported late, too.
 
     Raises:
         InvalidParameterError: a value that is out of range.

@@ -111,7 +111,7 @@ def random_prompts(
 
 
 def user_name(index: int) -> str:
-    """Who submits the prompt of this number in a round."""
+    """The user of the prompt of this number."""
     return f"bench {index}"
 
 
@@ -121,7 +121,7 @@ def run_round(
     params: SamplingParams,
     on_progress: Callable[[int], object] = lambda tokens: None,
 ) -> list[RequestTimes]:
-    """Submits every prompt at once, each from the thread of its own user, and reads to the end.
+    """Submits every prompt concurrently, each from a thread of its user, and reads to the end.
 
     `on_progress` hears a few times a second how many tokens were read; it is not called from the
     threads that read them, which are being measured.
@@ -138,7 +138,7 @@ def run_round(
         together.wait()
         submitted[index] = time.perf_counter()
         try:
-            for piece in llm.submit(list(prompts[index]), params, user=user_name(index)):
+            for piece in llm.submit(list(prompts[index]), user=user_name(index), params=params):
                 now = time.perf_counter()
                 tokens[index].extend(now for _ in piece.token_ids)
         except Exception as error:
@@ -166,14 +166,14 @@ def measure(
     repeat: int = 1,
     on_progress: Callable[[int], object] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """One run of the benchmark: a round that is thrown away, then `repeat` rounds.
+    """One run of the benchmark: a warm-up round, then `repeat` rounds.
 
     Greedy, end-of-sequence ignored, every answer exactly `new_tokens` long. Rates are the median of
     the rounds; latencies are percentiles over all rounds together.
     """
 
     def params(tokens: int) -> SamplingParams:
-        # Each round asks the same again: what a slot still holds of it must not shorten it.
+        # Every round has the same prompts: without the prefix cache, which would shorten them.
         return loading.sampling_params(
             max_tokens=tokens, temperature=0.0, ignore_eos=True, cache_prompt=False
         )
@@ -212,7 +212,7 @@ def summary(rounds: Sequence[Sequence[RequestTimes]]) -> dict[str, Any]:
 def engine_summary(
     before: EngineStats, after: EngineStats, users: int, rounds: int
 ) -> dict[str, Any]:
-    """What the engine says about itself between two `stats()`, the first after one round."""
+    """The engine's counters between two `stats()`, the first one after the warm-up."""
     graph = after.graph_seconds - before.graph_seconds
     overhead = after.overhead_seconds - before.overhead_seconds
     # The first token of every request comes from its prefill; all others are rows of decode steps.

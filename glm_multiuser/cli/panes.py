@@ -1,4 +1,4 @@
-"""Many answers at once on a terminal: a grid of panes that fill while the answers stream."""
+"""Concurrent answers on a terminal: a grid of panes, filled while the answers stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_multiuser.cli import screen
-from glm_multiuser.cli.asking import Answer, wall_seconds
+from glm_multiuser.cli.chat_answers import ChatAnswer, wall_seconds
 
 NARROWEST_PANE = 26
 LOWEST_PANE = 6
@@ -27,8 +27,10 @@ UNBREAKABLE = re.compile(r"[⺀-￦][，。、；：？！”’）》]*|[^\s⺀
 """A wide character with the punctuation that must not begin a line, or a word with its blanks."""
 
 
-def show(console: Console, answers: Sequence[Answer], threads: Sequence[threading.Thread]) -> None:
-    """For a terminal: a grid of panes that fill while the answers stream."""
+def show(
+    console: Console, answers: Sequence[ChatAnswer], threads: Sequence[threading.Thread]
+) -> None:
+    """Draws the panes until all threads have ended."""
     with Live(
         frame(console, answers), console=console, auto_refresh=False, vertical_overflow="crop"
     ) as live:
@@ -38,7 +40,7 @@ def show(console: Console, answers: Sequence[Answer], threads: Sequence[threadin
         live.update(frame(console, answers), refresh=True)
 
 
-def frame(console: Console, answers: Sequence[Answer]) -> Group:
+def frame(console: Console, answers: Sequence[ChatAnswer]) -> Group:
     """One frame: as many panes as fit, and how many users have none."""
     height = max(console.height - LINES_BELOW_PANES, LOWEST_PANE)
     columns, rows = grid_shape(len(answers), console.width, height)
@@ -78,7 +80,7 @@ def grid_shape(count: int, width: int, height: int) -> tuple[int, int]:
     return columns, min(math.ceil(count / columns), most_rows)
 
 
-def pane(answer: Answer, width: int, height: int) -> Panel:
+def pane(answer: ChatAnswer, width: int, height: int) -> Panel:
     """The question, and the end of the answer as far as it fits."""
     inner_width, inner_height = max(width - 4, 2), max(height - 2, 2)
     question = wrap(answer.question, inner_width)[: inner_height // 2]
@@ -116,7 +118,7 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
-def status(answer: Answer) -> str:
+def status(answer: ChatAnswer) -> str:
     """Tokens and speed, and how the answer ended."""
     if answer.error is not None:
         return "failed"

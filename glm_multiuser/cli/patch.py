@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_multiuser.cli import screen
+from glm_multiuser.cli.interrupts import raised
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.mindformers.series import Series, read_all_series
 from glm_multiuser.mindformers.tree import TouchedFile, Tree, open_tree
@@ -31,7 +32,7 @@ def command(
     """Make the GLM of a MindFormers multi-user, or as it was before.
 
     PATH is an unpacked wheel, a checkout, site-packages, or the folder `mindformers` itself; its
-    version is found by the contents of its files. A file that somebody else changed is refused.
+    version is found by the contents of its files. A file with other changes is rejected.
     Either all files are written or none, and every action can be repeated.
     """
     if [show, check is not None, apply is not None, revert is not None].count(True) != 1:
@@ -45,10 +46,14 @@ def command(
         print_check(open_tree(check, known))
     elif apply is not None:
         tree = open_tree(apply, known)
-        print_done(tree, patch_tree(tree), "patched")
+        with raised():
+            written = patch_tree(tree)
+        print_done(tree, written, "patched")
     elif revert is not None:
         tree = open_tree(revert, known)
-        print_done(tree, revert_tree(tree), "pristine")
+        with raised():
+            written = revert_tree(tree)
+        print_done(tree, written, "pristine")
 
 
 def print_series(known: Sequence[Series]) -> None:

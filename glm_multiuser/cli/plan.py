@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from glm_multiuser.cli import loading, plan_plot, plan_tables, screen
+from glm_multiuser.cli.options import one_of, takes_options
+from glm_multiuser.cli.published import PUBLISHED
 from glm_multiuser.config import AnyModelConfig, EngineConfig
-from glm_multiuser.errors import ConfigError
-from glm_multiuser.published import PUBLISHED
+from glm_multiuser.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from glm_multiuser.roofline import DecodeStep, Device
+    from glm_multiuser.cli.roofline import DecodeStep, Device
 
 UNITS = {
     "": 1,
@@ -24,14 +25,32 @@ UNITS = {
 }
 MOST_BYTES = 2**60
 SHORTEST_SWEPT = 128
+WITHOUT = ("users", "users_per_cell", "device_target", "device_id")
+"""Settings that a plan finds out, or that its device says."""
 
 
+def complete_device(incomplete: str) -> list[str]:
+    """The devices whose peaks are known, for completion in a shell."""
+    from glm_multiuser.cli.roofline import DEVICES
+
+    return one_of(DEVICES)(incomplete)
+
+
+@takes_options(EngineConfig, without=WITHOUT, seq_length=2048)
 def command(
     model: Annotated[
-        str, typer.Option(help=f"A checkpoint folder, or one of {', '.join(PUBLISHED)}.")
+        str,
+        typer.Option(
+            help=f"A checkpoint folder, or one of {', '.join(PUBLISHED)}.",
+            autocompletion=one_of(PUBLISHED),
+        ),
     ] = "chatglm3-6b",
     device: Annotated[
-        str, typer.Option(help="910A, 910B (published peaks, not measured) or CPU, this one.")
+        str,
+        typer.Option(
+            help="910A, 910B (published peaks, not measured) or CPU, this one.",
+            autocompletion=complete_device,
+        ),
     ] = "910A",
     device_memory: Annotated[
         Optional[str], typer.Option(help='Memory of the device, as in "32GiB".')
@@ -42,17 +61,10 @@ def command(
     compute: Annotated[
         Optional[float], typer.Option(help="TFLOPS in the type that is computed in.")
     ] = None,
-    seq_length: loading.SeqLength = 2048,
     context: Annotated[
         Optional[int],
         typer.Option(help="Tokens that each user holds in a step.", show_default="seq-length"),
     ] = None,
-    dtype: Annotated[
-        Optional[str],
-        typer.Option(help="float16 or float32.", show_default="float16 on cards, float32 on CPU"),
-    ] = None,
-    kernels: loading.Kernels = "auto",
-    weight_dtype: loading.WeightDtype = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Also users against sequence length, as a picture.")
     ] = False,
@@ -60,29 +72,29 @@ def command(
     json_file: Annotated[
         Optional[Path], typer.Option("--json", help="Write the plan also here, as one line.")
     ] = None,
+    **settings: Any,
 ) -> None:
     """How many users fit: weights, caches and workspace, computed from the model's shape.
 
     And the roofline of a decode step: the time in which a device could read the weights and all
     caches, or do the arithmetic. It is a bound; nothing was measured on an Ascend card.
     """
-    config = PUBLISHED.get(model) or loading.model_config(Path(model))
+    if sweep:
+        screen.check_picture(plot)
+    screen.check_writable(json_file)
+    config = model_shape(model)
     chosen = choose_device(device, device_memory, bandwidth, compute)
-    engine = EngineConfig(
-        users=1,
-        seq_length=seq_length,
-        dtype=dtype,
-        kernels=kernels,
-        weight_dtype=weight_dtype,
-        device_target=chosen.target,
-    )
+    engine = EngineConfig(users=1, device_target=chosen.target, **settings)
     engine.check_fits(config)
+    seq_length = engine.seq_length
     context = seq_length if context is None else context
     if not 1 <= context <= seq_length:
         raise ConfigError(f"context is {context}; it must be between 1 and seq-length {seq_length}")
     plan = make_plan(config, engine, chosen)
     console = screen.output()
     console.print(plan_tables.memory_table(f"{model}, {device}", plan))
+    if plan["users"] == 0:
+        console.print(plan_tables.does_not_fit(model, device, plan), soft_wrap=True)
     steps = roofline(config, engine, chosen, plan["users"], context)
     if steps:
         console.print(plan_tables.roofline_table(steps, context))
@@ -101,6 +113,25 @@ def command(
         json_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
+def model_shape(model: str) -> AnyModelConfig:
+    """The shape of a published model, or of a checkpoint folder.
+
+    Raises:
+        ConfigError: neither of them.
+        CheckpointError: a folder whose `config.json` cannot be read.
+    """
+    if model in PUBLISHED:
+        return PUBLISHED[model]
+    try:
+        folder = loading.find_checkpoint(Path(model))
+    except CheckpointError:
+        known = ", ".join(PUBLISHED)
+        raise ConfigError(
+            f"model is {model!r}; it must be a folder with config.json, or one of {known}"
+        ) from None
+    return loading.model_config(folder)
+
+
 def choose_device(
     name: str, device_memory: Optional[str], bandwidth: Optional[str], compute: Optional[float]
 ) -> "Device":
@@ -110,7 +141,7 @@ def choose_device(
         ConfigError: an unknown device, or a value that is none.
     """
     from glm_multiuser.cli.conditions import memory_gb
-    from glm_multiuser.roofline import DEVICES
+    from glm_multiuser.cli.roofline import DEVICES
 
     if name not in DEVICES:
         raise ConfigError(f"device is {name!r}; it must be one of {', '.join(DEVICES)}")
@@ -185,7 +216,7 @@ def roofline(
     config: AnyModelConfig, engine: EngineConfig, device: "Device", most: int, context: int
 ) -> "list[DecodeStep]":
     """Steps of 1, 2, 4 ... users; none where bandwidth or compute is not known."""
-    from glm_multiuser.roofline import decode_step, user_counts
+    from glm_multiuser.cli.roofline import decode_step, user_counts
 
     if device.bandwidth is None or device.compute is None:
         return []

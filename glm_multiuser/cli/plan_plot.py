@@ -17,7 +17,7 @@ def plot_sweep(found: Sequence[Mapping[str, Any]], heading: str, marked: int, pa
         path: of the picture.
 
     Raises:
-        ConfigError: nobody fits at any length.
+        ConfigError: no user fits at any length.
     """
     # Imported here, because it takes longer than everything else that the command line imports.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from glm_multiuser.roofline import DecodeStep
+    from glm_multiuser.cli.roofline import DecodeStep
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
@@ -38,6 +38,14 @@ def caption(plan: dict[str, Any]) -> str:
     if plan["target"] == "CPU":
         return "On a CPU, MindSpore's own operators take gigabytes more: see docs/planning.md."
     return "The workspace was not measured on any card."
+
+
+def does_not_fit(model: str, device: str, plan: dict[str, Any]) -> str:
+    """A sentence for a plan without users."""
+    return (
+        f"{model} does not fit on {device}: with one user of {plan['seq_length']} tokens it takes "
+        f"{size(plan['total_bytes'])}, and there are {size(plan['device_bytes'])}."
+    )
 
 
 def roofline_table(steps: "list[DecodeStep]", context: int) -> Table:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
+from typing import Optional
 
 from rich.console import Console
 from rich.progress import (
@@ -14,6 +16,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.text import Text
+
+from glm_multiuser.errors import ConfigError
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def output() -> Console:
@@ -56,6 +62,34 @@ def progress_bar() -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+def check_writable(path: Optional[Path]) -> None:
+    """Opens a file that is written later, and leaves it as it is.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def check_picture(path: Path) -> None:
+    """The same for a picture.
+
+    Raises:
+        ConfigError: it cannot be written, or not in this format.
+    """
+    if path.suffix not in PICTURES:
+        raise ConfigError(f"plot is {str(path)!r}; its name must end with {', '.join(PICTURES)}")
+    check_writable(path)
 
 
 def printable(text: str) -> str:

@@ -12,16 +12,22 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from glm_multiuser import package_data
 from glm_multiuser.cli import loading, screen
-from glm_multiuser.cli.asking import Answer, ask_alone, ask_together, same
+from glm_multiuser.cli.chat_answers import ChatAnswer, chat_alone, chat_together, same
+from glm_multiuser.cli.options import Checkpoint, takes_options
 from glm_multiuser.cli.questions import KNOWN, questions
+from glm_multiuser.config import EngineConfig
 
 if TYPE_CHECKING:
     from glm_multiuser.answer import GenerationResult
     from glm_multiuser.llm import MultiUserLLM
 
-GOLDEN = loading.CHECKOUT / "tests" / "golden" / "chatglm_6b_3layers"
+GOLDEN = package_data.ROOT / package_data.GOLDEN
 USERS = 8
+SEQ_LENGTH = 256
+CHOSEN = ("users", "seq_length", "users_per_cell", "dtype", "weight_dtype")
+"""Settings that the checks set."""
 KNOWN_ANSWERS = 10
 LOGPROB_TOLERANCE = 1e-3
 
@@ -40,18 +46,17 @@ class CheckResult:
     detail: str
 
 
+@takes_options(EngineConfig, without=CHOSEN)
 def command(
-    checkpoint: loading.Checkpoint = loading.DEFAULT_CHECKPOINT,
+    checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT,
     golden: Annotated[
         Path,
         typer.Option(
             help="Golden folder: a small model with the logits that it must give.",
-            show_default="the checkout's tests/golden/chatglm_6b_3layers",
+            show_default=f"{package_data.GOLDEN}, which is part of the package",
         ),
     ] = GOLDEN,
-    device_target: loading.DeviceTarget = "CPU",
-    device_id: loading.DeviceId = 0,
-    kernels: loading.Kernels = "auto",
+    **settings: Any,
 ) -> None:
     """Check this machine: golden logits, known answers, isolation, compiled graphs.
 
@@ -59,12 +64,10 @@ def command(
     "skipped" and says why.
     """
     folder = loading.find_checkpoint(checkpoint)
+    engine = EngineConfig(users=USERS, seq_length=SEQ_LENGTH, **settings)
+    loading.check_engine(folder, engine)
     results = []
-    for result, seconds in timed(
-        run_checks(
-            folder, golden, device_target=device_target, device_id=device_id, kernels=kernels
-        )
-    ):
+    for result, seconds in timed(run_checks(folder, golden, **settings)):
         screen.notice(f"{result.status:8}{result.name} ({seconds:.1f} s)")
         results.append(result)
     print_report(results)
@@ -80,11 +83,11 @@ def timed(checks: Iterator[CheckResult]) -> Iterator[tuple[CheckResult, float]]:
         started = time.perf_counter()
 
 
-def run_checks(folder: Path, golden: Path, **device: Any) -> Iterator[CheckResult]:
+def run_checks(folder: Path, golden: Path, **settings: Any) -> Iterator[CheckResult]:
     """All checks; one that raises has failed, and the next ones still run."""
-    yield guarded("golden logits", lambda: golden_logits(golden, **device))
+    yield guarded("golden logits", lambda: golden_logits(golden, **settings))
     try:
-        llm = loading.open_llm(folder, USERS, 256, **device)
+        llm = loading.open_llm(folder, users=USERS, seq_length=SEQ_LENGTH, **settings)
     except Exception as error:
         yield CheckResult("start", "FAILED", one_line(error))
         return
@@ -119,7 +122,7 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def golden_logits(golden: Path, **device: Any) -> Outcome:
+def golden_logits(golden: Path, **settings: Any) -> Outcome:
     """Greedy tokens exactly, and the first token's log-probabilities, of every golden case."""
     if not (golden / "expected.json").is_file():
         return None, "no golden folder"
@@ -135,9 +138,9 @@ def golden_logits(golden: Path, **device: Any) -> Outcome:
     with loading.llm_class().from_pretrained(
         str(golden),
         users=2,
-        seq_length=256,
+        seq_length=SEQ_LENGTH,
         dtype="float32",
-        **device,
+        **settings,
     ) as llm:
         each = [
             loading.sampling_params(
@@ -177,8 +180,8 @@ def known_answers(llm: "MultiUserLLM", folder: Path) -> Outcome:
     """Greedy answers of glm-tiny are the ones of the corpus that it learned by heart."""
     if folder.resolve().name != loading.DEFAULT_CHECKPOINT.name:
         return None, f"{folder} is not glm-tiny: its answers are not known here"
-    asked = [Answer(f"user {place}", known.question) for place, known in enumerate(KNOWN)]
-    answers = ask_together(llm, asked[:KNOWN_ANSWERS], greedy(160))
+    asked = [ChatAnswer(f"user {place}", known.question) for place, known in enumerate(KNOWN)]
+    answers = chat_together(llm, asked[:KNOWN_ANSWERS], greedy(160))
     wrong = [
         answer.question
         for answer, known in zip(answers, KNOWN)
@@ -188,13 +191,13 @@ def known_answers(llm: "MultiUserLLM", folder: Path) -> Outcome:
 
 
 def isolation(llm: "MultiUserLLM", folder: Path) -> Outcome:
-    """Eight users at once receive what each receives alone: greedy, and sampled with a seed."""
+    """Eight concurrent users get the same tokens as alone: greedy, and sampled with a seed."""
     good = 0
     sampled = loading.sampling_params(max_tokens=32, temperature=0.9, top_p=0.9, seed=7)
     for params in (greedy(32), sampled):
-        asked = [Answer(f"user {place}", text) for place, text in enumerate(questions(USERS))]
-        together = ask_together(llm, asked, params)
-        good += sum(same(answer, ask_alone(llm, answer, params)) for answer in together)
+        asked = [ChatAnswer(f"user {place}", text) for place, text in enumerate(questions(USERS))]
+        together = chat_together(llm, asked, params)
+        good += sum(same(answer, chat_alone(llm, answer, params)) for answer in together)
     return good == 2 * USERS, f"{good} of {2 * USERS} answers as the same user alone"
 
 

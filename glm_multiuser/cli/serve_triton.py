@@ -7,20 +7,12 @@ from typing import Any, Optional
 import typer
 
 from glm_multiuser.cli import loading, screen
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.settings import pick
 
-PARAMETERS = (
-    "users",
-    "seq_length",
-    "max_queue",
-    "prefill_chunk",
-    "device_target",
-    "device_id",
-    "kernels",
-    "weight_dtype",
-)
-"""Of a model, and of the command; both call them the same."""
-OPTIONS = ("backend", "checkpoint", "no_cache_prompt", "host", "port", *PARAMETERS)
+OPTIONS = ("backend", "checkpoint", "host", "port")
+"""Those beside the settings of an engine."""
 
 
 def run(context: typer.Context) -> None:
@@ -31,13 +23,15 @@ def run(context: typer.Context) -> None:
             that cannot be loaded.
     """
     given = context.params
-    for name in given:
+    names = {name: option for option in context.command.params for name in [option.name]}
+    allowed = (*OPTIONS, *pick(EngineConfig, given))
+    for name, option in names.items():
         # By its name: typer has a click of its own, whose classes are others.
         source = context.get_parameter_source(name)
-        if name not in OPTIONS and source is not None and source.name != "DEFAULT":
+        if name not in allowed and source is not None and source.name != "DEFAULT":
             raise ConfigError(
-                f"--{name.replace('_', '-')} is no option of --backend triton; it takes "
-                + ", ".join(f"--{option.replace('_', '-')}" for option in OPTIONS[1:])
+                f"{option.opts[0]} is no option of --backend triton; it takes "
+                + ", ".join(names[one].opts[0] for one in allowed[1:])
             )
     try:
         from glm_multiuser.deploy.triton_run import serve
@@ -67,13 +61,11 @@ def parameters_of(given: dict[str, Any]) -> dict[str, object]:
         CheckpointError: no checkpoint there, or none of a model that can be read.
         ConfigError: several checkpoints, or a value out of its range.
     """
-    from glm_multiuser.config import EngineConfig
-
     places: Optional[list[str]] = given["checkpoint"]
     if places and len(places) > 1:
         raise ConfigError(f"--checkpoint is there {len(places)} times; Triton serves one of them")
     place = places[0] if places else str(loading.DEFAULT_CHECKPOINT)
     checkpoint = loading.find_checkpoint(Path(place)).resolve()
-    settings = {name: given[name] for name in PARAMETERS}
-    EngineConfig(**settings).check_fits(loading.model_config(checkpoint))
-    return {"checkpoint": checkpoint, **settings, "cache_prompt": not given["no_cache_prompt"]}
+    engine = EngineConfig(**pick(EngineConfig, given))
+    engine.check_fits(loading.model_config(checkpoint))
+    return {"checkpoint": checkpoint, **vars(engine)}

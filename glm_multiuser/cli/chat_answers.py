@@ -1,4 +1,4 @@
-"""Users that ask at once, each in a thread of their own, and the same users asking alone."""
+"""Concurrent users, each in a thread, and the same requests running alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Answer:
-    """What one user asked and has received so far; written by one thread, read by any."""
+class ChatAnswer:
+    """One user's question and the answer so far; written by one thread, read by any."""
 
     user: str
     question: str
@@ -39,14 +39,14 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """From asking to the latest token: waiting and prefill are part of what a user feels."""
+        """From the request to the latest token, with queueing and prefill."""
         if self.asked_at is None or self.last_token_at is None:
             return 0.0
         return len(self.token_ids) / max(self.last_token_at - self.asked_at, 1e-9)
 
 
-def ask(llm: MultiUserLLM, answer: Answer, params: SamplingParams) -> None:
-    """Streams the answer to one question; a failure is kept in the answer, not raised."""
+def stream_answer(llm: MultiUserLLM, answer: ChatAnswer, params: SamplingParams) -> None:
+    """Streams the answer to one question; an error is stored in the answer, not raised."""
     answer.asked_at = time.perf_counter()
     try:
         for piece in llm.stream_chat(answer.question, user=answer.user, params=params):
@@ -61,12 +61,14 @@ def ask(llm: MultiUserLLM, answer: Answer, params: SamplingParams) -> None:
         answer.error = f"{type(error).__name__}: {error}"
 
 
-def start_asking(
-    llm: MultiUserLLM, answers: Sequence[Answer], params: SamplingParams
+def start_chats(
+    llm: MultiUserLLM, answers: Sequence[ChatAnswer], params: SamplingParams
 ) -> list[threading.Thread]:
     """One thread per answer, all started; join them to have all answers."""
     threads = [
-        threading.Thread(target=ask, args=(llm, answer, params), name=answer.user, daemon=True)
+        threading.Thread(
+            target=stream_answer, args=(llm, answer, params), name=answer.user, daemon=True
+        )
         for answer in answers
     ]
     for thread in threads:
@@ -74,24 +76,24 @@ def start_asking(
     return threads
 
 
-def ask_together(
-    llm: MultiUserLLM, answers: Sequence[Answer], params: SamplingParams
-) -> Sequence[Answer]:
-    """All questions at once; returns when every one has its answer."""
-    for thread in start_asking(llm, answers, params):
+def chat_together(
+    llm: MultiUserLLM, answers: Sequence[ChatAnswer], params: SamplingParams
+) -> Sequence[ChatAnswer]:
+    """All questions concurrently; returns when every answer is complete."""
+    for thread in start_chats(llm, answers, params):
         thread.join()
     return answers
 
 
-def ask_alone(llm: MultiUserLLM, asked: Answer, params: SamplingParams) -> Answer:
-    """The same user and question while nobody else asks."""
-    alone = Answer(asked.user, asked.question)
-    ask(llm, alone, params)
+def chat_alone(llm: MultiUserLLM, together: ChatAnswer, params: SamplingParams) -> ChatAnswer:
+    """The same user and question again, with no other request running."""
+    alone = ChatAnswer(together.user, together.question)
+    stream_answer(llm, alone, params)
     return alone
 
 
-def same(first: Answer, second: Answer) -> bool:
-    """Token for token, and both came to their own end."""
+def same(first: ChatAnswer, second: ChatAnswer) -> bool:
+    """Whether both are complete and have the same tokens."""
     return (
         first.finish_reason in ("stop", "length")
         and first.finish_reason == second.finish_reason
@@ -99,7 +101,7 @@ def same(first: Answer, second: Answer) -> bool:
     )
 
 
-def wall_seconds(answers: Sequence[Answer]) -> float:
+def wall_seconds(answers: Sequence[ChatAnswer]) -> float:
     """From the first question to the last token."""
     asked = [answer.asked_at for answer in answers if answer.asked_at is not None]
     ended = [answer.last_token_at for answer in answers if answer.last_token_at is not None]

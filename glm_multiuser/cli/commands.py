@@ -1,0 +1,109 @@
+"""All subcommands, and how their errors look.
+
+The modules of the commands do not postpone their annotations: typer evaluates them, which fails on
+Python 3.9.
+"""
+
+import io
+import os
+import platform
+import sys
+from typing import Annotated, Any, Optional
+
+import typer
+import typer.core
+
+from glm_multiuser.cli import bench, chat, convert, demo, generate, patch, plan, selfcheck, serve
+from glm_multiuser.cli.interrupts import end
+from glm_multiuser.cli.loading import installed
+from glm_multiuser.cli.screen import print_error
+from glm_multiuser.errors import GLMMultiUserError
+
+
+class _Commands(typer.core.TyperGroup):
+    """The subcommands, with the library's own errors as one red line instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GLMMultiUserError as error:
+            print_error(error)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            end()
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="glm-multiuser",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def version_text() -> str:
+    """This library's version, and the versions that a bug report needs beside it."""
+    own, mindspore = installed("glm_multiuser"), installed("mindspore")
+    return f"glm-multiuser {own} (mindspore {mindspore}, python {platform.python_version()})"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        Optional[bool],
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions and end."
+        ),
+    ] = None,
+) -> None:
+    """Serve many users with one GLM: one copy of the weights, one set of compiled graphs, one
+    KV cache per user, continuous batching.
+
+    Start with `glm-multiuser demo`: eight concurrent users, each in a pane of their own, and every
+    answer is compared with the same request running alone.
+    """
+
+
+app.command("demo")(demo.command)
+app.command("chat")(chat.command)
+app.command("generate")(generate.command)
+app.command("serve")(serve.command)
+app.command("bench")(bench.command)
+app.command("plan")(plan.command)
+app.command("selfcheck")(selfcheck.command)
+app.command("patch")(patch.command)
+app.command("convert")(convert.command)
+
+
+def run() -> None:
+    """Runs the command of this process; a file that cannot be read or written is one line."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (None if closed)
+    for stream in (sys.stdin, sys.stdout):
+        # Not every terminal and pipe can show what a model says, or sends UTF-8.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # A pipe that was closed (`glm-multiuser generate | head`) ends the command quietly.
+        give_up()
+    except (OSError, UnicodeError) as error:
+        print_error(error)
+        give_up()
+
+
+def give_up() -> None:
+    """Ends the process with exit code 1; what stdout still holds is not tried again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(1)

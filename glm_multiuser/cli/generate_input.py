@@ -1,0 +1,98 @@
+"""The input of `glm-multiuser generate`: lines of a file or of stdin, and the jobs in them."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+from glm_multiuser.errors import ConfigError, GLMMultiUserError, InvalidParameterError
+
+if TYPE_CHECKING:
+    from glm_multiuser.sampling import SamplingParams
+
+STDIN = Path("-")
+OWN_FIELDS = ("prompt", "history", "user")
+"""Of a JSON line, beside those of `SamplingParams`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt, and the line that it is in; `error` says why it cannot even be tried."""
+
+    index: int
+    line: int
+    prompt: Union[str, list[int]]
+    params: SamplingParams
+    history: Sequence[Any] = ()
+    user: Union[int, str, None] = None
+    error: Optional[GLMMultiUserError] = None
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a file or of stdin, which only line feeds end: a prompt may hold any other
+    separator of Unicode.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text in UTF-8.
+    """
+    name = "stdin" if file == STDIN else str(file)
+    try:
+        content = sys.stdin.buffer.read() if file == STDIN else file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}") from None
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{name} is in UTF-16; prompts must be in UTF-8")
+    if b"\0" in content:
+        raise ConfigError(f"{name} is binary; prompts must be text")
+    try:
+        return content.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{name} is not in UTF-8: {error.reason} in line {line}") from None
+
+
+def read_jobs(lines: Iterable[str], params: SamplingParams) -> Iterator[Job]:
+    """One job per line that is not empty.
+
+    Args:
+        lines: of the input.
+        params: of those that say nothing else.
+    """
+    filled = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    for index, (number, line) in enumerate(filled):
+        job = Job(index, number, line, params)
+        yield read_object(job, line) if line.startswith("{") else job
+
+
+def read_object(job: Job, line: str) -> Job:
+    """A line of JSON; what is wrong with it becomes the job's error.
+
+    The engine checks the history and the user.
+    """
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return failed(job, f"it begins with {{ and is not JSON: {error}")
+    prompt = values.pop("prompt", None)
+    if not isinstance(prompt, (str, list)):
+        return failed(job, f"prompt is {prompt!r}; it must be a text or token ids")
+    job = replace(
+        job, prompt=prompt, history=values.pop("history", ()), user=values.pop("user", None)
+    )
+    known = [one.name for one in fields(job.params)]
+    for name in values:
+        if name not in known:
+            return failed(job, f"{name} is no field; those are {', '.join((*OWN_FIELDS, *known))}")
+    try:
+        return replace(job, params=replace(job.params, **values))
+    except InvalidParameterError as error:
+        return replace(job, error=error)
+
+
+def failed(job: Job, problem: str) -> Job:
+    return replace(job, error=InvalidParameterError(problem))

@@ -1,0 +1,106 @@
+"""The output of `glm-multiuser generate`: rows of JSON, in a file or on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Optional, TextIO, Union
+
+from glm_multiuser.errors import ConfigError
+
+
+class Rows:
+    """Where rows are written, and how many there are.
+
+    Args:
+        out: the file; None is stdout.
+
+    Attributes:
+        count: rows that are complete.
+        failed: of these, those with an error.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, out: Optional[Path]) -> None:
+        self.out = out
+        self.count = 0
+        self.failed = 0
+        self._target: TextIO = sys.stdout
+        if out is not None:
+            # What is in the file stays until there is something to write.
+            try:
+                mode: Literal["w", "a+"] = "w" if out.exists() and not out.is_file() else "a+"
+                self._target = out.open(mode, encoding="utf-8", newline="\n")
+            except OSError as error:
+                raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        if self._target is not sys.stdout:
+            self._target.close()
+
+    def resume(self, prompts: Sequence[Union[str, list[int]]]) -> None:
+        """Counts the rows that are there, and cuts off one that is not complete.
+
+        Args:
+            prompts: of all rows.
+
+        Raises:
+            ConfigError: there is no file, or it is not one with rows of these prompts.
+        """
+        if self.out is None:
+            raise ConfigError("--resume needs --out, the file to go on with")
+        content = self.out.read_bytes()
+        end = content.rfind(b"\n") + 1
+        for line in content[:end].split(b"\n")[:-1]:
+            try:
+                row = json.loads(line)
+                good = row["index"] == self.count and row["prompt"] == prompts[self.count]
+            except (ValueError, TypeError, LookupError):
+                good = False
+            if not good:
+                raise ConfigError(
+                    f"line {self.count + 1} of {self.out} is not the row of prompt {self.count}; "
+                    "--resume goes on with the output for the same prompts"
+                )
+            self._add(row)
+        os.truncate(self.out, end)
+
+    def clear(self) -> None:
+        """Makes a file empty."""
+        if self.out is not None and self.out.is_file():
+            self._target.truncate(0)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """One line, flushed, so that results can be read while others run."""
+        text = json.dumps(row, ensure_ascii=False)
+        try:
+            text.encode(self._target.encoding)
+        except UnicodeEncodeError:  # another encoding on stdout, or half of a surrogate pair
+            text = json.dumps(row)
+        self._target.write(text + "\n")
+        self._target.flush()
+        self._add(row)
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.count += 1
+        self.failed += "error" in row
+
+    def report(self, total: int) -> str:
+        """How many of all rows there are, and how to get the others."""
+        if self.out is None or not self.count:
+            return f"{self.count} of {total} rows are written"
+        return f"{self.count} of {total} rows are in {self.out}; --resume goes on with them"

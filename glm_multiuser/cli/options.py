@@ -1,0 +1,77 @@
+"""Options that commands share, most of them derived from the settings that they set."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Annotated, Any, Callable, Optional, get_origin
+
+import typer
+
+from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT
+from glm_multiuser.settings import Function, Setting, add_parameters, setting, settings_of
+
+Checkpoint = Annotated[
+    Path,
+    typer.Option(
+        help="Folder in Hugging Face layout, or with MindFormers' .ckpt.",
+        show_default=str(DEFAULT_CHECKPOINT),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Those of `SamplingParams` that commands take; it checks them itself."""
+
+    max_tokens: int = setting(128, "Longest answer, in tokens")
+    temperature: float = setting(0.0, "0 is greedy decoding")
+    top_k: int = setting(0, "Sample from that many most likely tokens; 0: off")
+    top_p: float = setting(1.0, "Sample from the fewest tokens with that much probability; 1: off")
+    seed: Optional[int] = setting(None, "Of sampling; the same seed gives the same answer")
+
+
+def one_of(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completion in a shell, for an option whose values are known."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def takes_options(
+    declared: type, *, without: Sequence[str] = (), **defaults: Any
+) -> Callable[[Function], Function]:
+    """Gives a command, which takes `**settings`, an option for each setting of a dataclass.
+
+    A setting that is a parameter of the command itself gets no second option.
+
+    Args:
+        declared: the dataclass.
+        without: settings that the command does not take.
+        defaults: other defaults than those of the dataclass.
+    """
+
+    def add(command: Function) -> Function:
+        skipped = {*without, *signature(command).parameters}
+        settings = [one for one in settings_of(declared) if one.name not in skipped]
+        added = [
+            _parameter(one, defaults.get(one.name, one.default), panel=declared.__name__)
+            for one in settings
+        ]
+        add_parameters(command, added)
+        return command
+
+    return add
+
+
+def _parameter(one: Setting, default: Any, panel: str) -> Parameter:
+    kind: Any = one.type
+    if get_origin(kind) is tuple:
+        kind, default = list[one.kind], list(default)  # type: ignore[name-defined]
+    names = [one.option] if one.option else []
+    complete = one_of(one.choices) if one.choices else None
+    option = typer.Option(*names, help=one.text, rich_help_panel=panel, autocompletion=complete)
+    annotation = Annotated[kind, option]
+    return Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
