@@ -1,4 +1,4 @@
-"""A Ray of its own on this machine: starts it, serves on it, and ends it again."""
+"""Serving with a local Ray instance that starts and ends with the command."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 APPLICATION = "glm"
 OBJECT_STORE_BYTES = 100 * 2**20
-"""Ray's smallest is 75 MiB; answers are small and travel beside it."""
+"""Ray's minimum is 75 MiB; responses are small and do not go through it."""
 LOGGING = {"log_level": "WARNING", "enable_access_log": False}
-"""Of Ray Serve's own lines; replicas and door write ours."""
+"""Of Ray Serve itself; replicas and ingress have their own."""
 POLL_SECONDS = 0.5
-SAY_SECONDS = 5.0
-"""Between two lines about how far the start is, where there is no terminal for a bar."""
+LOG_SECONDS = 5.0
+"""Between two log lines about the start, where there is no terminal for a progress bar."""
 
 
-def need_ray() -> None:
-    """Looks whether Ray Serve is there.
+def require_ray() -> None:
+    """Checks that Ray Serve is installed.
 
     Raises:
         ConfigError: it is not.
@@ -61,52 +61,53 @@ def need_ray() -> None:
 def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.socket) -> None:
     """Serves with several replicas on this machine until SIGTERM or SIGINT.
 
-    Each replica gets its part of the processors. SIGHUP replaces one replica after the other, for
-    new weights in the same folder. The second SIGTERM or SIGINT ends the process without draining.
+    Each replica gets its share of the processors. SIGHUP is a rolling update, for new weights in
+    the same folder. The second SIGTERM or SIGINT ends the process without draining.
 
     Args:
-        listening: where clients will come; closed here, because Ray opens it itself.
+        listening: reserves the address; closed here, because Ray opens it itself.
 
     Raises:
         GLMMultiUserError: a replica did not start.
     """
     url = url_of(listening)
     host, port = listening.getsockname()[:2]
+    settings = settings.at(host)
     listening.close()
     cores = os.cpu_count() or 1
     scale = Scale(replicas, cpus=cores / replicas)
-    # Ray sets a handler for SIGTERM itself, so ours come after it.
-    with local_ray(host, port, cores), _signals() as wanted:
+    # Ray sets a handler for SIGTERM, so ours are set after it.
+    with local_ray(host, port, cores), _signals() as received:
         for generation in itertools.count():
             fields = {"url": url, "replicas": replicas, "generation": generation}
             try:
-                deploy(settings, scale, wanted.end)
+                deploy(settings, scale, received.end)
             except GLMMultiUserError as error:
                 if not generation:
                     raise
-                # Those that have not been replaced go on.
+                # The replicas that have not been replaced go on.
                 logger.error("update failed", extra={FIELDS: {**fields, "error": str(error)}})
             else:
                 logger.info("ready", extra={FIELDS: fields})
-            wanted.something.wait()
-            if wanted.end.is_set():
+            received.any.wait()
+            if received.end.is_set():
                 break
-            wanted.something.clear()
+            received.any.clear()
         logger.info("draining")
     logger.info("ended")
 
 
 @contextmanager
 def local_ray(host: str, port: int, cores: int) -> Iterator[None]:
-    """A Ray with Serve's proxy at an address, until the end of the block, which drains it."""
+    """A local Ray with Serve's proxy at an address; the end of the block drains it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    # Ray's own sockets ask for it; without this it would leave a file in the home directory.
+    # For Ray's own sockets; without it, Ray writes a token file to the home directory.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
     from ray import serve
 
-    # Short, because Ray puts sockets into it. The last of its processes may still write there.
+    # A short path, because Ray puts sockets there. Its last process may still write to it.
     with tempfile.TemporaryDirectory(prefix="glm-", ignore_cleanup_errors=True) as folder:
         try:
             ray.init(
@@ -126,15 +127,15 @@ def local_ray(host: str, port: int, cores: int) -> Iterator[None]:
         finally:
             if ray.is_initialized():
                 serve.shutdown()
-            # Not `ray stop`, which ends what others run on this machine.
+            # Not `ray stop`, which ends other users' Ray on this machine, too.
             ray.shutdown()
 
 
 def deploy(settings: ServerSettings, scale: Scale, end: threading.Event) -> None:
-    """Deploys, or replaces replica by replica what is there; returns when all are ready.
+    """Deploys, or does a rolling update; returns when all replicas are ready.
 
     Args:
-        end: returns as soon as it is set, too.
+        end: returns early when it is set.
 
     Raises:
         GLMMultiUserError: a replica did not start.
@@ -146,7 +147,7 @@ def deploy(settings: ServerSettings, scale: Scale, end: threading.Event) -> None
 
     target = serve.RunTarget(application(settings, scale), APPLICATION, logging_config=LOGGING)
     serve.run_many([target], wait_for_applications_running=False)
-    with show_progress(None if sys.stderr.isatty() else _Lines()) as report:
+    with show_progress(None if sys.stderr.isatty() else _LogProgress()) as report:
         while not end.wait(POLL_SECONDS):
             status = serve.status().applications[APPLICATION]
             report(_running(status), scale.replicas, "replicas ready")
@@ -156,15 +157,15 @@ def deploy(settings: ServerSettings, scale: Scale, end: threading.Event) -> None
                 raise GLMMultiUserError(f"the replicas did not start: {_reason(status)}")
 
 
-class _Lines:
-    """Progress as lines of the log."""
+class _LogProgress:
+    """Progress as log lines."""
 
     def __init__(self) -> None:
-        self._said = time.monotonic()
+        self._logged = time.monotonic()
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        if time.monotonic() - self._said >= SAY_SECONDS:
-            self._said = time.monotonic()
+        if time.monotonic() - self._logged >= LOG_SECONDS:
+            self._logged = time.monotonic()
             logger.info("starting", extra={FIELDS: {"done": done, "total": total, "what": what}})
 
 
@@ -176,36 +177,36 @@ def _running(status: ApplicationStatusOverview) -> int:
 
 
 def _reason(status: ApplicationStatusOverview) -> str:
-    said = [one.message for one in status.deployments.values() if one.message]
-    # The rest of it is where it happened.
-    return str((said or [status.message])[0]).strip().splitlines()[-1]
+    messages = [one.message for one in status.deployments.values() if one.message]
+    # Above it is the traceback.
+    return str((messages or [status.message])[0]).strip().splitlines()[-1]
 
 
-class _Wanted:
-    """What signals have asked for."""
+class _Received:
+    """Signals that have arrived."""
 
     def __init__(self) -> None:
         self.end = threading.Event()
-        self.something = threading.Event()
+        self.any = threading.Event()
 
 
 @contextmanager
-def _signals() -> Iterator[_Wanted]:
-    wanted = _Wanted()
+def _signals() -> Iterator[_Received]:
+    received = _Received()
 
-    def hear(number: int, frame: Optional[FrameType]) -> None:
+    def handle(number: int, frame: Optional[FrameType]) -> None:
         if number != signal.SIGHUP:
-            if wanted.end.is_set():
-                # What Ray has started ends with this process.
+            if received.end.is_set():
+                # Ray's processes end with this one.
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)
-            wanted.end.set()
-        wanted.something.set()
+            received.end.set()
+        received.any.set()
 
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = [signal.signal(number, hear) for number in numbers]
+    before = [signal.signal(number, handle) for number in numbers]
     try:
-        yield wanted
+        yield received
     finally:
         for number, handler in zip(numbers, before):
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""One replica: the whole server of one device, without its socket."""
+"""One replica: the server of one device, without a socket."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from starlette.types import Message
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.server.app import create_app
-from glm_multiuser.server.errors import Refusal, error_response
+from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.loading import OpenLLM, open_llm
 from glm_multiuser.server.logs import FIELDS
-from glm_multiuser.server.run import keep_house
+from glm_multiuser.server.run import maintenance_loop
 from glm_multiuser.server.service import Service
 from glm_multiuser.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = "x-replica"
-"""Of a response: which replica gave it."""
+"""Response header: the name of the replica."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it travels from the door to a replica.
+class ReplicaRequest:
+    """A request from the ingress to a replica.
 
     Attributes:
-        scope: of ASGI, with what can travel.
-        body: the whole of it.
-        holder: the only replica that may answer; empty: any.
+        scope: ASGI scope, what can be pickled.
+        body: complete.
+        holder: the only replica that can handle it; empty: any.
     """
 
     scope: dict[str, Any]
@@ -43,8 +43,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A whole response of one replica."""
+class ReplicaResponse:
+    """A complete response of one replica."""
 
     replica: str
     status: int
@@ -53,19 +53,19 @@ class Answered:
 
 
 class Replica:
-    """Answers what the door hands in. Lives on an event loop.
+    """Handles the requests of the ingress, on one event loop.
 
     Args:
-        name: by which the door knows it.
-        settings: as of a server of its own.
-        open_llm: opens a model; tests put another in its place.
+        name: of the replica.
+        settings: as of a single server.
+        open_llm: opens a model; tests replace it.
     """
 
     def __init__(self, name: str, settings: ServerSettings, open_llm: OpenLLM = open_llm) -> None:
         self.name = name
         self.service = Service(settings, open_llm)
         self._app = create_app(self.service)
-        self._housekeeping: Optional[asyncio.Future[None]] = None
+        self._maintenance: Optional[asyncio.Future[None]] = None
 
     async def start(self) -> None:
         """Loads the models.
@@ -76,35 +76,35 @@ class Replica:
         for model in self.service.settings.models:
             if model.load:
                 await self.service.models.load(model.name)
-        self._housekeeping = asyncio.ensure_future(keep_house(self.service))
+        self._maintenance = asyncio.ensure_future(maintenance_loop(self.service))
         self.service.state = "ready"
         logger.info("replica ready", extra={FIELDS: {"replica": self.name, "pid": os.getpid()}})
 
     async def close(self) -> None:
-        """Ends what still runs, and gives the device back."""
+        """Cancels what still runs and closes the models."""
         self.service.state = "draining"
-        self.service.abort_all(Refusal(503, "shutting_down", "the replica ended"))
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-        await self.service.models.close()
+        self.service.abort_all(APIError(503, "shutting_down", "the replica ended"))
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+        await self.service.close()
 
     def check_health(self) -> None:
-        """Ray starts a replica again that raises here.
+        """Ray restarts a replica that raises here.
 
         Raises:
-            GLMMultiUserError: a model is gone for good; only a new process can help.
+            GLMMultiUserError: a model failed and cannot be restarted in this process.
         """
         if not self.service.live:
             raise GLMMultiUserError("a model failed and could not be started again")
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
-        """The messages of the response, as many at a time as there are.
+    async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message], None]:
+        """The ASGI messages of the response, in batches of those that are available.
 
-        Closing or cancelling it is for the server what a client is that goes away.
+        Closing or cancelling it is like a client that disconnects.
         """
         messages: asyncio.Queue[Optional[Message]] = asyncio.Queue()
-        gone = asyncio.Event()
-        running = asyncio.ensure_future(self._run(asked, messages, gone))
+        disconnected = asyncio.Event()
+        running = asyncio.ensure_future(self._run(request, messages, disconnected))
         running.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             ended = False
@@ -113,30 +113,33 @@ class Replica:
                 while not messages.empty():
                     ready.append(messages.get_nowait())
                 ended = ready[-1] is None
-                there = [message for message in ready if message is not None]
-                if there:
-                    yield there
+                batch = [message for message in ready if message is not None]
+                if batch:
+                    yield batch
             running.result()
         finally:
-            gone.set()
+            disconnected.set()
             await asyncio.gather(running, return_exceptions=True)
 
-    async def answer_whole(self, asked: Asked) -> Answered:
-        """The response when it is complete."""
-        messages = [message async for some in self.answer(asked) for message in some]
+    async def call(self, request: ReplicaRequest) -> ReplicaResponse:
+        """The complete response."""
+        messages = [message async for some in self.stream(request) for message in some]
         start, *parts = messages
         body = b"".join(part.get("body", b"") for part in parts)
-        return Answered(self.name, start["status"], list(start["headers"]), body)
+        return ReplicaResponse(self.name, start["status"], list(start["headers"]), body)
 
     async def _run(
-        self, asked: Asked, messages: asyncio.Queue[Optional[Message]], gone: asyncio.Event
+        self,
+        request: ReplicaRequest,
+        messages: asyncio.Queue[Optional[Message]],
+        disconnected: asyncio.Event,
     ) -> None:
-        body: list[Message] = [{"type": "http.request", "body": asked.body, "more_body": False}]
+        body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
         async def receive() -> Message:
             if body:
                 return body.pop()
-            await gone.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
@@ -145,8 +148,8 @@ class Replica:
             await messages.put(message)
 
         app = self._app
-        if asked.holder not in ("", self.name):
-            # Here it would begin anew, and its reader has read a part of it already.
-            lost = f"replica {asked.holder!r}, which held this generation, has ended"
-            app = error_response(asked.scope["path"], Refusal(410, "replica_ended", lost))
-        await app(dict(asked.scope), receive, send)
+        if request.holder not in ("", self.name):
+            # It would start again from the beginning, and its client has read a part of it already.
+            lost = f"replica {request.holder!r}, which held this generation, has ended"
+            app = error_response(request.scope["path"], APIError(410, "replica_ended", lost))
+        await app(dict(request.scope), receive, send)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: whose it is, and which replicas count."""
+"""Session affinity: which replica a request goes to."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ STEP_PATH = "/llm/generate"
 
 @dataclass(frozen=True)
 class Route:
-    """What the router hashes and obeys. Ray carries it as the session id of a call, a text.
+    """What the router goes by. Ray transports it as the session id of a call, a text.
 
     Attributes:
-        user: equal ones go to the same replica; empty: to the one with the least to do.
-        holder: the replica that has what this request is about; empty: any.
-        without: replicas that have turned this request away.
+        user: requests of one user go to the same replica; empty: to the least busy one.
+        holder: the replica that holds the state of the request; empty: any.
+        excluded: replicas that rejected the request.
     """
 
     user: str = ""
     holder: str = ""
-    without: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
     def encode(self) -> str:
-        return json.dumps([self.user, self.holder, self.without])
+        return json.dumps([self.user, self.holder, self.excluded])
 
     @classmethod
     def decode(cls, text: str) -> Route:
         if not text:
             return cls()
-        user, holder, without = json.loads(text)
-        return cls(user, holder, tuple(without))
+        user, holder, excluded = json.loads(text)
+        return cls(user, holder, tuple(excluded))
 
-    def avoiding(self, replica: str) -> Route:
-        """The same, but for one replica more that does not count."""
-        return replace(self, without=(*self.without, replica))
+    def excluding(self, replica: str) -> Route:
+        """The same route with one more replica excluded."""
+        return replace(self, excluded=(*self.excluded, replica))
 
 
 def user_of(path: str, headers: Headers, body: bytes, caller: Caller, most: int) -> str:
-    """Whose slot a request will take, as the replica will see it; empty: any.
+    """The user whose slot a request will take in the replica; empty: any slot.
 
-    A body that cannot be read has no user: the replica will say what is wrong with it.
+    A body that cannot be parsed has no user: the replica rejects it with its reason.
 
     Args:
-        most: bytes of a body that was compressed.
+        most: bytes of a decompressed body.
 
     Raises:
-        Refusal: 400, a session's name that is none.
+        APIError: 400, an invalid session name.
     """
     if path == STEP_PATH:
-        # What came so far lies with the replica that began: the id says which, not the session.
+        # The text so far is in the replica that started: the id decides, not the session.
         return f"{caller.key}/{_member(_json(body), 'cache_id')}"
     session = headers.get(SESSION_HEADER) or _session_in(path, headers, body, most)
     return caller.user(session) or ""

@@ -1,4 +1,4 @@
-"""How Ray Serve picks the replica of a call."""
+"""How Ray Serve chooses the replica of a call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from glm_multiuser.deploy.ray_route import Route
 
 
 class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]
-    """Consistent hashing on the user, so that a user finds the caches of the turns before.
+    """Consistent hashing on the user, so that a user's prefix cache is found again.
 
-    When a replica comes or goes, only the users next to it on the hash ring move.
+    When a replica is added or removed, only its neighbours on the hash ring move.
     """
 
     async def choose_replicas(
@@ -21,7 +21,7 @@ class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: Optional[PendingRequest] = None,
     ) -> list[list[RunningReplica]]:
-        """Groups of replicas, the best first; of a group, the one with the least to do is taken."""
+        """Groups of replicas, the best first; of a group, the least busy one is taken."""
         ranked = await super().choose_replicas(candidate_replicas, pending_request)
         route = _route_of(pending_request)
         holders = [one for one in candidate_replicas if _name(one) == route.holder]
@@ -29,7 +29,7 @@ class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]
             return [holders]
         if not route.user:
             ranked = [candidate_replicas]
-        wanted = [[one for one in group if _name(one) not in route.without] for group in ranked]
+        wanted = [[one for one in group if _name(one) not in route.excluded] for group in ranked]
         return wanted if any(wanted) else ranked
 
     def _routing_key(self, pending_request: Optional[PendingRequest]) -> Optional[str]:

@@ -1,6 +1,6 @@
-"""Ray Serve: one replica per device, and one door in front of them.
+"""Ray Serve: one replica per device behind one ingress.
 
-`build` is what a configuration for `serve deploy` names; see deploy/serve.yaml and docs/ray.md.
+`build` is the `import_path` of deploy/serve.yaml; see docs/ray.md.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glm_multiuser.deploy.ray_answer import ReplicaLost
-from glm_multiuser.deploy.ray_arguments import Arguments, Scale
-from glm_multiuser.deploy.ray_door import Door, no_replica
-from glm_multiuser.deploy.ray_replica import Answered, Asked, Replica
+from glm_multiuser.deploy.ray_arguments import Scale, read_arguments
+from glm_multiuser.deploy.ray_ingress import Ingress, no_replica
+from glm_multiuser.deploy.ray_replica import Replica, ReplicaRequest, ReplicaResponse
+from glm_multiuser.deploy.ray_response import ReplicaLost
 from glm_multiuser.deploy.ray_route import Route
-from glm_multiuser.server.app import behind_the_door
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.app import wrap_middleware
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.logs import configure_logging
 from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
 from glm_multiuser.server.settings import ServerSettings
 
-DOOR, REPLICA = "Door", "Replica"
+INGRESS, REPLICA = "Ingress", "Replica"
 """Names of the two deployments."""
 UNLIMITED = 1_000_000
-"""Requests that Ray may hand to one process: refusing is our own matter, in our own words."""
+"""Concurrent requests per process for Ray: admission control is our own."""
 ENVIRONMENT = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
 """MindSpore cannot be imported after protobuf without it, and sets it too late here."""
-LOOK_SECONDS = 10.0
-"""In which all replicas must have answered who are only asked how they are."""
+STATUS_TIMEOUT_SECONDS = 10.0
+"""Of a GET to all replicas."""
 FLUSH_SECONDS = 5.0
-"""For what has ended but is still being sent, when a process ends."""
+"""For responses that are still being sent when a process ends."""
 
 
 class RayReplica:
-    """The deployment that holds the models. Requests, drains and restarts come from Ray.
+    """The deployment that holds the models.
 
     Args:
-        settings: as of a server of its own.
+        settings: as of a single server.
     """
 
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc]
@@ -56,85 +56,87 @@ class RayReplica:
         self._replica = Replica(name, settings)
         await self._replica.start()
 
-    async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
-        async with aclosing(self._replica.answer(asked)) as messages:
+    async def stream(self, request: ReplicaRequest) -> AsyncIterator[list[Message]]:
+        async with aclosing(self._replica.stream(request)) as messages:
             async for some in messages:
                 yield some
 
-    async def answer_whole(self, asked: Asked) -> Answered:
-        return await self._replica.answer_whole(asked)
+    async def call(self, request: ReplicaRequest) -> ReplicaResponse:
+        return await self._replica.call(request)
 
     def check_health(self) -> None:
         self._replica.check_health()
 
     async def __del__(self) -> None:
-        """Ray awaits it, after the running requests have ended."""
+        """Ray awaits it after the running requests have ended."""
         if hasattr(self, "_replica"):
             await self._replica.close()
 
 
 @serve.ingress()
-class RayDoor:
+class RayIngress:
     """The deployment that clients reach."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: ServerSettings) -> None:
         configure_logging(as_json=True)
         self._settings = settings
-        self._door = Door(RayReplicas(replicas, settings), settings.limits)
+        self._ingress = Ingress(RayReplicas(replicas, settings), settings.limits)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        heard = self._door.metrics.hear_response
-        return _without_request_id(behind_the_door(self._door, self._settings, heard))
+        record = self._ingress.metrics.record_response
+        return _without_request_id(wrap_middleware(self._ingress, self._settings, record))
 
 
 class RayReplicas:
-    """How the door asks.
+    """How the ingress reaches the replicas.
 
     Args:
-        handle: of the replicas.
-        settings: with the limits of a request.
+        handle: of their deployment.
+        settings: for the limits of a request.
     """
 
     def __init__(self, handle: DeploymentHandle[Any], settings: ServerSettings) -> None:
         self._handle = handle
         self._settings = settings
 
-    async def ask(self, asked: Asked, route: Route) -> AsyncGenerator[list[Message], None]:
-        """See `ray_door.Replicas`."""
-        handle = self._handle.options(method_name="answer", stream=True, session_id=route.encode())
-        answer = handle.remote(asked)
+    async def send(
+        self, request: ReplicaRequest, route: Route
+    ) -> AsyncGenerator[list[Message], None]:
+        """See `ray_ingress.Replicas`."""
+        handle = self._handle.options(method_name="stream", stream=True, session_id=route.encode())
+        response = handle.remote(request)
         ended = False
         try:
-            async for messages in answer:
+            async for messages in response:
                 yield messages
             ended = True
         except BackPressureError as error:
-            raise Refusal(429, "queue_full", "too many requests wait", retry_after=1.0) from error
+            raise APIError(429, "queue_full", "too many requests wait", retry_after=1.0) from error
         except (RayError, RayServeException) as error:
             ended = True
             raise ReplicaLost from error
         finally:
             if not ended:
-                answer.cancel()
+                response.cancel()
 
-    async def ask_all(self, asked: Asked) -> Sequence[Answered]:
-        """See `ray_door.Replicas`."""
-        asking = self._handle.broadcast("answer_whole", asked)
-        looks = asked.scope["method"] != "POST"
-        seconds = LOOK_SECONDS if looks else self._settings.limits.request_seconds
+    async def broadcast(self, request: ReplicaRequest) -> Sequence[ReplicaResponse]:
+        """See `ray_ingress.Replicas`."""
+        pending = self._handle.broadcast("call", request)
+        changes = request.scope["method"] == "POST"
+        seconds = self._settings.limits.request_seconds if changes else STATUS_TIMEOUT_SECONDS
         try:
-            said = await asking.results_async(timeout_s=seconds, return_exceptions=True)
+            results = await pending.results_async(timeout_s=seconds, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError) as error:
             raise no_replica() from error
-        # Those that died meanwhile have nothing to say.
-        answers = [one for one in said if isinstance(one, Answered)]
-        if not answers:
+        # The others died meanwhile.
+        responses = [one for one in results if isinstance(one, ReplicaResponse)]
+        if not responses:
             raise no_replica()
-        return answers
+        return responses
 
 
 def _without_request_id(app: ASGIApp) -> ASGIApp:
-    """Ray's proxy sends the request's id itself, the same one."""
+    """Ray's proxy adds the request id itself."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
@@ -151,11 +153,11 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
     """The two deployments, ready for `serve.run`.
 
     Args:
-        settings: of every replica; keys, limits and origins count at the door, too.
-        scale: how many replicas, and what each one takes.
+        settings: of every replica; keys, limits and origins are checked by the ingress, too.
+        scale: number and resources of the replicas.
     """
     drain = settings.drain_seconds + FLUSH_SECONDS
-    users = sum(model.users for model in settings.models if model.load)
+    users = sum(model.engine.users for model in settings.models if model.load)
     automatic = scale.max_replicas is not None
     replicas = serve.deployment(RayReplica).options(
         name=REPLICA,
@@ -175,7 +177,7 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
             "resources": _device(settings),
             "runtime_env": {"env_vars": ENVIRONMENT},
         },
-        max_constructor_retry_count=3,  # what cannot be loaded will not be later
+        max_constructor_retry_count=3,  # a model that cannot be loaded cannot be loaded later
         max_ongoing_requests=UNLIMITED,
         max_queued_requests=settings.limits.requests_per_key,
         graceful_shutdown_timeout_s=drain,
@@ -184,30 +186,30 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
             request_router_class="glm_multiuser.deploy.ray_router:StickyRouter"
         ),
     )
-    door = serve.deployment(RayDoor).options(
-        name=DOOR,
+    ingress = serve.deployment(RayIngress).options(
+        name=INGRESS,
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=UNLIMITED,
         graceful_shutdown_timeout_s=drain,
         graceful_shutdown_wait_loop_s=0.5,
-        max_surge_percent=100,  # the new one is there before the old one goes
+        max_surge_percent=100,  # start the new one before the old one stops
     )
-    # Whether a page of another origin may ask is settled at the door.
+    # The ingress has checked the origin.
     inside = replace(settings, cors_origins=())
-    return door.bind(replicas.bind(inside), settings)
+    return ingress.bind(replicas.bind(inside), settings)
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
-    """The application that a configuration file describes; see `Arguments`.
+    """The application that a configuration file describes; see `arguments_model`.
 
     Raises:
         ConfigError: an argument that is unknown, missing or out of its range.
     """
-    read = Arguments.read(arguments)
-    return application(read.settings(), read.scale())
+    settings, scale = read_arguments(arguments)
+    return application(settings, scale)
 
 
 def _device(settings: ServerSettings) -> dict[str, float]:
-    """Ray gives each replica a device of its own, which MindSpore then sees as number 0."""
-    return {"NPU": 1.0} if settings.device_target == "Ascend" else {}
+    """Ray gives each replica a device of its own, which is number 0 for MindSpore."""
+    return {"NPU": 1.0} if settings.models[0].engine.device_target == "Ascend" else {}

@@ -1,9 +1,9 @@
-"""The models of the Triton repository: Triton's requests, answered by one `MultiUserLLM`.
+"""The models of the Triton repository: one `MultiUserLLM` behind Triton's Python backend.
 
 Triton's Python backend runs this in a process of its own, its stub, and calls `execute` with the
-requests that have come. Each of their rows goes to the engine, and `execute` returns: the engine
-batches token by token. A thread waits for each request's answer and sends it through the request's
-response sender, so nobody waits for a longer answer than their own.
+requests that have arrived. It submits each of their rows to the engine and returns: batching is
+continuous. A thread waits for each request's result and sends it through the request's response
+sender, so no request waits for a longer one.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from typing import Any, Callable, Optional
 import triton_python_backend_utils as pb_utils
 
 from glm_multiuser.answer import GenerationResult
-from glm_multiuser.deploy.triton_door import PROBE
+from glm_multiuser.deploy.triton_client import PROBE
 from glm_multiuser.deploy.triton_parameters import engine_arguments
-from glm_multiuser.deploy.triton_reply import Reply
+from glm_multiuser.deploy.triton_response import TritonResponse
 from glm_multiuser.errors import ConfigError, InvalidParameterError
 from glm_multiuser.handle import Handle
 from glm_multiuser.llm import MultiUserLLM
-from glm_multiuser.server.ask import sampling_of
-from glm_multiuser.server.kserve.asks import Question, fields_of, question_of, rows_of
+from glm_multiuser.server.generation_request import sampling_of
+from glm_multiuser.server.kserve.questions import Question, fields_of, question_of, rows_of
 from glm_multiuser.server.kserve.signature import INPUTS, Element
 from glm_multiuser.server.logs import FIELDS, configure_logging
 
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.2
-"""Between two looks for requests whose clients have gone."""
+"""Between two checks for disconnected clients."""
 
 
 class TritonPythonModel:
-    """What Triton's Python backend looks for; it calls the three methods, one at a time."""
+    """The class that Triton's Python backend expects; it calls the three methods, one at a time."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Opens the checkpoint that the model's configuration names.
 
         Raises:
-            GLMMultiUserError: it cannot be opened; Triton refuses the load with its message.
+            GLMMultiUserError: it cannot be opened; Triton rejects the load with its message.
         """
         config = json.loads(args["model_config"])
         arguments = engine_arguments(config.get("parameters", {}), Path(args["model_repository"]))
@@ -59,18 +59,18 @@ class TritonPythonModel:
         self._name = args["model_name"]
         engine = self._llm.config
         self._answering = ThreadPoolExecutor(engine.users + engine.max_queue, "answer")
-        self._running: set[Reply] = set()
+        self._running: set[TritonResponse] = set()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Starts every request and returns; their answers are sent when they are there."""
+        """Submits every request and returns; responses are sent when they are complete."""
         for request in requests:
             self._start(request)
 
     def finalize(self) -> None:
-        """Frees the weights; Triton calls this when all answers have been sent."""
+        """Frees the weights; Triton calls this after all responses have been sent."""
         self._closing.set()
         self._llm.close(drain=0.0)
         self._answering.shutdown()
@@ -89,63 +89,68 @@ class TritonPythonModel:
             # Rows of one request do not wait for each other, so they run in any slots.
             session = rows[0].session if len(rows) == 1 else None
             for question in questions:
-                ask = question.ask
-                handles.append(self._llm.submit(ask.prompt, ask.params, session, ask.history))
+                wanted = question.request
+                handle = self._llm.submit(
+                    wanted.prompt, user=session, history=wanted.history, params=wanted.params
+                )
+                handles.append(handle)
         except Exception as error:
             for handle in handles:
                 handle.close()
-            Reply(sender).fail(error)
+            TritonResponse(sender).fail(error)
             return
-        reply = Reply(sender, handles)
-        self._running.add(reply)
+        response = TritonResponse(sender, handles)
+        self._running.add(response)
         send = self._send_pieces if self._streams else self._send_whole
-        # A line for every look of the supervisor would bury the others.
+        # The supervisor's probes would flood the log.
         log = _no_log if any(row.get(PROBE) for row in given) else self._log
-        self._answering.submit(self._answer, send, reply, questions, handles, log)
+        self._answering.submit(self._answer, send, response, questions, handles, log)
 
     def _answer(
         self,
-        send: Callable[[Reply, Sequence[Question], Sequence[Handle]], None],
-        reply: Reply,
+        send: Callable[[TritonResponse, Sequence[Question], Sequence[Handle]], None],
+        response: TritonResponse,
         questions: Sequence[Question],
         handles: Sequence[Handle],
         log: Callable[[Optional[GenerationResult]], None],
     ) -> None:
         try:
-            send(reply, questions, handles)
+            send(response, questions, handles)
         except Exception as error:
-            reply.fail(error)
+            response.fail(error)
         finally:
-            self._running.discard(reply)
+            self._running.discard(response)
             for handle in handles:
-                handle.close()  # where another row has failed
+                handle.close()  # when another row has failed
                 log(handle.finished)
 
     def _send_whole(
-        self, reply: Reply, questions: Sequence[Question], handles: Sequence[Handle]
+        self, response: TritonResponse, questions: Sequence[Question], handles: Sequence[Handle]
     ) -> None:
         results = [handle.result() for handle in handles]
         for result in results:
             if result.error is not None:
                 raise result.error
         if any(result.finish_reason == "cancelled" for result in results):
-            reply.say_cancelled()
+            response.send_cancelled()
             return
-        reply.send(self._last(questions, results, [result.text for result in results]), last=True)
+        response.send(
+            self._last(questions, results, [result.text for result in results]), last=True
+        )
 
     def _send_pieces(
-        self, reply: Reply, questions: Sequence[Question], handles: Sequence[Handle]
+        self, response: TritonResponse, questions: Sequence[Question], handles: Sequence[Handle]
     ) -> None:
         (handle,) = handles
         for piece in handle:
             if piece.finish_reason is None and piece.text:
-                reply.send({"response": [piece.text]}, last=False)
+                response.send({"response": [piece.text]}, last=False)
             last_text = piece.text
         result = handle.result()
         if result.finish_reason == "cancelled":
-            reply.say_cancelled()
+            response.send_cancelled()
         else:
-            reply.send(self._last(questions, [result], [last_text]), last=True)
+            response.send(self._last(questions, [result], [last_text]), last=True)
 
     def _last(
         self,
@@ -153,7 +158,7 @@ class TritonPythonModel:
         results: Sequence[GenerationResult],
         texts: Sequence[str],
     ) -> dict[str, Sequence[str]]:
-        """The outputs of a response that nothing follows."""
+        """The outputs of the last response."""
         pairs = zip(questions, results)
         outputs: dict[str, Sequence[str]] = {
             "response": texts,
@@ -165,11 +170,11 @@ class TritonPythonModel:
 
     def _watch(self) -> None:
         while not self._closing.wait(WATCH_SECONDS):
-            for reply in tuple(self._running):
-                reply.cancel_if_left()
+            for response in tuple(self._running):
+                response.cancel_if_disconnected()
 
     def _log(self, result: Optional[GenerationResult]) -> None:
-        """How a row ended; not what was said."""
+        """Logs how a row ended, without its text."""
         fields: dict[str, Any] = {"model": self._name, "outcome": "error"}
         if result is not None:
             fields["outcome"] = result.finish_reason
@@ -179,14 +184,14 @@ class TritonPythonModel:
 
 
 def _no_log(result: Optional[GenerationResult]) -> None:
-    """Nobody asked for this answer's sake."""
+    """Health probes are not logged."""
 
 
 def _rows_of(request: Any) -> Iterator[dict[str, Any]]:
     """Inputs of every row, with the parameters of the request.
 
     Raises:
-        InvalidParameterError: an input that is no text.
+        InvalidParameterError: an input that is not text.
     """
     parameters = json.loads(request.parameters() or "{}")
     if request.correlation_id():
@@ -208,4 +213,6 @@ def _element(name: str, value: Any) -> Element:
     try:
         return bytes(value).decode()
     except UnicodeDecodeError as error:
-        raise InvalidParameterError(f"{name} has an element that is no UTF-8: {error}") from None
+        raise InvalidParameterError(
+            f"{name} has an element that is no UTF-8: {error}", field=name
+        ) from None

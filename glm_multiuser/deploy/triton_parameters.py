@@ -5,29 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.bodies import problem_of
+from glm_multiuser.settings import settings_of
 
 
-class ModelParameters(BaseModel):
-    """Arguments of `MultiUserLLM.from_pretrained`; None: its own default."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    checkpoint: Path
-    users: Optional[int] = None
-    seq_length: Optional[int] = None
-    max_queue: Optional[int] = None
-    prefill_chunk: Optional[int] = None
-    cache_prompt: Optional[bool] = None
-    device_target: Optional[str] = None
-    device_id: Optional[int] = None
-    kernels: Optional[str] = None
-    weight_dtype: Optional[str] = None
+def parameters_model() -> type[BaseModel]:
+    """`checkpoint`, and the settings of an engine."""
+    settings: dict[str, Any] = {
+        one.name: (one.type, one.default) for one in settings_of(EngineConfig)
+    }
+    config = ConfigDict(extra="forbid")
+    return create_model("ModelParameters", __config__=config, checkpoint=(Path, ...), **settings)
 
 
 def engine_arguments(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -44,11 +38,11 @@ def engine_arguments(parameters: Mapping[str, Any], folder: Path) -> dict[str, A
     # Names in capitals belong to Triton's Python backend.
     given = {name: text for name, text in texts.items() if text and not name.isupper()}
     try:
-        parsed = ModelParameters.model_validate(given)
+        parsed = parameters_model().model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(problem_of(first, ("parameters", *first["loc"]))[1]) from None
-    arguments = parsed.model_dump(exclude_none=True)
+    arguments = parsed.model_dump(exclude_unset=True)
     checkpoint = folder / arguments.pop("checkpoint")
     try:
         os.fsencode(checkpoint)

@@ -9,26 +9,14 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from glm_multiuser.errors import ConfigError
+from glm_multiuser import package_data
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-REPOSITORY = Path("deploy/model_repository")
 MODELS = ("chatglm", "chatglm_stream")
 
 
 def find_repository() -> Path:
-    """The repository as it is in the checkout.
-
-    Raises:
-        ConfigError: the package was installed without it.
-    """
-    folder = CHECKOUT / REPOSITORY
-    if not all((folder / model / "config.pbtxt").is_file() for model in MODELS):
-        raise ConfigError(
-            f"no Triton model repository at {folder}; it is a part of the checkout, not of the "
-            "package: install that with pip install -e '.[triton]'"
-        )
-    return folder
+    """The repository as it is shipped."""
+    return package_data.ROOT / package_data.TRITON_REPOSITORY
 
 
 def write_repository(folder: Path, parameters: Mapping[str, object]) -> None:
@@ -37,9 +25,6 @@ def write_repository(folder: Path, parameters: Mapping[str, object]) -> None:
     Args:
         folder: that is made.
         parameters: {name: value}.
-
-    Raises:
-        ConfigError: as `find_repository`.
     """
     shutil.copytree(find_repository(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     for model in MODELS:

@@ -1,4 +1,4 @@
-"""A Triton server on our repository, with its supervisors, until a signal ends it."""
+"""Runs a Triton server with our repository and a supervisor per model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from glm_multiuser.deploy.triton_door import Door
+from glm_multiuser.deploy.triton_client import TritonClient
 from glm_multiuser.deploy.triton_repository import MODELS, write_repository
 from glm_multiuser.deploy.triton_server import Ports, TritonServer
 from glm_multiuser.deploy.triton_supervisor import Supervisor
@@ -20,11 +20,11 @@ from glm_multiuser.server.logs import FIELDS
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
-    """Starts the server, loads the models, supervises them; SIGTERM or Ctrl-C ends it.
+    """Starts the server, loads the models and supervises them until SIGTERM or Ctrl-C.
 
     Args:
         parameters: of every model, as in its `config.pbtxt`.
@@ -49,23 +49,23 @@ def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
 
 
 def _run(server: TritonServer, repository: Path, stop: threading.Event) -> None:
-    door = Door(server.host, server.ports.http)
-    while not door.is_live():
+    client = TritonClient(server.host, server.ports.http)
+    while not client.is_live():
         if _ended(server, stop):
             return
     with ThreadPoolExecutor(len(MODELS)) as threads, show_progress(None) as progress:
-        loads: list[Future[None]] = [threads.submit(door.load, model) for model in MODELS]
+        loads: list[Future[None]] = [threads.submit(client.load, model) for model in MODELS]
         while not all(load.done() for load in loads):
             done = sum(load.done() for load in loads)
             progress(done, len(MODELS), f"loading {', '.join(MODELS)}")
             if _ended(server, stop):
-                server.stop()  # a load that runs ends with it
+                server.stop()  # ends a running load
                 return
         for load in loads:
             load.result()
     logger.info("ready", extra={FIELDS: {"models": MODELS, **vars(server.ports)}})
     for model in MODELS:
-        supervisor = Supervisor(door, server, model, repository / model / "config.pbtxt")
+        supervisor = Supervisor(client, server, model, repository / model / "config.pbtxt")
         threading.Thread(target=supervisor.watch, args=(stop,), daemon=True).start()
     while not _ended(server, stop):
         pass
@@ -73,12 +73,12 @@ def _run(server: TritonServer, repository: Path, stop: threading.Event) -> None:
 
 
 def _ended(server: TritonServer, stop: threading.Event) -> bool:
-    """Waits for a moment; whether a signal came.
+    """Waits a moment; whether a signal arrived.
 
     Raises:
         EngineClosedError: the server ended by itself.
     """
-    if stop.wait(LOOK_SECONDS):
+    if stop.wait(POLL_SECONDS):
         return True
     if server.exit_code() is not None:
         raise EngineClosedError(

@@ -1,4 +1,4 @@
-"""The `tritonserver` of the wheel nvidia-pytriton: how it is found, set up, started and ended."""
+"""Finds, sets up, starts and stops the `tritonserver` of the wheel nvidia-pytriton."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Optional, Union
 from glm_multiuser.errors import ConfigError
 
 END_SECONDS = 20
-"""That running requests get at the end, and the models' processes after them. A request that a
-killed process took with it uses all of them."""
+"""Graceful shutdown: for running requests, and for the models' processes after them. A request that
+was lost with a killed process takes all of it."""
 
 SHARED_MEMORY = Path("/dev/shm")
 LAST_PORT = 65535
@@ -35,10 +35,10 @@ class Ports:
 
 
 def choose_ports(host: str, port: int) -> Ports:
-    """`port` and the two behind it, as Triton's own 8000, 8001, 8002; for 0 any free ones.
+    """`port` and the next two, as Triton's own 8000, 8001, 8002; for 0 any free ones.
 
     Raises:
-        ConfigError: a port that is taken, or an address that is not ours.
+        ConfigError: a port in use, or an address that is not local.
     """
     if port > LAST_PORT - 2:
         raise ConfigError(
@@ -75,11 +75,11 @@ def find_tritonserver() -> Path:
 
 
 class TritonServer:
-    """A `tritonserver` process with no model loaded; its log goes to our stderr.
+    """A `tritonserver` process without loaded models; its log goes to stderr.
 
     Args:
         repository: of models.
-        scratch: a folder for what the server needs beside it.
+        scratch: folder for temporary files.
         host: to listen on.
         ports: to listen on.
 
@@ -98,11 +98,11 @@ class TritonServer:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
             stderr=sys.stderr.fileno(),
-            start_new_session=True,  # a Ctrl-C on the terminal is for us alone
+            start_new_session=True,  # a Ctrl-C on the terminal must not reach it
         )
 
     def exit_code(self) -> Optional[int]:
-        """None as long as it runs."""
+        """None while it runs."""
         return self.process.poll()
 
     def stub(self, model: str) -> Optional[int]:
@@ -110,7 +110,7 @@ class TritonServer:
         return find_stub(self.process.pid, model)
 
     def stop(self) -> None:
-        """Lets running requests end for a while, then ends the process and all that it left."""
+        """Graceful shutdown; then kills what is left and removes its shared memory."""
         self.process.terminate()
         try:
             self.process.wait(2 * END_SECONDS)
@@ -159,9 +159,9 @@ def make_backends(folder: Path, scratch: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """In which the server and its stubs find their libraries and this Python's packages."""
+    """Environment variables with the library paths and this Python's packages."""
     packages = folder.parents[1]
-    # This interpreter's own library first: one of another version does not fit its modules.
+    # This interpreter's own library first: another version is not compatible with its modules.
     libraries = [sysconfig.get_config_var("LIBDIR"), str(packages / "nvidia_pytriton.libs")]
     earlier = os.environ.get("LD_LIBRARY_PATH")
     return {
@@ -190,7 +190,7 @@ def children(pid: int) -> list[int]:
 
 
 def _read(path: Union[str, Path]) -> str:
-    """A file of /proc; empty when its process has gone."""
+    """A file of /proc; empty when its process has ended."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

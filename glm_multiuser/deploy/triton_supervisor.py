@@ -1,6 +1,6 @@
-"""Brings a model of a Triton server back when its process has died, or no longer answers.
+"""Reloads a model of a Triton server when its process has died or no longer responds.
 
-Triton does neither: a killed stub is not started again, and its model stays "ready".
+Triton does not: a killed stub is not restarted, and its model stays "ready".
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from glm_multiuser.deploy.triton_door import Door
+from glm_multiuser.deploy.triton_client import TritonClient
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.logs import FIELDS
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 PROBE_SECONDS = 3.0
-PATIENCE_SECONDS = 60.0
-"""After which a probe that is not answered means that the model is stuck."""
+PROBE_TIMEOUT_SECONDS = 60.0
+"""A model that does not respond for so long is stuck."""
 UNLOAD_SECONDS = 1.0
-"""For the dead version to go; one that took requests with it never does, and does not disturb."""
+"""For the dead version to unload; one with unfinished requests never does, which is harmless."""
 RETRY_SECONDS = 5.0
 
-UNANSWERED = (OSError, http.client.HTTPException)
+CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 class Stubs(Protocol):
-    """Who knows the processes of models."""
+    """Finds the processes of models."""
 
     def stub(self, model: str) -> object:
-        """None if there is no process for this model."""
+        """None if this model has no process."""
 
 
 class Supervisor:
-    """Watches one model: that its process is there, and that it answers a real question.
+    """Watches one model: its process must exist, and it must generate a token.
 
-    A model that somebody has unloaded, or is loading, is left alone.
+    A model that was unloaded, or is being loaded, is left alone.
 
     Args:
-        door: of the server.
-        stubs: knows the model's process.
+        client: of the server.
+        stubs: finds the model's process.
         model: its name.
-        config: its `config.pbtxt`, which is touched: Triton loads again only what has changed.
+        config: its `config.pbtxt`, which is touched: Triton reloads only what has changed.
     """
 
-    def __init__(self, door: Door, stubs: Stubs, model: str, config: Path) -> None:
-        self._door = door
+    def __init__(self, client: TritonClient, stubs: Stubs, model: str, config: Path) -> None:
+        self._client = client
         self._stubs = stubs
         self._model = model
         self._config = config
@@ -60,12 +60,12 @@ class Supervisor:
         """Until `stop` is set."""
         probing = threading.Thread(target=self._probe, args=(stop,), daemon=True)
         probing.start()
-        while not stop.wait(LOOK_SECONDS):
+        while not stop.wait(CHECK_SECONDS):
             if self._has_died():
                 self._recover("its process has died", self._recoveries, stop)
 
     def _has_died(self) -> bool:
-        # Looked for twice: in between, it may have been loaded.
+        # Twice, because it may have been loaded in between.
         return (
             self._stubs.stub(self._model) is None
             and self._is_ready()
@@ -74,8 +74,8 @@ class Supervisor:
 
     def _is_ready(self) -> bool:
         try:
-            return self._door.state(self._model) == "READY"
-        except UNANSWERED:
+            return self._client.state(self._model) == "READY"
+        except CONNECTION_ERRORS:
             return False
 
     def _probe(self, stop: threading.Event) -> None:
@@ -83,20 +83,20 @@ class Supervisor:
             recoveries = self._recoveries
             if not self._is_ready():
                 continue
-            problem = "it answers a question with an error"
+            problem = "it responds with an error"
             try:
-                if self._door.answers(self._model, PATIENCE_SECONDS):
+                if self._client.answers(self._model, PROBE_TIMEOUT_SECONDS):
                     continue
-            except UNANSWERED as error:
-                problem = f"it does not answer: {error}"
+            except CONNECTION_ERRORS as error:
+                problem = f"it does not respond: {error}"
             if self._is_ready():
                 self._recover(problem, recoveries, stop)
 
     def _recover(self, problem: str, recoveries: int, stop: threading.Event) -> None:
-        """Unloads and loads, until that succeeds.
+        """Unloads and loads until that succeeds.
 
         Args:
-            recoveries: how many there were when the problem arose; another one may have mended it.
+            recoveries: their number when the problem was found; a later one may have solved it.
         """
         with self._recovering:
             if self._recoveries != recoveries or stop.is_set():
@@ -112,13 +112,13 @@ class Supervisor:
 
     def _reloaded(self) -> bool:
         try:
-            self._door.unload(self._model)
+            self._client.unload(self._model)
             deadline = time.monotonic() + UNLOAD_SECONDS
-            while self._door.state(self._model) == "UNLOADING" and time.monotonic() < deadline:
+            while self._client.state(self._model) == "UNLOADING" and time.monotonic() < deadline:
                 time.sleep(UNLOAD_SECONDS / 10)
             self._config.touch()
-            self._door.load(self._model)
-        except (ConfigError, *UNANSWERED) as error:
+            self._client.load(self._model)
+        except (ConfigError, *CONNECTION_ERRORS) as error:
             fields = {"model": self._model, "error": str(error)}
             logger.error("recovery failed", extra={FIELDS: fields})
             return False

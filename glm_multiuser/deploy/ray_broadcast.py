@@ -1,4 +1,4 @@
-"""Requests that concern every replica, and the one answer that is made of theirs."""
+"""Requests that go to every replica, and merging the responses."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import JSONResponse, Response
 
-from glm_multiuser.deploy.ray_replica import Answered
+from glm_multiuser.deploy.ray_replica import ReplicaResponse
 from glm_multiuser.server.metrics import CONTENT_TYPE
 
-HEALTH = ("/v2/health/live", "/v2/health/ready")
+HEALTH = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 STATISTICS = re.compile(r"/v2/models(/[^/]+)?(/versions/[^/]+)?/stats")
 CHANGES = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 
 
-class DoorMetrics:
-    """What the door counts itself."""
+class IngressMetrics:
+    """The ingress's own metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.responses = Counter(
             "glm_door_responses", "Responses by status.", ("status",), registry=self.registry
         )
-        self.sent_again = Counter(
+        self.retries = Counter(
             "glm_door_sent_again",
             "Requests sent to another replica because the first one died or was full.",
             registry=self.registry,
         )
-        self.cut = Counter(
-            "glm_door_cut_answers", "Answers that their replica's end cut.", registry=self.registry
+        self.interrupted = Counter(
+            "glm_door_cut_answers",
+            "Streams interrupted because their replica died.",
+            registry=self.registry,
         )
 
-    def hear_response(self, status: int) -> None:
-        """Counts a response that was begun."""
+    def record_response(self, status: int) -> None:
+        """Counts a response that has started."""
         self.responses.labels(str(status)).inc()
 
 
-def asks_everyone(method: str, path: str) -> bool:
-    """Whether the answer of one replica would be only a part of it."""
+def is_broadcast(method: str, path: str) -> bool:
+    """Whether a request goes to every replica."""
     if method == "POST":
         return CHANGES.fullmatch(path) is not None
     if method not in ("GET", "HEAD"):
@@ -51,44 +53,46 @@ def asks_everyone(method: str, path: str) -> bool:
     return path in ("/metrics", "/status", *HEALTH) or STATISTICS.fullmatch(path) is not None
 
 
-def answer_of_all(path: str, answers: Sequence[Answered], door: DoorMetrics) -> Response:
+def merge_responses(
+    path: str, responses: Sequence[ReplicaResponse], ingress: IngressMetrics
+) -> Response:
     """One response for the client.
 
-    One replica that is ready makes the whole ready. Otherwise the worst answer is the answer; when
-    all are well, what they say is put together.
+    A deployment is ready when one replica is. For other paths the highest status wins, and bodies
+    are merged when every status is 200.
 
     Args:
-        path: that was asked for.
-        answers: at least one.
-        door: the door's own counts, for `/metrics`.
+        path: of the request.
+        responses: at least one.
+        ingress: for `/metrics`.
     """
     choose = min if path in HEALTH else max
-    chosen = choose(answers, key=lambda one: one.status)
+    chosen = choose(responses, key=lambda one: one.status)
     if chosen.status == 200 and path == "/metrics":
-        return Response(merged_metrics(answers, door), media_type=CONTENT_TYPE)
+        return Response(merged_metrics(responses, ingress), media_type=CONTENT_TYPE)
     if chosen.status == 200 and path not in HEALTH and chosen.body:
         merge: Callable[[dict[str, Any]], Any] = _status if path == "/status" else _statistics
-        said = {one.replica: json.loads(one.body) for one in answers}
-        return JSONResponse(merge(said))
+        contents = {one.replica: json.loads(one.body) for one in responses}
+        return JSONResponse(merge(contents))
     kept = ("content-type", "retry-after", "www-authenticate", "allow")
     headers = {name.decode(): value.decode("latin-1") for name, value in chosen.headers}
     headers = {name: value for name, value in headers.items() if name in kept}
     return Response(chosen.body, chosen.status, headers)
 
 
-def merged_metrics(answers: Iterable[Answered], door: DoorMetrics) -> bytes:
+def merged_metrics(responses: Iterable[ReplicaResponse], ingress: IngressMetrics) -> bytes:
     """Every sample of every replica, with a label that names the replica."""
     families: dict[str, Metric] = {}
-    for answer in answers:
-        for family in text_string_to_metric_families(answer.body.decode("utf-8")):
+    for response in responses:
+        for family in text_string_to_metric_families(response.body.decode("utf-8")):
             merged = families.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type)
             )
             merged.samples += [
-                sample._replace(labels={**sample.labels, "replica": answer.replica})
+                sample._replace(labels={**sample.labels, "replica": response.replica})
                 for sample in family.samples
             ]
-    return generate_latest(_Collected(families.values())) + generate_latest(door.registry)
+    return generate_latest(_Collected(families.values())) + generate_latest(ingress.registry)
 
 
 class _Collected(CollectorRegistry):
@@ -102,32 +106,34 @@ class _Collected(CollectorRegistry):
         return iter(self._metrics)
 
 
-def _status(said: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _status(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Slots are numbered through, replica by replica; numbers are sums."""
-    first, *_ = said.values()
-    states = [one["state"] for one in said.values()]
-    slots = [{**slot, "replica": replica} for replica, one in said.items() for slot in one["slots"]]
+    first, *_ = contents.values()
+    states = [one["state"] for one in contents.values()]
+    slots = [
+        {**slot, "replica": replica} for replica, one in contents.items() for slot in one["slots"]
+    ]
     seen: dict[str, int] = {}
     for slot in slots:
         slot["slot"] = seen.get(slot["model"], 0)
         seen[slot["model"]] = slot["slot"] + 1
-    rates = [one["tokens_per_second"] for one in said.values()]
+    rates = [one["tokens_per_second"] for one in contents.values()]
     longest = max(len(rate["last_minute"]) for rate in rates)
     # Replicas that started later have a shorter past.
     padded = [[0] * (longest - len(one["last_minute"])) + one["last_minute"] for one in rates]
     return {
         **first,
         "state": "ready" if "ready" in states else states[0],
-        "loading": next((one["loading"] for one in said.values() if one["loading"]), None),
-        "models": _models([one["models"] for one in said.values()]),
+        "loading": next((one["loading"] for one in contents.values() if one["loading"]), None),
+        "models": _models([one["models"] for one in contents.values()]),
         "slots": slots,
-        "queue": _sum([one["queue"] for one in said.values()]),
+        "queue": _sum([one["queue"] for one in contents.values()]),
         "tokens_per_second": {
             "now": sum(one["now"] for one in rates),
             "last_minute": [sum(column) for column in zip(*padded)],
         },
-        "totals": _sum([one["totals"] for one in said.values()]),
-        "replicas": list(said),
+        "totals": _sum([one["totals"] for one in contents.values()]),
+        "replicas": list(contents),
     }
 
 
@@ -142,12 +148,12 @@ def _models(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return list(models.values())
 
 
-def _statistics(said: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _statistics(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Counts of equal models, added; what loading and unloading say is empty."""
-    if not any(said.values()):
+    if not any(contents.values()):
         return {}
     by_name: dict[str, list[dict[str, Any]]] = {}
-    for one in said.values():
+    for one in contents.values():
         for model in one["model_stats"]:
             by_name.setdefault(model["name"], []).append(model)
     return {"model_stats": [_sum(models) for models in by_name.values()]}

@@ -1,4 +1,4 @@
-"""What the supervisor asks of a Triton server, over HTTP."""
+"""HTTP client of a Triton server, to load and supervise its models."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ CONTROL_SECONDS = 30.0
 LOAD_SECONDS = 3600.0
 """A large checkpoint takes minutes."""
 PROBE = "probe"
-"""Request parameter of who only wants to know whether there is an answer."""
+"""Request parameter of a health probe."""
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where the server listens for HTTP."""
+class TritonClient:
+    """A client of the server at an HTTP address."""
 
     host: str
     port: int
 
     def is_live(self) -> bool:
-        """Whether it answers at all; it does before any model is loaded."""
+        """Whether the server responds; it does before any model is loaded."""
         try:
-            return self._ask("GET", "/v2/health/live", None, CONTROL_SECONDS)[0] == 200
+            return self._request("GET", "/v2/health/live", None, CONTROL_SECONDS)[0] == 200
         except OSError:
             return False
 
@@ -34,9 +34,9 @@ class Door:
         """READY, LOADING, UNLOADING, UNAVAILABLE, or "" for a model that was never loaded.
 
         Raises:
-            OSError, HTTPException: the server does not answer.
+            OSError, HTTPException: the server does not respond.
         """
-        _, body = self._ask("POST", "/v2/repository/index", {}, CONTROL_SECONDS)
+        _, body = self._request("POST", "/v2/repository/index", {}, CONTROL_SECONDS)
         entries = {entry["name"]: entry for entry in json.loads(body)}
         return str(entries.get(model, {}).get("state", ""))
 
@@ -45,37 +45,37 @@ class Door:
 
         Raises:
             ConfigError: it cannot be loaded.
-            OSError, HTTPException: the server does not answer.
+            OSError, HTTPException: the server does not respond.
         """
         path = f"/v2/repository/models/{model}/load"
-        status, body = self._ask("POST", path, {}, LOAD_SECONDS)
+        status, body = self._request("POST", path, {}, LOAD_SECONDS)
         if status != 200:
-            # Behind it comes where in the code.
+            # The rest is the place in the code.
             message = str(json.loads(body)["error"]).partition("\n\nAt:")[0]
             raise ConfigError(message.replace("\n", " "))
 
     def unload(self, model: str) -> None:
-        """Returns at once; running requests end first.
+        """Returns immediately; running requests end first.
 
         Raises:
-            OSError, HTTPException: the server does not answer.
+            OSError, HTTPException: the server does not respond.
         """
-        self._ask("POST", f"/v2/repository/models/{model}/unload", {}, CONTROL_SECONDS)
+        self._request("POST", f"/v2/repository/models/{model}/unload", {}, CONTROL_SECONDS)
 
     def answers(self, model: str, seconds: float) -> bool:
-        """Whether a model answers a question with one token, or is too busy to.
+        """Whether a model generates a token, or rejects the request because it is busy.
 
         Raises:
-            OSError, HTTPException: not within these seconds.
+            OSError, HTTPException: no response within these seconds.
         """
-        question = {"prompt": "hi", "temperature": "0", "max_token": "1", PROBE: True}
+        request = {"prompt": "hi", "temperature": "0", "max_token": "1", PROBE: True}
         path = f"/v2/models/{model}/generate_stream"
-        status, body = self._ask("POST", path, question, seconds)
+        status, body = self._request("POST", path, request, seconds)
         return status == http.HTTPStatus.SERVICE_UNAVAILABLE or (
             status == 200 and b'"history"' in body
         )
 
-    def _ask(self, method: str, path: str, body: Any, seconds: float) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, body: Any, seconds: float) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=seconds)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))

@@ -1,4 +1,4 @@
-"""Where the answer to one request of Triton goes."""
+"""Sending the responses of one Triton request."""
 
 from __future__ import annotations
 
@@ -10,31 +10,25 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from glm_multiuser.errors import (
-    GLMMultiUserError,
-    QueueFullError,
-    RequestError,
-    UserBusyError,
-)
+from glm_multiuser.errors import GLMMultiUserError, RequestError, TooManyRequestsError
 from glm_multiuser.handle import Handle
 
 logger = logging.getLogger(__name__)
 
-# (class, name of Triton's code): the first one that fits counts, so subclasses come first. Names,
-# because Triton fills its module only when it has imported the model.
+# (class, name of Triton's code): the first match counts, so subclasses come first. Names, because
+# Triton fills its module only after it has imported the model.
 CODES: tuple[tuple[type[Exception], str], ...] = (
-    (UserBusyError, "UNAVAILABLE"),
-    (QueueFullError, "UNAVAILABLE"),
+    (TooManyRequestsError, "UNAVAILABLE"),
     (RequestError, "INVALID_ARG"),
     (Exception, "INTERNAL"),
 )
 
 
-class Reply:
-    """The answer to one request, however many responses it takes.
+class TritonResponse:
+    """The response to one request, sent in one part or more.
 
-    A request may be asked whether it is cancelled only until its last response has been sent: then
-    Triton forgets it. So both happen under a lock.
+    Whether a request is cancelled can be queried only until its last part has been sent, so both
+    happen under a lock.
 
     Args:
         sender: Triton's response sender.
@@ -48,7 +42,7 @@ class Reply:
         self._ended = False
 
     def send(self, outputs: Mapping[str, Sequence[str]], last: bool) -> None:
-        """Sends a response.
+        """Sends a part of the response.
 
         Args:
             outputs: {name: a text for each row}.
@@ -61,19 +55,19 @@ class Reply:
         self._send(pb_utils.InferenceResponse(output_tensors=tensors), last)
 
     def fail(self, error: Exception) -> None:
-        """Ends the request with an error; one that is none of ours is logged, and not told."""
+        """Ends the request with an error; an internal one is logged and not sent."""
         message = str(error)
         if not isinstance(error, GLMMultiUserError):
             logger.error("request failed", exc_info=error)
             message = "the model failed; its log says why"
         self._send_error(message, next(code for kind, code in CODES if isinstance(error, kind)))
 
-    def say_cancelled(self) -> None:
-        """Ends a request that nobody waits for any more."""
+    def send_cancelled(self) -> None:
+        """Ends a request that was cancelled."""
         self._send_error("the request was cancelled", "CANCELLED")
 
-    def cancel_if_left(self) -> None:
-        """Frees the slots of the request if its client has cancelled it or has gone."""
+    def cancel_if_disconnected(self) -> None:
+        """Frees the slots of the request if its client has cancelled it or disconnected."""
         with self._lock:
             if self._ended or not self._sender.is_cancelled():
                 return

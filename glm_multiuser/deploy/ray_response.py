@@ -1,4 +1,4 @@
-"""A response on its way from a replica to the client, and what becomes of it when that one ends."""
+"""A response that is relayed from a replica to the client, also when the replica dies."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from starlette.types import Message, Send
 
 from glm_multiuser.deploy.ray_replica import REPLICA_HEADER
 from glm_multiuser.deploy.ray_route import Route
-from glm_multiuser.server.errors import Refusal, error_body
+from glm_multiuser.server.errors import APIError, error_body
 from glm_multiuser.server.events import event
 
 logger = logging.getLogger(__name__)
 
 
 class ReplicaLost(Exception):
-    """The replica that was asked has died."""
+    """The replica died."""
 
 
-class TurnedAway(Exception):
-    """A replica takes no more requests; another one may."""
+class Rejected(Exception):
+    """The replica rejected the request; another one may accept it."""
 
 
-class Answer:
-    """A response on its way through the door. Its head waits for the first part of the body.
+class RelayedResponse:
+    """A response on its way to the client. Its head is held back until the body starts.
 
     Args:
         send: to the client.
-        route: by which it was asked for.
-        last: whether it is handed on even if it turns the request away.
+        route: of the request.
+        last: whether a rejection is relayed, too.
     """
 
     def __init__(self, send: Send, route: Route, last: bool) -> None:
         self.route = route
-        self.begun = self.complete = False
+        self.started = self.complete = False
         self._send = send
         self._last = last
         self._head: Message = {}
@@ -50,49 +50,49 @@ class Answer:
     def status(self) -> int:
         return int(self._head.get("status", 0))
 
-    async def hear(self, messages: Sequence[Message]) -> None:
-        """Hands messages on.
+    async def relay(self, messages: Sequence[Message]) -> None:
+        """Sends messages on to the client.
 
         Raises:
-            TurnedAway: instead of handing on the first ones.
+            Rejected: another replica should be tried; nothing was sent.
         """
         for message in messages:
             if message["type"] == "http.response.start":
                 self._head = message
                 continue
-            if not self.begun:
-                if self._turns_away(message):
-                    raise TurnedAway
-                self.begun = True
+            if not self.started:
+                if self._is_rejection(message):
+                    raise Rejected
+                self.started = True
                 await self._send(self._head)
             await self._send(message)
             self.complete = not message.get("more_body", False)
 
-    async def cut(self, path: str) -> None:
-        """Says to the reader of a stream that there will be no more.
+    async def interrupt(self, path: str) -> None:
+        """Ends a stream with an error event, because its replica died.
 
         Raises:
-            ReplicaLost: it is no stream; the connection has to end.
+            ReplicaLost: it is no stream; the connection must be closed.
         """
         if self.complete:
             return
         kind = Headers(raw=self._head["headers"]).get("content-type", "")
         if not kind.startswith("text/event-stream"):
             raise ReplicaLost
-        logger.warning("a stream was cut: its replica ended")
+        logger.warning("stream interrupted: its replica died")
         message = "the replica that gave this answer has ended; ask again"
-        refusal = Refusal(502, "replica_ended", message)
-        body = error_body(path, refusal)
+        error = APIError(502, "replica_ended", message)
+        body = error_body(path, error)
         if path == "/":
-            body["status"] = refusal.status
+            body["status"] = error.status
         await self._send({"type": "http.response.body", "body": event(body)})
 
-    def _turns_away(self, first: Message) -> bool:
-        """Whether another replica may take what this one does not.
+    def _is_rejection(self, first: Message) -> bool:
+        """Whether the replica is full or unavailable, and another one should be tried.
 
-        A session that has too many requests running has them here, so that one is not among them.
+        Not when the session has too many concurrent requests: they run on this replica.
         """
-        if self._last or self.route.holder or self.replica in self.route.without:
+        if self._last or self.route.holder or self.replica in self.route.excluded:
             return False
         if self.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
             return True
@@ -101,7 +101,7 @@ class Answer:
 
 
 def _code_of(body: bytes) -> object:
-    """Of an error, in whichever shape."""
-    said = json.loads(body)
-    error = said.get("error")
-    return error.get("code") if isinstance(error, dict) else said.get("code")
+    """The code of an error, in OpenAI's or KServe's shape."""
+    content = json.loads(body)
+    error = content.get("error")
+    return error.get("code") if isinstance(error, dict) else content.get("code")

@@ -1,0 +1,158 @@
+"""The ingress: routes requests to replicas and retries when one dies. Independent of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
+
+from glm_multiuser.deploy.ray_broadcast import IngressMetrics, is_broadcast, merge_responses
+from glm_multiuser.deploy.ray_replica import ReplicaRequest, ReplicaResponse
+from glm_multiuser.deploy.ray_response import Rejected, RelayedResponse, ReplicaLost
+from glm_multiuser.deploy.ray_route import STEP_PATH, Route, user_of
+from glm_multiuser.server.admission import Admission
+from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError, error_response
+from glm_multiuser.server.keys import Caller
+from glm_multiuser.server.logs import request_id
+from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
+from glm_multiuser.server.settings import Limits
+
+ATTEMPTS = 3
+"""Replicas that are tried until a response has started: not all of them, because a request may be
+what kills them."""
+PAUSE_SECONDS = 0.25
+"""After a replica has died: Ray notices it a moment later."""
+HOLDERS_MAX = 8192
+"""Generations of the step API whose replica is known."""
+FORWARDED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string")
+
+
+class Replicas(Protocol):
+    """How the ingress reaches replicas."""
+
+    def send(self, request: ReplicaRequest, route: Route) -> AsyncGenerator[list[Message], None]:
+        """Messages of one replica's response.
+
+        Raises:
+            ReplicaLost: it died.
+            APIError: no replica is available.
+        """
+
+    async def broadcast(self, request: ReplicaRequest) -> Sequence[ReplicaResponse]:
+        """The responses of all available replicas.
+
+        Raises:
+            APIError: no replica is available.
+        """
+
+
+class Ingress:
+    """ASGI application inside the middleware; it holds no model.
+
+    Args:
+        replicas: where requests go.
+        limits: of one client, as for a single server.
+    """
+
+    def __init__(self, replicas: Replicas, limits: Limits) -> None:
+        self.metrics = IngressMetrics()
+        self._replicas = replicas
+        self._limits = limits
+        self._admission = Admission(limits)
+        self._holders: OrderedDict[str, str] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller: Caller = scope.get("state", {}).get("caller", Caller())
+        body: bytes = (await receive()).get("body", b"")  # the middleware has read all of it
+        request = ReplicaRequest(_forwarded_scope(scope), body)
+        try:
+            if is_broadcast(scope["method"], scope["path"]):
+                responses = await self._replicas.broadcast(request)
+                await merge_responses(scope["path"], responses, self.metrics)(scope, receive, send)
+                return
+            self._admission.admit(caller, None)
+            try:
+                await self._forward(request, caller, send)
+            finally:
+                self._admission.release(caller, None)
+        except APIError as refusal:
+            await error_response(scope["path"], refusal)(scope, receive, send)
+
+    async def _forward(self, request: ReplicaRequest, caller: Caller, send: Send) -> None:
+        """Relays the response of one replica; tries another until a response has started.
+
+        Raises:
+            APIError: no replica responded.
+        """
+        path = request.scope["path"]
+        user = ""
+        if request.body:
+            headers = Headers(scope=request.scope)
+            user = user_of(path, headers, request.body, caller, self._limits.body_bytes)
+        route = Route(user)
+        if path == STEP_PATH:
+            route = replace(route, holder=self._holders.get(user, ""))
+            request = replace(request, holder=route.holder)
+        for attempt in range(ATTEMPTS):
+            response = RelayedResponse(send, route, last=attempt == ATTEMPTS - 1)
+            try:
+                await self._relay(request, response)
+            except Rejected:
+                route = route.excluding(response.replica)
+            except ReplicaLost:
+                if response.started:
+                    self.metrics.interrupted.inc()
+                    await response.interrupt(path)
+                    return
+                await asyncio.sleep(PAUSE_SECONDS * attempt)
+            else:
+                if path == STEP_PATH and response.status == http.HTTPStatus.OK:
+                    self._remember_holder(user, response.replica)
+                return
+            self.metrics.retries.inc()
+        raise no_replica()
+
+    async def _relay(self, request: ReplicaRequest, response: RelayedResponse) -> None:
+        async with aclosing(self._replicas.send(request, response.route)) as parts:
+            try:
+                first = await asyncio.wait_for(parts.__anext__(), self._limits.request_seconds)
+            except asyncio.TimeoutError:
+                limit = self._limits.request_seconds
+                raise APIError(
+                    504, "deadline_exceeded", f"no replica answered in {limit:g} seconds"
+                ) from None
+            except StopAsyncIteration:
+                raise ReplicaLost from None
+            await response.relay(first)
+            async for messages in parts:
+                await response.relay(messages)
+            if not response.complete:
+                raise ReplicaLost
+
+    def _remember_holder(self, user: str, replica: str) -> None:
+        self._holders[user] = replica
+        self._holders.move_to_end(user)
+        while len(self._holders) > HOLDERS_MAX:
+            self._holders.popitem(last=False)
+
+
+def no_replica() -> APIError:
+    """The error when no replica is available, or every one that was tried has died."""
+    return APIError(
+        503, "no_replica", "no replica takes requests now", retry_after=NOT_READY_RETRY_SECONDS
+    )
+
+
+def _forwarded_scope(scope: Scope) -> dict[str, Any]:
+    """What a replica needs of the ASGI scope; the origin has been checked here."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"origin"]
+    sent = {**{name: scope[name] for name in FORWARDED if name in scope}, "headers": headers}
+    MutableHeaders(scope=sent)[REQUEST_ID_HEADER] = request_id.get() or ""
+    return sent
