@@ -15,6 +15,7 @@ from typing import Optional
 from unidiff.errors import UnidiffParseError
 from unidiff.patch import Hunk, PatchedFile, PatchSet
 
+from glm_multiuser import package_data
 from glm_multiuser.errors import PatchError
 
 
@@ -59,9 +60,8 @@ def blob(content: bytes) -> str:
 
 
 def patches_folder() -> Path:
-    """Where the series are: setup.py copies them into wheels, a checkout has them at its top."""
-    here = Path(__file__).resolve().parent
-    return here / "patches" if (here / "patches").is_dir() else here.parents[1] / "patches"
+    """Where the series are."""
+    return package_data.ROOT / package_data.PATCHES
 
 
 def read_all_series(folder: Optional[Path] = None) -> list[Series]:
@@ -87,10 +87,8 @@ def read_series(folder: Path) -> Series:
     files = sorted(folder.glob("*.patch"))
     if not files:
         raise PatchError(f"there are no patches in {folder}")
-    series = Series(
-        folder.name.partition("-")[2],
-        [read_patch(file, number) for number, file in enumerate(files, 1)],
-    )
+    patches = [read_patch(file, number) for number, file in enumerate(files, 1)]
+    series = Series(folder.name.partition("-")[2], patches)
     for path, changes in series.changes_of().items():
         for earlier, later in zip(changes, changes[1:]):
             if earlier.after != later.before:
@@ -125,7 +123,7 @@ def read_change(title: str, file: PatchedFile) -> Change:
     return Change(title, file.path, blobs[1], blobs[2], list(file))
 
 
-def applied(change: Change, content: bytes, backwards: bool = False) -> bytes:
+def applied(content: bytes, change: Change, backwards: bool = False) -> bytes:
     """The content after a change; `backwards`, the content before it.
 
     The content has to be the one that the change names. Together with the check of the result

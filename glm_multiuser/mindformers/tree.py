@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Optional
 
@@ -31,17 +32,12 @@ class TouchedFile:
 
     def patched(self) -> bytes:
         """The content with all changes; PatchError if a patch is broken."""
-        content = self.content
-        for change in self.changes[self.done :]:
-            content = applied(change, content)
-        return content
+        return reduce(applied, self.changes[self.done :], self.content)
 
     def pristine(self) -> bytes:
         """The content with none of the changes; PatchError if a patch is broken."""
-        content = self.content
-        for change in reversed(self.changes[: self.done]):
-            content = applied(change, content, backwards=True)
-        return content
+        done = reversed(self.changes[: self.done])
+        return reduce(partial(applied, backwards=True), done, self.content)
 
 
 @dataclass(frozen=True)
@@ -63,17 +59,19 @@ def open_tree(path: Path, known: Sequence[Series]) -> Tree:
     """Recognises a MindFormers by the hashes of its files.
 
     Every file counts by itself: if somebody applied a part of the patches, or an attempt was
-    killed between two files, the rest can still be applied, and all be reverted.
-
-    Args:
-        path: The unpacked wheel, the checkout, site-packages, or the folder `mindformers` itself.
-        known: The series to look for.
+    killed between two files, the rest can still be applied, and all be reverted. `path` is an
+    unpacked wheel, a checkout, site-packages, or the folder `mindformers` itself.
 
     Raises:
-        PatchError: no MindFormers is there, its version is unknown, or a file was changed.
+        PatchError: no MindFormers is there, its version is unknown, or a file was changed or
+            cannot be read.
     """
     root = find_root(path)
-    contents = read_files(root, {file for series in known for file in series.changes_of()})
+    paths = {path for series in known for path in series.changes_of()}
+    try:
+        contents = {path: (root / path).read_bytes() for path in paths if (root / path).exists()}
+    except OSError as error:
+        raise PatchError(f"cannot read {error.filename}: {error.strerror}") from error
     recognised = [recognise(series, contents) for series in known]
     for series, files in zip(known, recognised):
         if len(files) == len(series.changes_of()):
@@ -82,11 +80,7 @@ def open_tree(path: Path, known: Sequence[Series]) -> Tree:
 
 
 def find_root(path: Path) -> Path:
-    """The folder that holds the package `mindformers`.
-
-    Raises:
-        PatchError: there is no such package.
-    """
+    """The folder that holds the package `mindformers`; PatchError if there is none."""
     path = Path(os.path.abspath(path))
     if (path / "mindformers").is_dir():
         return path
@@ -96,18 +90,6 @@ def find_root(path: Path) -> Path:
         f"no MindFormers at {path}: name an unpacked wheel, a checkout, site-packages, or the "
         "folder `mindformers` itself"
     )
-
-
-def read_files(root: Path, paths: set[str]) -> dict[str, bytes]:
-    """The contents of those files that are there.
-
-    Raises:
-        PatchError: a file cannot be read.
-    """
-    try:
-        return {path: (root / path).read_bytes() for path in paths if (root / path).exists()}
-    except OSError as error:
-        raise PatchError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def recognise(series: Series, contents: Mapping[str, bytes]) -> list[TouchedFile]:

@@ -5,26 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mindspore import Tensor
 
+from glm_multiuser.backends.portable.types import numpy_type
 from glm_multiuser.checkpoint import load_checkpoint
 from glm_multiuser.checkpoint.layouts.chatglm_6b import mindformers_placements
 from glm_multiuser.checkpoint.placement import to_their_layout
 from glm_multiuser.checkpoint.stored_tensor import Array
-from glm_multiuser.config import ModelConfig
-from glm_multiuser.models.layers import NUMPY_TYPES
+from glm_multiuser.model_config import ChatGLM6BConfig
 from glm_multiuser.progress import Progress
 
 
-def load_weights(model: Any, folder: Path, config: ModelConfig, progress: Progress) -> None:
+def load_weights(model: Any, folder: Path, config: ChatGLM6BConfig, progress: Progress) -> None:
     """Fills the parameters of a `GLMChatModel` that was made from the same `config`.
 
-    Args:
-        model: its caches are left alone.
-        folder: in Hugging Face layout, or with MindFormers' `.ckpt`.
-        config: of the folder.
-        progress: told (tensors done, all of them, name of the next one).
+    The folder is in Hugging Face layout, or has MindFormers' `.ckpt`. Caches are left alone.
+    `progress` is called with (tensors done, total, name of the next one).
 
     Raises:
         CheckpointError: the weights in the folder are not those of this model.
@@ -36,8 +32,5 @@ def load_weights(model: Any, folder: Path, config: ModelConfig, progress: Progre
         theirs = to_their_layout(values, places[name], config.num_attention_heads)
         parameters[name].set_data(Tensor(theirs))
 
-    wanted = {
-        name: (parameter.shape, np.dtype(NUMPY_TYPES[parameter.dtype]))
-        for name, parameter in parameters.items()
-    }
+    wanted = {name: (one.shape, numpy_type(one.dtype)) for name, one in parameters.items()}
     load_checkpoint(folder, config, wanted, assign, progress)

@@ -22,11 +22,7 @@ def patch_tree(tree: Tree) -> list[str]:
 
 
 def revert_tree(tree: Tree) -> list[str]:
-    """Takes back what is applied, and returns the files that were written.
-
-    Raises:
-        PatchError: a file cannot be written, or a patch is broken; all files are as they were.
-    """
+    """Takes back what is applied, and returns the files that were written; see `patch_tree`."""
     return _write(tree, {file.path: file.pristine() for file in tree.files})
 
 

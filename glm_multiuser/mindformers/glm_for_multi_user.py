@@ -1,0 +1,233 @@
+"""ChatGLM-6B as MindFormers' users know it: one model, plain threads, a user each.
+
+`MultiUserLLM` is faster and easier; this is for code that drives a model itself. Every thread
+passes its own `user`; nothing that belongs to one stream is kept on the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Optional, Union
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+from numpy.typing import NDArray
+
+from glm_multiuser.backends.cell_layout import NO_USERS, CellLayout
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.config import prompt_lengths
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine.portable_graphs import PaddedBatches, ReplaceCache, User, empty_block
+from glm_multiuser.errors import (
+    ConfigError,
+    GenerationError,
+    InvalidParameterError,
+    PromptTooLongError,
+)
+from glm_multiuser.model_config import ChatGLM6BConfig
+from glm_multiuser.models.chatglm_6b import GLMForPreTraining
+from glm_multiuser.models.positions import PrefixPositions
+from glm_multiuser.sampling import RowSampler, SamplingParams, choose
+
+
+class StreamChat:
+    """What `GLMForMultiUser` offers beside its graph; a mixin, to keep the two apart."""
+
+    config: ChatGLM6BConfig
+    layout: CellLayout
+
+    def _incremental_infer(
+        self,
+        input_ids: Sequence[int],
+        current_index: int,
+        is_first_iteration: bool,
+        user: Union[int, Tensor] = 0,
+        positions: Optional[PrefixPositions] = None,
+    ) -> NDArray[Any]:
+        """One graph call for one user.
+
+        Args:
+            input_ids: the sequence so far, prompt and answer.
+            current_index: index of its last token.
+            is_first_iteration: takes in everything up to `current_index`; otherwise only that
+                token, the ones before it being cached.
+            user: whose keys and values. A Tensor uses one graph for all users, an int compiles
+                one for each.
+            positions: of the prompt, `PrefixPositions.of(prompt, config)`. Default: found in
+                `input_ids`, which is the same unless the answer holds special tokens.
+
+        Returns:
+            float32 logits [1, vocab_size] for the next token.
+
+        Raises:
+            ConfigError: the model was made without users, so it caches nothing.
+            InvalidParameterError: no such user.
+            PromptTooLongError: the sequence does not fit.
+        """
+        if self.layout.users == 0:
+            raise ConfigError(
+                "layout has 0 users; make the model with layout=CellLayout.plan(users, seq_length)"
+            )
+        if not 0 <= int(user) < self.layout.users:
+            raise InvalidParameterError(
+                f"user is {int(user)}; the users of this model are 0 to {self.layout.users - 1}"
+            )
+        length, capacity = current_index + 1, self.layout.seq_length
+        if length > capacity:
+            raise PromptTooLongError(
+                f"the sequence has {length} tokens; the caches of this model hold {capacity}"
+            )
+        token_ids = [int(token_id) for token_id in input_ids[:length]]
+        positions = positions or PrefixPositions.of(token_ids, self.config)
+        run = self._take_prompt if is_first_iteration else self._take_token
+        return DEVICE_THREAD.call(partial(run, token_ids, user, positions))
+
+    def _take_prompt(
+        self, token_ids: list[int], user: Union[int, Tensor], positions: PrefixPositions
+    ) -> NDArray[Any]:
+        layout = self.layout
+        padded = next(one for one in prompt_lengths(layout.seq_length) if one >= len(token_ids))
+        logits = self._call(
+            user,
+            0,
+            np.array(token_ids + [0] * (padded - len(token_ids))),
+            positions.ids(0, padded),
+            np.array([[positions.context_length, len(token_ids)]]),
+        )
+        for block in range(layout.blocks_for(padded), len(layout.block_lengths)):
+            self._replace(user, block)
+        return logits
+
+    def _take_token(
+        self, token_ids: list[int], user: Union[int, Tensor], positions: PrefixPositions
+    ) -> NDArray[Any]:
+        index = len(token_ids) - 1
+        new = np.array(token_ids[index:])
+        blocks = len(self.layout.block_lengths)
+        return self._call(user, blocks, new, positions.ids(index, index + 1), np.array([index]))
+
+    def _call(
+        self, user: Union[int, Tensor], used_blocks: int, *arrays: NDArray[Any]
+    ) -> NDArray[Any]:
+        model: Any = self
+        inputs = [Tensor(values, ms.int32) for values in arrays]
+        logits: NDArray[Any] = model(*inputs, user, used_blocks)[2].asnumpy()
+        return logits[:1].astype(np.float32)
+
+    def _replace(self, user: Union[int, Tensor], block: int) -> None:
+        model: Any = self
+        # Not a child of this cell: that would rename its parameters.
+        replace_cache = self.__dict__.setdefault("replace_cache", ReplaceCache(model))
+        replace_cache(user, empty_block(model, self.layout.block_lengths[block]), block)
+
+    def _stream_chat(
+        self,
+        origin_inputs: Any,
+        top_k: int,
+        top_p: float,
+        repetition_penalty: float,
+        max_length: int,
+        eos_token_id: Union[int, Sequence[int]],
+        streamer: Any = None,
+        pad_token_id: Optional[int] = None,
+        tokenizer: Any = None,
+        tlock: Optional[threading.Lock] = None,
+        qi: int = 0,
+    ) -> Iterator[str]:
+        """Streams the answer to one prompt.
+
+        Args:
+            origin_inputs: token ids of the prompt, [length] or [1, length].
+            top_k: 1 is greedy.
+            top_p: nucleus mass.
+            repetition_penalty: 1.0 is none.
+            max_length: tokens at most, prompt included.
+            eos_token_id: what ends the answer; one or several.
+            streamer: gets the token ids by `put` and the end by `end`, if given.
+            pad_token_id: accepted for MindFormers' callers; prompts are cut at their real length.
+            tokenizer: makes the text; a `ChatTokenizer`.
+            tlock: held around every graph call, and nothing else.
+            qi: the user.
+
+        Yields:
+            Text as it becomes final.
+        """
+        del pad_token_id
+        if tokenizer is None:
+            raise InvalidParameterError("tokenizer is None; it is what makes text of token ids")
+        token_ids = [int(token_id) for token_id in np.asarray(origin_inputs).reshape(-1)]
+        stops = tuple(np.atleast_1d(eos_token_id).tolist())
+        params = SamplingParams(
+            temperature=0.0 if top_k == 1 else 1.0,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+        )
+        sampler = RowSampler(params, token_ids, stops, self.config.vocab_size)
+        positions = PrefixPositions.of(token_ids, self.config)
+        detokenizer = tokenizer.detokenizer()
+        user = Tensor(qi, ms.int32)
+        prompt_length = len(token_ids)
+        for length in range(prompt_length, max_length):
+            first = length == prompt_length
+            with tlock or nullcontext():
+                logits = self._incremental_infer(token_ids, length - 1, first, user, positions)
+            choice = choose(logits, [sampler])[0]
+            if choice is None:
+                raise GenerationError(f"the logits of user {qi} are not finite")
+            if choice.token_id in stops:
+                break
+            sampler.accept(choice.token_id)
+            token_ids.append(choice.token_id)
+            if streamer is not None:
+                streamer.put([choice.token_id])
+            yield detokenizer.push([choice.token_id])
+        if streamer is not None:
+            streamer.end()
+        yield detokenizer.flush()
+
+
+class GLMForMultiUser(GLMForPreTraining, StreamChat):
+    """ChatGLM-6B by MindSpore's operators, for code that calls it itself.
+
+    Args:
+        config: the shape of the model.
+        backend: types to compute in; default float32.
+        layout: where each user's keys and values live; default: nothing is cached.
+    """
+
+    def __init__(
+        self,
+        config: ChatGLM6BConfig,
+        backend: Optional[PortableBackend] = None,
+        layout: CellLayout = NO_USERS,
+    ) -> None:
+        super().__init__(config, backend or PortableBackend())
+        self.config: ChatGLM6BConfig = config
+        self.set_layout(layout)
+
+    def set_layout(self, layout: CellLayout) -> None:
+        super().set_layout(layout)
+        self.batches = PaddedBatches(self, layout)
+
+    def construct(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        positions: Tensor,
+        user: Optional[User] = None,
+        used_blocks: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Whole prompts (`used_blocks` 0), or one new token of each named user.
+
+        Arguments and results are those of `PortableForward`.
+        """
+        batch = self.batches(input_ids.shape[0], position_ids, positions, user, used_blocks)
+        hidden = self.hidden_states(input_ids, batch)
+        hidden = self.batches.answered(hidden, positions, used_blocks)
+        tokens, finite, logits = self.next_token(hidden, self.logits(hidden, batch), batch)
+        return tokens, finite, logits
