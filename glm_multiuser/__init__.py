@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from glm_multiuser.answer import GenerationResult, Logprob, Piece, Timings, Usage
     from glm_multiuser.config import CausalConfig, EngineConfig, ModelConfig
     from glm_multiuser.errors import (
@@ -19,64 +21,27 @@ if TYPE_CHECKING:
         PromptTooLongError,
         QueueFullError,
         RequestError,
+        TooManyRequestsError,
         UserBusyError,
     )
     from glm_multiuser.handle import Handle
     from glm_multiuser.llm import EngineStats, MultiUserLLM
     from glm_multiuser.sampling import SamplingParams
 
-_MODULES = {
-    "answer": ("GenerationResult", "Logprob", "Piece", "Timings", "Usage"),
-    "config": ("CausalConfig", "EngineConfig", "ModelConfig"),
-    "errors": (
-        "CheckpointError",
-        "ConfigError",
-        "EngineClosedError",
-        "GLMMultiUserError",
-        "GenerationError",
-        "InvalidParameterError",
-        "PatchError",
-        "PromptTooLongError",
-        "QueueFullError",
-        "RequestError",
-        "UserBusyError",
-    ),
-    "handle": ("Handle",),
-    "llm": ("EngineStats", "MultiUserLLM"),
-    "sampling": ("SamplingParams",),
-}
-
-__all__ = [
-    "CausalConfig",
-    "CheckpointError",
-    "ConfigError",
-    "EngineClosedError",
-    "EngineConfig",
-    "EngineStats",
-    "GLMMultiUserError",
-    "GenerationError",
-    "GenerationResult",
-    "Handle",
-    "InvalidParameterError",
-    "Logprob",
-    "ModelConfig",
-    "MultiUserLLM",
-    "PatchError",
-    "Piece",
-    "PromptTooLongError",
-    "QueueFullError",
-    "RequestError",
-    "SamplingParams",
-    "Timings",
-    "Usage",
-    "UserBusyError",
-]
+__all__ = ["EngineStats", "Handle", "MultiUserLLM", "SamplingParams"]
+__all__ += ["GenerationResult", "Logprob", "Piece", "Timings", "Usage"]
+__all__ += ["CausalConfig", "EngineConfig", "ModelConfig"]
+__all__ += ["CheckpointError", "ConfigError", "EngineClosedError", "GLMMultiUserError"]
+__all__ += ["GenerationError", "InvalidParameterError", "PatchError", "PromptTooLongError"]
+__all__ += ["QueueFullError", "RequestError", "TooManyRequestsError", "UserBusyError"]
 
 
 def __getattr__(name: str) -> Any:
     # Imported when first used: MindSpore takes seconds to import, and the command's --help and
-    # its handling of Ctrl-C must come before it.
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+    # its handling of Ctrl-C must come before it. `llm`, which imports it, is the last.
+    if name in __all__:
+        for module in ("errors", "config", "sampling", "answer", "handle", "llm"):
+            found = getattr(import_module(f"{__name__}.{module}"), name, None)
+            if found is not None:
+                return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

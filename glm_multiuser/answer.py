@@ -15,10 +15,7 @@ from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, StopStrings, T
 class Logprob:
     """Natural log-probabilities at one generated token, under the unmodified distribution.
 
-    Attributes:
-        token_id: the token that was chosen.
-        logprob: its log-probability.
-        top: token id -> log-probability of the best ones, best first.
+    `top` has those of the best tokens by their ids, best first.
     """
 
     token_id: int
@@ -87,8 +84,6 @@ class GenerationResult:
         text: the answer without stop tokens and stop strings; empty without a tokenizer.
         token_ids: every generated token, a final stop token included.
         finish_reason: "stop", "length", "cancelled" or "error".
-        usage: counts of tokens.
-        timings: when things happened.
         logprobs: one per token when the parameters asked for them, else None.
         error: why, for "error".
         tool_calls: what the answer calls, where it was read by an `AnswerReader`.
@@ -105,26 +100,31 @@ class GenerationResult:
 
 
 @dataclass
-class Answer:
+class AnswerCollector:
     """Collects one request's events; makes text of its ids, and ends it at a stop string.
 
     A stop string ends the answer at the token that completed it. The engine may have made a few
     more tokens by then; they are ignored, so that the result does not depend on who reads when.
 
-    A reader stands before the stop strings: these are looked for in the content only, and not in
-    headers and calls, which a caller never sees as text.
+    Stop strings are looked for in the content that `reader` returns, not in headers and calls,
+    which a caller never sees as text.
+
+    continued: whether the prompt ends with the beginning of the answer.
     """
 
     request: Request
     tokenizer: Optional[ChatTokenizer]
     reader: Optional[AnswerReader] = None
+    continued: bool = False
     result: Optional[GenerationResult] = None
     _texts: list[str] = field(default_factory=list)
     _tokens: list[Token] = field(default_factory=list)
     _tool_calls: tuple[ToolCall, ...] = ()
 
     def __post_init__(self) -> None:
-        self._detokenizer = self.tokenizer.detokenizer() if self.tokenizer else None
+        self._detokenizer = None
+        if self.tokenizer:
+            self._detokenizer = self.tokenizer.detokenizer(continued=self.continued)
         self._stop_strings = StopStrings(self.request.params.stop)
 
     def take(self, event: Event) -> Piece:
@@ -158,17 +158,15 @@ class Answer:
 
     def _finish(self, text: str, tokens: tuple[Token, ...], end: End) -> Piece:
         self._texts.append(text)
+        prompt_tokens = len(self.request.prompt_token_ids)
         times = tuple(token.seconds for token in self._tokens)
+        first = times[0] if times else None
         self.result = GenerationResult(
             text="".join(self._texts),
             token_ids=tuple(token.choice.token_id for token in self._tokens),
             finish_reason=end.finish_reason,
-            usage=Usage(
-                len(self.request.prompt_token_ids), len(self._tokens), self.request.cached_tokens
-            ),
-            timings=Timings(
-                end.queued_seconds, times[0] if times else None, end.total_seconds, times
-            ),
+            usage=Usage(prompt_tokens, len(self._tokens), self.request.cached_tokens),
+            timings=Timings(end.queued_seconds, first, end.total_seconds, times),
             logprobs=self._logprobs(self._tokens),
             error=end.error,
             tool_calls=self._tool_calls,

@@ -5,27 +5,30 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 from mindspore import Parameter, Tensor
 from numpy.typing import NDArray
 
-from glm_multiuser import device
-from glm_multiuser.checkpoint import load_checkpoint
-from glm_multiuser.config import AnyModelConfig, EngineConfig
-from glm_multiuser.engine.chunked_prompts import ChunkRunner
-from glm_multiuser.engine.one_graph import OneGraphRunner
+from glm_multiuser import device, memory
+from glm_multiuser.backends.native.cells import NativeBackend
+from glm_multiuser.backends.native.packing import Packing
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.backends.portable.types import numpy_type
+from glm_multiuser.backends.protocol import Backend
+from glm_multiuser.checkpoint import check_tensors, load_checkpoint
+from glm_multiuser.config import EngineConfig
+from glm_multiuser.engine.native import NativeRunner
+from glm_multiuser.engine.portable import ChunkedPrefillRunner, WholePrefillRunner
 from glm_multiuser.engine.runner import GraphRunner
-from glm_multiuser.engine.whole_prompts import WholePromptRunner
-from glm_multiuser.kernels import library
-from glm_multiuser.kernels.packing import Packing
-from glm_multiuser.models.layers import NUMPY_TYPES, Numerics
-from glm_multiuser.models.registry import make_model
-from glm_multiuser.models.users import MultiUserModel
+from glm_multiuser.model_config import AnyModelConfig, CausalConfig
+from glm_multiuser.models.chatglm_6b import GLMForPreTraining
+from glm_multiuser.models.decoder import DecoderForMultiUser
+from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -35,10 +38,8 @@ logger = logging.getLogger(__name__)
 class Weight:
     """A parameter to fill.
 
-    Attributes:
-        shape: of the values; the parameter's own unless it is packed.
-        dtype: of the values.
-        assign: takes them.
+    `shape`, the parameter's own unless it is packed, and `dtype` are those of the values that
+    `assign` takes.
     """
 
     shape: tuple[int, ...]
@@ -60,10 +61,9 @@ def build_runner(
         CheckpointError: from `fill`.
     """
     config.check_fits(model_config)
-    numerics = choose_numerics(config)
+    backend = choose_backend(config)
     device.configure(config.device_target, config.device_id)
-    model = make_model(model_config, numerics)
-    model.set_train(False)
+    model = make_model(model_config, backend)
     fill(weights_of(model), progress)
     give_back_memory()
     runner = make_runner(model, config)
@@ -76,58 +76,66 @@ def build_runner(
     return runner
 
 
-def choose_numerics(config: EngineConfig) -> Numerics:
+def choose_backend(config: EngineConfig) -> Backend:
     """Native kernels where they are wanted and can be used.
 
     Raises:
         ConfigError: they are asked for and cannot be used, or something that only they can do.
     """
-    numerics = Numerics.of(
-        config.dtype or device.DEFAULT_DTYPE[config.device_target], config.device_target
-    )
-    choice = library.portable_by_choice(config.kernels, numerics.compute)
-    reason = choice or library.why_not(config.device_target)
+    memory.check_kernels(config)
+    dtype, reason = memory.compute_dtype(config), memory.portable_reason(config)
     if not reason:
-        return replace(numerics, native=True, weight=config.weight_dtype or "float32")
-    library.check_not_needed(config.kernels, config.weight_dtype, numerics.compute, reason)
-    # Worth a line that is seen where nobody asked for it: these operators are the slower ones.
-    expected = choice or config.device_target != "CPU"
+        return NativeBackend(config.weight_dtype or dtype)
+    # Portable operators are the slower ones: worth a warning where they were not asked for.
+    expected = memory.portable_by_choice(config) or config.device_target != "CPU"
     level = logging.INFO if expected else logging.WARNING
     logger.log(level, "native kernels are not used, but MindSpore's operators: %s", reason)
-    return numerics
+    return PortableBackend.of(dtype, config.device_target)
+
+
+def make_model(config: AnyModelConfig, backend: Backend) -> MultiUserModel:
+    """A model of this shape without users, its weights zero."""
+    model = (
+        DecoderForMultiUser(config, backend)
+        if isinstance(config, CausalConfig)
+        else GLMForPreTraining(config, backend)
+    )
+    model.set_train(False)
+    return model
 
 
 def make_runner(model: MultiUserModel, config: EngineConfig) -> GraphRunner:
-    if model.numerics.native:
-        return OneGraphRunner(model, config)
-    return (
-        ChunkRunner(model, config) if model.config.is_causal else WholePromptRunner(model, config)
-    )
+    """The runner for the model's backend, and for how its prompts enter."""
+    if model.backend.name == "native":
+        return NativeRunner(model, config)
+    is_causal = model.config.is_causal
+    return ChunkedPrefillRunner(model, config) if is_causal else WholePrefillRunner(model, config)
 
 
 def weights_of(model: MultiUserModel) -> dict[str, Weight]:
     """Every weight of a model, packed or not."""
-    packings = model.packings()
+    packings = {
+        parameter.name: cell.packing
+        for _, cell in model.cells_and_names()
+        if hasattr(cell, "packing")
+        for parameter in cell.get_parameters(expand=False)
+        if parameter.ndim > 1
+    }
     weights = {}
     for parameter in model.get_parameters():
-        name, packing = parameter.name, packings.get(parameter.name)
-        if packing is None:
-            dtype, shape = np.dtype(NUMPY_TYPES[parameter.dtype]), tuple(parameter.shape)
-            assign = partial(_assign, parameter)
-        else:
+        packing = packings.get(parameter.name)
+        dtype, shape = numpy_type(parameter.dtype), tuple(parameter.shape)
+        if packing is not None:
             dtype, shape = np.dtype(np.float32), (packing.outputs, packing.inputs)
-            assign = partial(_pack, parameter, packing)
-        weights[name] = Weight(shape, dtype, assign)
+        weights[parameter.name] = Weight(shape, dtype, partial(_assign, parameter, packing))
     return weights
 
 
-def _assign(parameter: Parameter, values: NDArray[Any]) -> None:
+def _assign(parameter: Parameter, packing: Optional[Packing], values: NDArray[Any]) -> None:
+    if packing is not None:
+        values = packing.pack(values)
     # It keeps the array, where `Tensor` would copy it: the largest of a 6B model has gigabytes.
     parameter.set_data(Tensor.from_numpy(values))
-
-
-def _pack(parameter: Parameter, packing: Packing, values: NDArray[Any]) -> None:
-    _assign(parameter, packing.pack(values))
 
 
 def give_back_memory() -> None:
@@ -138,17 +146,20 @@ def give_back_memory() -> None:
 
 
 def load_weights(folder: Path, model_config: AnyModelConfig) -> Fill:
-    """Fills parameters from a checkpoint folder, tensor by tensor."""
+    """Fills parameters from a checkpoint folder, tensor by tensor.
+
+    Raises:
+        CheckpointError: immediately, and not when the model was made, if its tensors do not fit.
+    """
+    check_tensors(folder, model_config)
 
     def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
         wanted = {name: (weight.shape, weight.dtype) for name, weight in weights.items()}
-        load_checkpoint(
-            folder,
-            model_config,
-            wanted,
-            lambda name, values: weights[name].assign(values),
-            progress,
-        )
+
+        def put(name: str, values: NDArray[Any]) -> None:
+            weights[name].assign(values)
+
+        load_checkpoint(folder, model_config, wanted, put, progress)
 
     return fill
 

@@ -4,18 +4,22 @@
     ├── ConfigError             a setting or a shape of a model that cannot work
     ├── CheckpointError         a file of a checkpoint that is missing, broken or does not fit
     ├── PatchError              a MindFormers that is missing, unknown, changed or in use
-    ├── RequestError            a request that was refused before it entered the engine
+    ├── RequestError            a request that was rejected at admission; `field` names its field
     │   ├── PromptTooLongError
     │   ├── InvalidParameterError
-    │   └── UserBusyError       this user already has as many requests waiting as one user may
-    ├── QueueFullError          the engine has as many requests waiting as it may; try later
-    ├── EngineClosedError       the engine was closed, or is closing and takes nothing new
-    └── GenerationError         this one request failed while it ran; nobody else noticed
+    │   └── UserBusyError       one user has as many requests waiting as it may; try later
+    ├── TooManyRequestsError    over capacity; nothing that was accepted is lost
+    │   ├── QueueFullError      the engine has as many requests waiting as it may; try later
+    │   └── UserBusyError
+    ├── EngineClosedError       the engine was closed, or is closing and accepts no new requests
+    └── GenerationError         this one request failed while it ran; others are not affected
 
 Each message names the field, the value that it had and the limit that it broke.
 """
 
 from __future__ import annotations
+
+from typing import Optional
 
 
 class GLMMultiUserError(Exception):
@@ -35,7 +39,17 @@ class PatchError(GLMMultiUserError):
 
 
 class RequestError(GLMMultiUserError):
-    """A request that was refused before it entered the engine."""
+    """A request that was rejected at admission.
+
+    Args:
+        message: names the field, its value and the limit.
+        field: the argument of `submit` or the attribute of `SamplingParams` that is wrong; None
+            if it is none of these.
+    """
+
+    def __init__(self, message: str, field: Optional[str] = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class PromptTooLongError(RequestError):
@@ -43,19 +57,23 @@ class PromptTooLongError(RequestError):
 
 
 class InvalidParameterError(RequestError):
-    """A sampling parameter, user name or history that is out of range."""
+    """A prompt, sampling parameter, user name or history that is not valid."""
 
 
-class UserBusyError(RequestError):
+class TooManyRequestsError(GLMMultiUserError):
+    """Over capacity: try again later. Nothing that was accepted is lost."""
+
+
+class QueueFullError(TooManyRequestsError):
+    """As many requests are waiting as may wait."""
+
+
+class UserBusyError(RequestError, TooManyRequestsError):
     """This user already has as many requests waiting as one user may have."""
 
 
-class QueueFullError(GLMMultiUserError):
-    """As many requests are waiting as may wait; nothing that was accepted is lost."""
-
-
 class EngineClosedError(GLMMultiUserError):
-    """The engine is closed, or is closing and takes no new requests."""
+    """The engine is closed, or is closing and accepts no new requests."""
 
 
 class GenerationError(GLMMultiUserError):

@@ -1,4 +1,4 @@
-"""MultiUserLLM: what people import."""
+"""MultiUserLLM: the public class."""
 
 from __future__ import annotations
 
@@ -7,28 +7,35 @@ import queue
 import time
 from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
-from glm_multiuser.answer import Answer, GenerationResult, Piece
-from glm_multiuser.build import build_runner, load_weights, random_weights
+from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
+from glm_multiuser.build import Fill, build_runner, load_weights, random_weights
 from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
 from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine, SlotReport, StepReport
-from glm_multiuser.engine.request import Event, Nobody, Request
+from glm_multiuser.engine.request import AnonymousUser, Event, Request
 from glm_multiuser.engine.runner import GraphRunner
-from glm_multiuser.errors import GenerationError, InvalidParameterError, PromptTooLongError
+from glm_multiuser.errors import (
+    CheckpointError,
+    GenerationError,
+    InvalidParameterError,
+    PromptTooLongError,
+)
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.settings import takes
+from glm_multiuser.token_ids import TokenIds, check_token_ids
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
 
 User = Union[int, str, None]
 Prompt = Union[str, Sequence[int]]
 History = Sequence[Any]
+Params = Optional[SamplingParams]
 
 
 @dataclass(frozen=True)
@@ -84,32 +91,18 @@ class MultiUserLLM:
         self._runner = runner
         self._start_seconds = start_seconds
         self._compiles_when_ready = runner.compiles
-        self._engine = Engine(
-            runner,
-            config.users,
-            config.max_queue,
-            config.max_queue_per_user,
-            reuse=config.cache_prompt and runner.model.config.is_causal,
-        )
+        reuse = config.cache_prompt and runner.model.config.is_causal
+        limits = config.max_queue, config.max_queue_per_user
+        self._engine = Engine(runner, config.users, *limits, reuse=reuse)
 
     @classmethod
+    @takes(EngineConfig)
     def from_pretrained(
         cls,
         folder: Union[str, Path],
-        users: int = 8,
-        seq_length: int = 512,
-        device_target: str = "CPU",
-        device_id: int = 0,
-        dtype: Optional[str] = None,
-        max_queue: int = 64,
-        max_queue_per_user: int = 16,
-        users_per_cell: Optional[int] = None,
-        batch_invariant: bool = True,
-        prefill_chunk: Optional[int] = None,
-        cache_prompt: bool = True,
-        kernels: str = "auto",
-        weight_dtype: Optional[str] = None,
+        *positional: Any,
         progress: Optional[Progress] = None,
+        **settings: Any,
     ) -> MultiUserLLM:
         """Loads a checkpoint and compiles every graph; returns when nothing is left to compile.
 
@@ -118,36 +111,20 @@ class MultiUserLLM:
                 .ckpt, and tokenizer files; without the last, prompts and answers are token ids.
             progress: called with (done, total, what); default: a progress bar on a terminal.
 
-        The other arguments are those of `EngineConfig`.
-
         Raises:
             ConfigError: a setting that cannot work.
             CheckpointError: a file of the folder that is missing, broken, or of another model.
         """
-        config = EngineConfig(
-            users,
-            seq_length,
-            max_queue,
-            max_queue_per_user,
-            users_per_cell,
-            batch_invariant,
-            prefill_chunk,
-            cache_prompt,
-            dtype,
-            kernels,
-            weight_dtype,
-            device_target,
-            device_id,
-        )
+        config = EngineConfig(*positional, **settings)
         folder = Path(folder)
         model_config = read_model_config(folder)
         tokenizer = load_tokenizer(folder)
-        defaults = SamplingParams(**read_generation_defaults(folder))
-        return cls._start(
-            model_config, config, load_weights(folder, model_config), tokenizer, defaults, progress
-        )
+        defaults = _default_params(folder)
+        fill = load_weights(folder, model_config)
+        return cls._start(model_config, config, fill, progress, tokenizer, defaults)
 
     @classmethod
+    @takes(EngineConfig)
     def from_config(
         cls,
         model_config: AnyModelConfig,
@@ -157,76 +134,74 @@ class MultiUserLLM:
     ) -> MultiUserLLM:
         """A model of any shape with random weights and no tokenizer, for measurements and tests.
 
-        Args:
-            model_config: the shape.
-            seed: of the weights.
-            progress: as in `from_pretrained`.
-            settings: the fields of `EngineConfig`.
+        `seed` is that of the weights; `progress` is as in `from_pretrained`.
         """
-        return cls._start(
-            model_config,
-            EngineConfig(**settings),
-            random_weights(seed),
-            None,
-            SamplingParams(),
-            progress,
-        )
+        return cls._start(model_config, EngineConfig(**settings), random_weights(seed), progress)
 
     @classmethod
     def _start(
         cls,
         model_config: AnyModelConfig,
         config: EngineConfig,
-        fill: Any,
-        tokenizer: Optional[ChatTokenizer],
-        default_params: SamplingParams,
+        fill: Fill,
         progress: Optional[Progress],
+        tokenizer: Optional[ChatTokenizer] = None,
+        default_params: Optional[SamplingParams] = None,
     ) -> MultiUserLLM:
         start = time.monotonic()
         with show_progress(progress) as report:
-            report = _giving_way(report)
+            report = _yielding(report)
             runner = DEVICE_THREAD.call(lambda: build_runner(model_config, config, fill, report))
         stops = {*model_config.eos_token_ids, *(tokenizer.stop_token_ids if tokenizer else ())}
         seconds = time.monotonic() - start
+        default_params = default_params or SamplingParams()
         return cls(runner, config, tokenizer, default_params, sorted(stops), seconds)
 
+    @keyword_only_since("0.2", "params", "user", "history", "reader")
     def submit(
         self,
         prompt: Prompt,
-        params: Optional[SamplingParams] = None,
+        *,
         user: User = None,
         history: History = (),
+        params: Params = None,
         reader: Optional[AnswerReader] = None,
+        group: str = "",
     ) -> Handle:
-        """Puts a request into the queue and returns at once.
+        """Puts a request into the queue and returns immediately.
 
         Args:
             prompt: a question, or token ids that are used as they are.
-            params: default: those of the checkpoint's generation_config.json.
-            user: whose slot; requests of one user run one after the other. None: nobody's, the
+            user: whose slot; requests of one user run one after the other. None: anonymous, the
                 request takes any slot.
             history: earlier rounds, (question, answer) pairs or {"role", "content"} messages.
+            params: default: those of the checkpoint's generation_config.json.
             reader: of this answer alone, from `tokenizer.answer_reader(tools)`: text is its
                 content then, and the result has its calls. None: for a question one without
                 tools; for token ids none, so that text is as the model writes it.
+            group: a tenant. Groups share slots and queue: the next slot goes to the group that has
+                the fewest, and a group may always have its share of `max_queue`.
 
         Raises:
             InvalidParameterError: a field out of its range.
             PromptTooLongError: no room for an answer.
             UserBusyError, QueueFullError: too many requests are waiting; nothing was lost.
-            EngineClosedError: the engine takes no more requests.
+            EngineClosedError: the engine accepts no more requests.
         """
-        token_ids = self.prompt_token_ids(prompt, history)
-        reader = reader or self._reader_of(prompt)
-        return self._submit(token_ids, params, user, wait=False, reader=reader)
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        answer, cancel = self._enqueue(prompt, user, history, params, reader, group, events.put)
+        return Handle(answer, events, cancel)
 
+    @keyword_only_since("0.2", "params", "user", "history", "reader")
     def asubmit(
         self,
         prompt: Prompt,
-        params: Optional[SamplingParams] = None,
+        *,
         user: User = None,
         history: History = (),
+        params: Params = None,
         reader: Optional[AnswerReader] = None,
+        group: str = "",
     ) -> AsyncHandle:
         """`submit` for asyncio: no coroutine, but to be called where an event loop runs.
 
@@ -234,33 +209,24 @@ class MultiUserLLM:
         """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
-        request = self._request(
-            self.prompt_token_ids(prompt, history),
-            params,
-            user,
-            lambda event: _deliver_to(loop, events, event),
-        )
-        answer = Answer(request, self.tokenizer, reader or self._reader_of(prompt))
-        handle = AsyncHandle(answer, events, lambda: self._engine.cancel(request))
-        self._engine.submit(request)
-        return handle
 
+        def deliver(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        answer, cancel = self._enqueue(prompt, user, history, params, reader, group, deliver)
+        return AsyncHandle(answer, events, cancel)
+
+    @keyword_only_since("0.2", "history", "user", "params")
     def stream_chat(
-        self,
-        query: Prompt,
-        history: History = (),
-        user: User = None,
-        params: Optional[SamplingParams] = None,
+        self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
     ) -> Handle:
         """Streams the answer: `for piece in llm.stream_chat(...)`. Raises as `submit` does."""
-        return self.submit(query, params, user, history)
+        return self.submit(prompt, user=user, history=history, params=params)
 
+    @keyword_only_since("0.2", "history", "user", "params")
     def chat(
-        self,
-        query: str,
-        history: History = (),
-        user: User = None,
-        params: Optional[SamplingParams] = None,
+        self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
     ) -> tuple[str, list[Any]]:
         """-> the answer, and the history with this round added.
 
@@ -269,28 +235,23 @@ class MultiUserLLM:
         """
         history = history or ()
         # Token ids, because `process_response` reads an answer as the model writes it.
-        result = self.submit(self.prompt_token_ids(query, history), params, user).result()
+        token_ids = self.prompt_token_ids(prompt, history)
+        result = self.submit(token_ids, user=user, params=params).result()
         if result.finish_reason == "error":
             raise result.error or GenerationError("the request failed")
         answer = self.tokenizer.process_response(result.text) if self.tokenizer else result.text
-        as_messages = any(isinstance(item, dict) for item in history)
-        added: list[Any] = (
-            [{"role": "user", "content": query}, {"role": "assistant", "content": answer}]
-            if as_messages
-            else [(query, answer)]
-        )
+        added: list[Any] = [(prompt, answer)]
+        if any(isinstance(item, dict) for item in history):
+            added = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         return answer, [*history, *added]
 
+    @keyword_only_since("0.2", "history", "user", "params")
     async def astream_chat(
-        self,
-        query: Prompt,
-        history: History = (),
-        user: User = None,
-        params: Optional[SamplingParams] = None,
+        self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
     ) -> AsyncIterator[Piece]:
         """`stream_chat` for asyncio: pieces arrive without blocking the event loop."""
-        # Left at once, and not some time later, when the consumer goes away.
-        with self.asubmit(query, params, user, history) as handle:
+        # Closed immediately, and not some time later, when the consumer goes away.
+        with self.asubmit(prompt, user=user, history=history, params=params) as handle:
             async for piece in handle:
                 yield piece
 
@@ -306,21 +267,25 @@ class MultiUserLLM:
             params: for all, or one for each.
 
         Raises:
-            RequestError: a prompt or its parameters are refused; nothing runs then.
+            RequestError: a prompt or its parameters are rejected; nothing runs then.
         """
         prompts = list(prompts)
         all_ids = [self.prompt_token_ids(prompt) for prompt in prompts]
         each = list(params) if isinstance(params, Sequence) else [params] * len(all_ids)
         if len(each) != len(all_ids):
             raise InvalidParameterError(
-                f"params has {len(each)} entries for {len(all_ids)} prompts; it must have as many"
+                f"params has {len(each)} entries for {len(all_ids)} prompts; it must have as many",
+                field="params",
             )
         for token_ids, one in zip(all_ids, each):
-            self._request(token_ids, one, None, deliver=lambda event: None)  # or it is refused
-        handles = [
-            self._submit(token_ids, one, None, wait=True, reader=self._reader_of(prompt))
-            for prompt, token_ids, one in zip(prompts, all_ids, each)
-        ]
+            self._request(token_ids, None, one, "", lambda event: None)  # or it is rejected
+        handles = []
+        for prompt, token_ids, one in zip(prompts, all_ids, each):
+            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+            answer, cancel = self._enqueue(
+                token_ids, None, (), one, self._reader_of(prompt), "", events.put, wait=True
+            )
+            handles.append(Handle(answer, events, cancel))
         return [handle.result() for handle in handles]
 
     def resize(self, users: int, progress: Optional[Progress] = None) -> None:
@@ -331,7 +296,7 @@ class MultiUserLLM:
         Raises:
             ConfigError: `users` out of range.
             EngineClosedError: the engine is closed.
-            Exception: what MindSpore or `progress` raised, say for want of memory. The engine
+            Exception: what MindSpore or `progress` raised, for example out of memory. The engine
                 then goes on with as many slots as before, and no request is lost.
         """
         per_cell = self.config.users_per_cell
@@ -379,30 +344,25 @@ class MultiUserLLM:
     def failure(self) -> Optional[Exception]:
         """What made the engine close by itself; None as long as it has not.
 
-        Every request was ended with an error, and no new one is taken: load the model again.
+        Every request ended with an error, and no new one is accepted: load the model again.
         """
         return self._engine.failure
 
-    def on_step(self, hear: Callable[[StepReport], None]) -> None:
-        """Calls `hear` after every step, on the device thread, instead of who heard so far.
+    def on_step(self, callback: Callable[[StepReport], None]) -> None:
+        """Calls `callback` after every step, on the device thread; replaces an earlier one.
 
-        It must return at once and not raise: every user waits for it.
+        It must return immediately and not raise: every user waits for it.
         """
-        self._engine.on_step = hear
+        self._engine.on_step = callback
 
     def close(self, drain: float = 30.0) -> None:
-        """Takes nothing new, gives running requests `drain` seconds to end, cancels the rest."""
+        """Graceful shutdown: accepts no new requests; after `drain` seconds, cancels the rest."""
         self._engine.close(drain)
 
     def __enter__(self) -> MultiUserLLM:
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
         self.close(drain=30.0 if kind is None else 0.0)
 
     def _reader_of(self, prompt: Prompt) -> Optional[AnswerReader]:
@@ -410,132 +370,142 @@ class MultiUserLLM:
             return None
         return self.tokenizer.answer_reader()
 
-    def _submit(
+    def _enqueue(
         self,
-        token_ids: Sequence[int],
-        params: Optional[SamplingParams],
+        prompt: Prompt,
         user: User,
-        wait: bool,
-        reader: Optional[AnswerReader] = None,
-    ) -> Handle:
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        request = self._request(token_ids, params, user, events.put)
-        answer = Answer(request, self.tokenizer, reader)
-        handle = Handle(answer, events, lambda: self._engine.cancel(request))
+        history: History,
+        params: Params,
+        reader: Optional[AnswerReader],
+        group: str,
+        deliver: Callable[[Event], None],
+        wait: bool = False,
+    ) -> tuple[AnswerCollector, Callable[[], None]]:
+        """-> what collects the events of the request that it puts into the queue, and its cancel.
+
+        With `wait`, as soon as there is room in the queue.
+        """
+        token_ids = self.prompt_token_ids(prompt, history)
+        request = self._request(token_ids, user, params, group, deliver)
+        reader = reader or self._reader_of(prompt)
+        answer = AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
         self._engine.submit(request, wait)
-        return handle
+        return answer, lambda: self._engine.cancel(request)
 
     def _request(
         self,
-        token_ids: Sequence[int],
-        params: Optional[SamplingParams],
+        token_ids: TokenIds,
         user: User,
+        params: Params,
+        group: str,
         deliver: Callable[[Event], None],
     ) -> Request:
+        if not isinstance(group, str):
+            raise InvalidParameterError(f"group is {group!r}; it must be a str", "group")
         params = params or self.default_params
         if params.stop and self.tokenizer is None:
             raise InvalidParameterError(
-                f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer"
+                f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",
+                field="stop",
             )
-        return Request(
-            token_ids,
-            params,
-            _slot_name(user),
-            self.stop_token_ids,
-            self._room(token_ids),
-            self._runner.vocab_size,
-            deliver,
-        )
+        slot_name, length = _slot_name(user), self.config.seq_length
+        if not token_ids:
+            raise InvalidParameterError("prompt has 0 tokens; it must have at least 1", "prompt")
+        room = length - len(token_ids)
+        if room < 1:
+            raise PromptTooLongError(
+                f"prompt has {len(token_ids)} tokens; with seq_length {length} it may have at most "
+                f"{length - 1}",
+                field="prompt",
+            )
+        vocab_size, stops = self._runner.vocab_size, self.stop_token_ids
+        return Request(token_ids, params, slot_name, stops, room, vocab_size, deliver, group)
 
-    def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> Sequence[int]:
+    def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> TokenIds:
         """The token ids that a question with its history is answered from.
 
         Args:
-            prompt, history: as in `submit`, which calls this itself. Whoever must not wait for
-                the tokenizer can call it elsewhere, and submit what it returned.
+            prompt, history: as in `submit`, which calls this itself. To tokenize in another
+                thread, call it there and submit what it returned.
 
         Raises:
             InvalidParameterError: no text that this checkpoint can read, a token id out of range,
                 or a history that is none.
         """
+        vocab_size = self._runner.vocab_size
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise InvalidParameterError(
                     f"prompt is the text {prompt[:40]!r}, and this checkpoint has no tokenizer; "
-                    "give token ids"
+                    "give token ids",
+                    field="prompt",
                 )
-            return self.tokenizer.encode_prompt(prompt, history)
+            return TokenIds(self.tokenizer.encode_prompt(prompt, history), vocab_size)
         if history:
-            raise InvalidParameterError("history needs a prompt that is text, not token ids")
-        vocab_size = self._runner.vocab_size
-        for position, token_id in enumerate(prompt):
-            whole = isinstance(token_id, Integral) and not isinstance(token_id, bool)
-            if not whole or not 0 <= token_id < vocab_size:
-                raise InvalidParameterError(
-                    f"prompt[{position}] is {token_id!r}; token ids are whole numbers from 0 to "
-                    f"{vocab_size - 1}"
-                )
-        return [int(token_id) for token_id in prompt]
+            raise InvalidParameterError(
+                "history needs a prompt that is text, not token ids", field="history"
+            )
+        return check_token_ids(prompt, vocab_size)
 
     def chat_token_ids(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Sequence[int]:
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        continue_final_message: bool = False,
+    ) -> TokenIds:
         """The token ids that a whole conversation is answered from; submit them.
 
         Args:
-            messages: in OpenAI's shape: roles system (only first), user, assistant, perhaps with
-                `tool_calls`, and tool; the last one awaits an answer.
+            messages: in OpenAI's shape: roles system, user, assistant, perhaps with `tool_calls`,
+                and tool.
             tools: what the answer may call, `{"type": "function", "function": {...}}`.
+            continue_final_message: whether the last message, an assistant's, is the beginning of
+                the answer. The result has the text that follows; its reader is
+                `tokenizer.answer_reader(tools, continued=True)`.
 
         Raises:
-            InvalidParameterError: another order, role or shape, tools for a family that was not
-                trained on them, or a checkpoint without a tokenizer.
+            InvalidParameterError: another role or shape, an order that the family's chat format
+                does not have, tools for a family that was not trained on them, or a checkpoint
+                without a tokenizer.
         """
         if self.tokenizer is None:
             raise InvalidParameterError(
-                "messages need a tokenizer, and this checkpoint has none; submit token ids"
+                "messages need a tokenizer, and this checkpoint has none; submit token ids",
+                field="messages",
             )
-        return self.tokenizer.encode_messages(messages, tools)
-
-    def _room(self, token_ids: Sequence[int]) -> int:
-        """How many tokens an answer to this prompt can have."""
-        if not token_ids:
-            raise InvalidParameterError("prompt has 0 tokens; it must have at least 1")
-        room = self.config.seq_length - len(token_ids)
-        if room < 1:
-            raise PromptTooLongError(
-                f"prompt has {len(token_ids)} tokens; with seq_length {self.config.seq_length} "
-                f"it may have at most {self.config.seq_length - 1}"
-            )
-        return room
+        token_ids = self.tokenizer.encode_messages(
+            messages, tools, continue_final_message=continue_final_message
+        )
+        return TokenIds(token_ids, self._runner.vocab_size, continue_final_message)
 
 
-def _giving_way(report: Progress) -> Progress:
+def _yielding(report: Progress) -> Progress:
     """Progress that lets the engines of other models run for as long as the last part took.
 
     So their users go on, at half their speed, while this model is loaded and compiled.
     """
     since = time.monotonic()
 
-    def report_and_give_way(done: int, total: int, what: str) -> None:
+    def report_and_yield(done: int, total: int, what: str) -> None:
         nonlocal since
         report(done, total, what)
-        DEVICE_THREAD.give_way(time.monotonic() - since)
+        DEVICE_THREAD.yield_to_engines(time.monotonic() - since)
         since = time.monotonic()
 
-    return report_and_give_way
+    return report_and_yield
+
+
+def _default_params(folder: Path) -> SamplingParams:
+    try:
+        return SamplingParams(**read_generation_defaults(folder))
+    except InvalidParameterError as error:
+        raise CheckpointError(f"generation_config.json in {folder}: {error}") from error
 
 
 def _slot_name(user: User) -> Hashable:
     if user is None:
-        return Nobody()
+        return AnonymousUser()
     if isinstance(user, bool) or not isinstance(user, (int, str)):
-        raise InvalidParameterError(f"user is {user!r}; it must be an int, a str or None")
+        raise InvalidParameterError(f"user is {user!r}; it must be an int, a str or None", "user")
     return user
-
-
-def _deliver_to(
-    loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event
-) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(events.put_nowait, event)

@@ -1,4 +1,4 @@
-"""Showing what takes long: a bar on a terminal, nothing elsewhere, or a caller's own function."""
+"""Progress of long operations: a bar on a terminal, or a caller's own function."""
 
 from __future__ import annotations
 
@@ -21,15 +21,10 @@ def show_progress(progress: Optional[Progress]) -> Iterator[Progress]:
         yield lambda done, total, what: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.description}")
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 

@@ -1,4 +1,4 @@
-"""How the next token is chosen: what a request may ask for, and the choice for all rows at once.
+"""How the next token is chosen: `SamplingParams`, and the choice for all rows at once.
 
     choose:  penalise -> mask stop tokens -> temperature -> top-k -> top-p -> draw
 
@@ -37,14 +37,14 @@ STOP_LENGTH_MAX = 256
 LOGPROBS_MAX = 20
 
 # Beyond this, float32 scores that differ at all differ by more than exp can tell from nothing.
-COLDNESS_MAX = 1e30
+INVERSE_TEMPERATURE_MAX = 1e30
 DRAWS_AT_ONCE = 64
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What a request asks of its answer. A value out of range raises InvalidParameterError.
+    """How an answer is sampled and when it ends. A value out of range raises InvalidParameterError.
 
     max_tokens: at least 1; None: as many as seq_length leaves room for.
     min_tokens: before that many, tokens that would end the answer cannot be drawn.
@@ -57,8 +57,8 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
     ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
     logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
-    cache_prompt: with a causal model, the prompt starts behind what the user's slot still holds of
-        it; False computes all of it again.
+    cache_prompt: with a causal model, skips what the prefix cache of the user's slot still holds of
+        the prompt; False computes all of it.
     """
 
     max_tokens: Optional[int] = None
@@ -79,9 +79,9 @@ class SamplingParams:
             _check_integer("max_tokens", self.max_tokens, 1)
         _check_integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidParameterError(
-                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, "
-                f"which is {self.max_tokens}"
+            raise _wrong(
+                "min_tokens",
+                f"is {self.min_tokens}; it must be at most max_tokens, which is {self.max_tokens}",
             )
         _check_number("temperature", self.temperature, TEMPERATURE_MAX, zero=True)
         _check_integer("top_k", self.top_k, 0)
@@ -91,15 +91,18 @@ class SamplingParams:
             _check_integer("seed", self.seed, 0, SEED_MAX)
         stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        _check_stop(stop)
+        if len(stop) > STOP_MAX:
+            raise _wrong("stop", f"has {len(stop)} texts; it may have at most {STOP_MAX}")
+        for place, text in enumerate(stop):
+            if not isinstance(text, str) or not 1 <= len(text) <= STOP_LENGTH_MAX:
+                limit = f"it must be a text of 1 to {STOP_LENGTH_MAX} characters"
+                raise _wrong("stop", f"is {_shown(text)}; {limit}", place)
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         for place, token_id in enumerate(self.stop_token_ids):
-            _check_integer(f"stop_token_ids[{place}]", token_id, 0)
+            _check_integer("stop_token_ids", token_id, 0, place=place)
         for name in ("ignore_eos", "cache_prompt"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidParameterError(
-                    f"{name} is {_shown(getattr(self, name))}; it must be True or False"
-                )
+                raise _wrong(name, f"is {_shown(getattr(self, name))}; it must be True or False")
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
 
@@ -109,38 +112,34 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _check_integer(name: str, value: object, low: int, high: Optional[int] = None) -> None:
+def _wrong(field: str, problem: str, place: Optional[int] = None) -> InvalidParameterError:
+    name = field if place is None else f"{field}[{place}]"
+    return InvalidParameterError(f"{name} {problem}", field)
+
+
+def _check_integer(
+    field: str, value: object, low: int, high: Optional[int] = None, place: Optional[int] = None
+) -> None:
     limit = f"at least {low}" if high is None else f"between {low} and {high}"
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be an integer, {limit}")
+        raise _wrong(field, f"is {_shown(value)}; it must be an integer, {limit}", place)
     if value < low or (high is not None and value > high):
-        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be {limit}")
+        raise _wrong(field, f"is {_shown(value)}; it must be {limit}", place)
 
 
-def _check_number(name: str, value: object, high: float, zero: bool = False) -> None:
+def _check_number(field: str, value: object, high: float, zero: bool = False) -> None:
     limit = f"{'at least' if zero else 'more than'} 0 and at most {high:g}"
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be a number, {limit}")
-    # NaN fails every comparison, so it is refused too.
+        raise _wrong(field, f"is {_shown(value)}; it must be a number, {limit}")
+    # NaN fails every comparison, so it is rejected too.
     if not (0 <= value <= high and (zero or value > 0)):
-        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be {limit}")
+        raise _wrong(field, f"is {_shown(value)}; it must be {limit}")
 
 
-def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
+def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
-        raise InvalidParameterError(f"{name} is {_shown(value)}; it must be a list or a tuple")
+        raise _wrong(field, f"is {_shown(value)}; it must be a list or a tuple")
     return tuple(value)
-
-
-def _check_stop(stop: tuple[Any, ...]) -> None:
-    if len(stop) > STOP_MAX:
-        raise InvalidParameterError(f"stop has {len(stop)} texts; it may have at most {STOP_MAX}")
-    for place, text in enumerate(stop):
-        if not isinstance(text, str) or not 1 <= len(text) <= STOP_LENGTH_MAX:
-            raise InvalidParameterError(
-                f"stop[{place}] is {_shown(text)}; "
-                f"it must be a text of 1 to {STOP_LENGTH_MAX} characters"
-            )
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ class RowSampler:
     """The sampling state of one request, and of no other.
 
     prompt_token_ids: what the repetition penalty knows before the first token.
-    stop_token_ids: the tokens that would end this request; min_tokens holds them back, together
+    stop_token_ids: the tokens that would end this request; min_tokens masks them, together
         with params.stop_token_ids. With ignore_eos, leave end-of-sequence tokens out: they end
         nothing then, and may be drawn at any time.
     vocab_size: the width of the logits. Ids beyond it can never be drawn and are passed over.
@@ -181,9 +180,10 @@ class RowSampler:
         self._seen = _ids_within(prompt_token_ids if self._penalised else (), vocab_size)
         self._stops = _ids_within({*stop_token_ids, *params.stop_token_ids}, vocab_size)
         if params.min_tokens and self._stops.size == vocab_size:
-            raise InvalidParameterError(
-                f"min_tokens is {params.min_tokens}; it must be 0 where all {vocab_size} tokens "
-                "of the vocabulary are stop tokens"
+            raise _wrong(
+                "min_tokens",
+                f"is {params.min_tokens}; it must be 0 where all {vocab_size} tokens of the "
+                "vocabulary are stop tokens",
             )
         self._draws: dict[int, Doubles] = {}
         self._draws_block = 0
@@ -231,9 +231,8 @@ class RowSampler:
             self._draws, self._draws_block = {}, block
         if attempt not in self._draws:
             # One count of Philox is four numbers.
-            stream = np.random.Philox(
-                key=self.seed + (attempt << 64), counter=block * DRAWS_AT_ONCE // 4
-            )
+            key, counter = self.seed + (attempt << 64), block * DRAWS_AT_ONCE // 4
+            stream = np.random.Philox(key=key, counter=counter)
             self._draws[attempt] = np.random.Generator(stream).random(DRAWS_AT_ONCE)
         return float(self._draws[attempt][place])
 
@@ -312,37 +311,28 @@ def _draw_group(kind: str, scores: Floats, samplers: Sequence[RowSampler]) -> Id
         return np.array([samplers[row].uniform(attempt) for row in rows])
 
     wanted = [sampler.params for sampler in samplers]
-    coldness = np.array(
-        [min(1.0 / params.temperature, COLDNESS_MAX) for params in wanted], dtype=np.float32
-    )
+    inverses = [min(1.0 / params.temperature, INVERSE_TEMPERATURE_MAX) for params in wanted]
+    inverse_temperature = np.array(inverses, dtype=np.float32)
     if kind == "plain":
-        return draw_plain(scores, coldness, uniforms)
+        return draw_plain(scores, inverse_temperature, uniforms)
     vocab = scores.shape[1]
     counts = np.array([min(params.top_k or vocab, vocab) for params in wanted])
     shares = np.array([params.top_p for params in wanted], dtype=np.float64)
     draw = draw_narrow if kind == "narrow" else draw_wide
-    return draw(scores, counts, shares, coldness, uniforms(0, np.arange(len(samplers))))
+    return draw(scores, counts, shares, inverse_temperature, uniforms(0, np.arange(len(samplers))))
 
 
 def _log_probabilities(
     logits: Floats, samplers: Sequence[RowSampler], tokens: dict[int, int]
 ) -> dict[int, tuple[float, dict[int, float]]]:
     wanted = {row: samplers[row].params.logprobs for row in sorted(tokens)}
-    limits = {
-        row: min(limit, logits.shape[1]) for row, limit in wanted.items() if limit is not None
-    }
-    if not limits:
+    rows = [row for row, limit in wanted.items() if limit is not None]
+    if not rows:
         return {}
-    rows = list(limits)
-    chosen, ids, values = log_probabilities(
-        _rows(logits, rows),
-        np.array([tokens[row] for row in rows]),
-        np.array([limits[row] for row in rows]),
-    )
+    limits = np.array([min(wanted[row] or 0, logits.shape[1]) for row in rows])
+    chosen = np.array([tokens[row] for row in rows])
+    found = log_probabilities(_rows(logits, rows), chosen, limits)
     return {
-        row: (
-            float(chosen[place]),
-            dict(zip(ids[place, : limits[row]].tolist(), values[place, : limits[row]].tolist())),
-        )
-        for place, row in enumerate(rows)
+        row: (float(logprob), dict(zip(ids[:limit].tolist(), best[:limit].tolist())))
+        for row, limit, logprob, ids, best in zip(rows, limits, *found)
     }

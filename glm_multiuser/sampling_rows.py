@@ -14,7 +14,7 @@ A draw walks the tokens in an order that does not depend on their scores. Where 
 tokens that nearly tie change places, as between devices, the answer then hardly ever changes; on a
 walk in sorted order it would.
 
-`coldness` is 1 / temperature, [rows] float32. `counts` is top-k, [rows], vocab where it is off.
+`inverse_temperature` is [rows] float32. `counts` is top-k, [rows], vocab where it is off.
 `shares` is top-p, [rows]. `uniforms` are numbers in [0, 1), [rows], one per row.
 """
 
@@ -40,7 +40,7 @@ Mask = NDArray[np.bool_]
 
 
 def fold(scores: Floats, operation: np.ufunc, columns: int) -> Floats:
-    """Reduce [rows, vocab] over columns to [rows, min(vocab, columns)], say with np.maximum."""
+    """Reduce [rows, vocab] over columns to [rows, min(vocab, columns)], e.g. with np.maximum."""
     rows, vocab = scores.shape
     if vocab <= columns:
         return scores
@@ -62,14 +62,14 @@ def in_columns(
     return found
 
 
-def weigh(scores: Floats, best: Floats, coldness: Floats) -> Floats:
-    """exp((scores - best) * coldness), which is softmax before it is divided by its sum.
+def weigh(scores: Floats, best: Floats, inverse_temperature: Floats) -> Floats:
+    """exp((scores - best) * inverse_temperature), which is softmax before it is divided by its sum.
 
     scores [rows, width], best [rows].
     """
     masses = scores - best[:, None]
-    if np.any(coldness != 1.0):
-        masses *= coldness[:, None]
+    if np.any(inverse_temperature != 1.0):
+        masses *= inverse_temperature[:, None]
     return np.exp(masses, out=masses)
 
 
@@ -81,7 +81,7 @@ def running_sums(masses: Floats) -> Doubles:
 def totals_of(masses: Floats) -> Doubles:
     """[rows], in memory of their own.
 
-    A view of the last column seems to NumPy to reach over whatever stands behind it. Where that is
+    For NumPy, a view of the last column extends over whatever is behind it. Where that is
     the result of the next function, NumPy takes its scalar loop, and a logarithm may come out an
     ulp beside the one of its vector loop: the heap would decide about the last bit.
     """
@@ -155,7 +155,7 @@ def draw_among(
     scores: Floats,
     counts: Ids,
     shares: Doubles,
-    coldness: Floats,
+    inverse_temperature: Floats,
     uniforms: Doubles,
     totals: Optional[Doubles] = None,
 ) -> Ids:
@@ -164,7 +164,7 @@ def draw_among(
     totals [rows] are what `shares` are shares of; None: of what top-k left.
     """
     ordered = -np.sort(-scores, axis=1)
-    masses = weigh(ordered, ordered[:, 0], coldness)
+    masses = weigh(ordered, ordered[:, 0], inverse_temperature)
     masses[np.arange(masses.shape[1]) >= counts[:, None]] = 0.0
     cumulative = running_sums(masses)
     enough = shares * (cumulative[:, -1] if totals is None else totals)
@@ -173,20 +173,22 @@ def draw_among(
     counts = np.minimum(np.minimum(counts, reached), scores.shape[1])
     row = np.arange(len(ids))
     kept = best_mask(scores, ordered[row, counts - 1], counts)
-    positions, _ = pick(weigh(scores, ordered[:, 0], coldness) * kept, uniforms)
+    positions, _ = pick(weigh(scores, ordered[:, 0], inverse_temperature) * kept, uniforms)
     drawn: Ids = ids[row, positions]
     return drawn
 
 
 def draw_narrow(
-    scores: Floats, counts: Ids, shares: Doubles, coldness: Floats, uniforms: Doubles
+    scores: Floats, counts: Ids, shares: Doubles, inverse_temperature: Floats, uniforms: Doubles
 ) -> Ids:
     """Top-k (Fan et al. 2018) of at most NARROW, then top-p, then one draw."""
     ids, candidates = gather(scores, at_least_best(scores, counts))
-    return draw_among(ids, candidates, counts, shares, coldness, uniforms)
+    return draw_among(ids, candidates, counts, shares, inverse_temperature, uniforms)
 
 
-def draw_plain(scores: Floats, coldness: Floats, uniforms: Callable[[int, Ids], Doubles]) -> Ids:
+def draw_plain(
+    scores: Floats, inverse_temperature: Floats, uniforms: Callable[[int, Ids], Doubles]
+) -> Ids:
     """One token of the whole softmax, with few exponentials.
 
     Every column gets an interval as long as its mass could be at most, or, where that is much, as
@@ -198,11 +200,12 @@ def draw_plain(scores: Floats, coldness: Floats, uniforms: Callable[[int, Ids], 
     maxima = fold(scores, np.maximum, PLAIN_COLUMNS)
     best = maxima.max(axis=1)
     depth = -(-vocab // PLAIN_COLUMNS)
-    lengths = weigh(maxima, best, coldness) * np.float32(depth)
+    lengths = weigh(maxima, best, inverse_temperature) * np.float32(depth)
     if depth > 1:
         long = lengths > (totals_of(lengths) / 1024).astype(np.float32)[:, None]
         row, column = np.divmod(np.flatnonzero(long), PLAIN_COLUMNS)
-        masses = weigh(in_columns(scores, row, column, PLAIN_COLUMNS), best[row], coldness[row])
+        inside = in_columns(scores, row, column, PLAIN_COLUMNS)
+        masses = weigh(inside, best[row], inverse_temperature[row])
         lengths[row, column] = running_sums(masses)[:, -1]
     drawn = np.zeros(len(scores), dtype=np.intp)
     waiting = np.arange(len(scores))
@@ -210,7 +213,7 @@ def draw_plain(scores: Floats, coldness: Floats, uniforms: Callable[[int, Ids], 
     while waiting.size:
         column, rest = pick_folded(lengths[waiting], uniforms(attempt, waiting))
         inside = in_columns(scores, waiting, column, PLAIN_COLUMNS)
-        reached = running_sums(weigh(inside, best[waiting], coldness[waiting]))
+        reached = running_sums(weigh(inside, best[waiting], inverse_temperature[waiting]))
         targets = rest * lengths[waiting, column]
         place = np.count_nonzero(reached <= targets[:, None], axis=1)
         drawn[waiting] = column + PLAIN_COLUMNS * place
@@ -220,13 +223,13 @@ def draw_plain(scores: Floats, coldness: Floats, uniforms: Callable[[int, Ids], 
 
 
 def draw_wide(
-    scores: Floats, counts: Ids, shares: Doubles, coldness: Floats, uniforms: Doubles
+    scores: Floats, counts: Ids, shares: Doubles, inverse_temperature: Floats, uniforms: Doubles
 ) -> Ids:
     """Top-p (Holtzman et al. 2019), after a top-k that is off or large, then one draw."""
     vocab = scores.shape[1]
     drawn = np.zeros(len(scores), dtype=np.intp)
     best = scores.max(axis=1)
-    masses = weigh(scores, best, coldness)
+    masses = weigh(scores, best, inverse_temperature)
     totals = totals_of(masses)
     # A nucleus is usually a few tokens, and all of them above this floor. Whether they are
     # shows in their sum; where they are not, the whole row is looked through.
@@ -235,18 +238,11 @@ def draw_wide(
     # Row by row: with an axis, this count takes a tenth of the time of everything here.
     marked[[np.count_nonzero(row) > NARROW for row in marked]] = False
     ids, candidates = gather(scores, marked)
-    found = running_sums(weigh(candidates, best, coldness))[:, -1]
+    found = running_sums(weigh(candidates, best, inverse_temperature))[:, -1]
     few = (counts == vocab) & (found >= shares * totals)
     if np.any(few):
-        drawn[few] = draw_among(
-            ids[few],
-            candidates[few],
-            counts[few],
-            shares[few],
-            coldness[few],
-            uniforms[few],
-            totals[few],
-        )
+        by_row: Any = (ids, candidates, counts, shares, inverse_temperature, uniforms, totals)
+        drawn[few] = draw_among(*(each[few] for each in by_row))
     many = np.flatnonzero(~few)
     for row in many:
         if counts[row] < vocab:
