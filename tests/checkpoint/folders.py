@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from glm_multiuser.checkpoint import load_checkpoint, read_model_config
-from glm_multiuser.checkpoint.layouts import layout_of_config, parameter_shapes
+from glm_multiuser.checkpoint.families import layout_of_config, parameter_shapes
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.errors import CheckpointError
 
@@ -29,7 +29,7 @@ CONFIG = {
 }
 MODEL = ModelConfig.from_dict(CONFIG)
 
-CHATGLM = {
+CHATGLM2 = {
     "model_type": "chatglm",
     "architectures": ["ChatGLMModel"],
     "padded_vocab_size": 11,
@@ -44,7 +44,7 @@ CHATGLM = {
     "add_qkv_bias": True,
     "eos_token_id": 2,
 }
-GLM = {
+GLM4 = {
     "model_type": "glm",
     "architectures": ["GlmForCausalLM"],
     "vocab_size": 11,
@@ -73,6 +73,23 @@ QWEN2 = {
     "max_position_embeddings": 64,
     "eos_token_id": 2,
 }
+LLAMA = {**QWEN2, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+QWEN3 = {**QWEN2, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 6}
+GLM4_0414 = {**GLM4, "model_type": "glm4", "architectures": ["Glm4ForCausalLM"]}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "chatglm_6b": CONFIG,
+    "chatglm2": CHATGLM2,
+    "glm4": GLM4,
+    "glm4_0414": GLM4_0414,
+    "llama": LLAMA,
+    "llama with biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+    "qwen2": QWEN2,
+    "qwen2 tied": {**QWEN2, "tie_word_embeddings": True},
+    "qwen3": QWEN3,
+    "qwen3 with biases": {**QWEN3, "attention_bias": True},
+}
+"""A config.json of every published layout, and of what families have in some of their models."""
 
 
 def our_shapes(config: ModelConfig = MODEL) -> dict[str, tuple[int, ...]]:
@@ -115,7 +132,7 @@ def arrays_of(values: dict[str, Any], dtype: str = "float32") -> dict[str, Array
     """Random tensors under the names and in the shapes of the layout that a config.json names."""
     layout = layout_of_config(values)
     config = layout.read_config(values)
-    shapes, random = layout.shapes(config), np.random.default_rng(0)
+    shapes, random = parameter_shapes(config), np.random.default_rng(0)
     return {
         name: random.standard_normal(place.shape(shapes)).astype(dtype)
         for name, place in layout.placements(config).items()

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from glm_multiuser.checkpoint import load_checkpoint, read_model_config
-from glm_multiuser.checkpoint.layouts import parameter_shapes
+from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.errors import CheckpointError
 from tests.checkpoint.folders import (
-    GLM,
+    GLM4,
     QWEN2,
     arrays_of,
     write_folder,
@@ -27,10 +27,11 @@ from tests.checkpoint.folders import (
 
 NORM = "model.norm.weight"
 GATE = "model.layers.1.mlp.gate_proj.weight"
+KEYS = "model.layers.1.self_attn.k_proj.weight"
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00002-of-00003.safetensors"
 
-Break = Callable[[Path], None]
+Break = Callable[[Path], object]
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: make torch"
 )
@@ -49,6 +50,11 @@ def load(folder: Path) -> list[str]:
     return assigned
 
 
+def loads(folder: Path) -> None:
+    """Checks that every parameter is assigned, each once."""
+    assert sorted(load(folder)) == sorted(parameter_shapes(read_model_config(folder)))
+
+
 def check(folder: Path, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         load(folder)
@@ -62,7 +68,7 @@ def configured(**changes: Any) -> Break:
 
 
 def written(name: str, text: str) -> Break:
-    return lambda folder: (folder / name).write_text(text, encoding="utf-8") and None
+    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
 
 
 def removed(name: str) -> Break:
@@ -70,7 +76,7 @@ def removed(name: str) -> Break:
 
 
 def cut(name: str, by: int = 10) -> Break:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-by]) and None
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-by])
 
 
 def changed(**arrays: Any) -> Break:
@@ -110,8 +116,8 @@ CONFIGS: dict[str, tuple[Break, str]] = {
     "not an object": (written("config.json", "[1]"), r"config\.json holds list, not a JSON obj"),
     "empty": (written("config.json", "{}"), "model_type None with architectures None is not a"),
     "unknown model_type": (
-        configured(model_type="llama", architectures=["LlamaForCausalLM"]),
-        r"model_type 'llama' with architectures \['LlamaForCausalLM'\] is not a model that",
+        configured(model_type="gemma", architectures=["GemmaForCausalLM"]),
+        r"model_type 'gemma' with architectures \['GemmaForCausalLM'\] is not a model that",
     ),
     "model_type is no text": (configured(model_type=["qwen2"]), r"model_type \['qwen2'\]"),
     "missing size": (
@@ -140,8 +146,16 @@ TENSORS: dict[str, tuple[Break, str]] = {
     "fewer layers": (configured(num_hidden_layers=3), r"lacks model\.layers\.2\..*tensors: 12"),
     "more layers": (configured(num_hidden_layers=1), r"model\.layers\.1\..* has no place"),
     "another layout": (
-        lambda folder: write_json(folder / "config.json", GLM),
+        lambda folder: write_json(folder / "config.json", GLM4),
         r"lm_head.weight in .* has shape \[11, 16\]; this model needs \[11, 8\]",
+    ),
+    "part of a parameter": (
+        changed(**{KEYS.replace(".", "__"): None}),
+        rf"lacks {KEYS}, expected with shape \[8, 16\]; missing tensors: 1",
+    ),
+    "misshapen part of a parameter": (
+        changed(**{KEYS.replace(".", "__"): mostly(9, 16)}),
+        rf"{KEYS} in .* has shape \[9, 16\]; this model needs \[8, 16\]",
     ),
     "misshapen": (
         changed(**{GATE.replace(".", "__"): mostly(16, 6)}),
@@ -173,7 +187,7 @@ SHARDS: dict[str, tuple[Break, str]] = {
 def test_folder_with_one_file(tmp_path: Path, case: str) -> None:
     write_folder(tmp_path, arrays_of(QWEN2))
     write_json(tmp_path / "config.json", QWEN2)
-    assert len(load(tmp_path)) == len(arrays_of(QWEN2))
+    loads(tmp_path)
     spoil, message = {**CONFIGS, **TENSORS}[case]
     spoil(tmp_path)
     check(tmp_path, message)
@@ -183,7 +197,7 @@ def test_folder_with_one_file(tmp_path: Path, case: str) -> None:
 def test_folder_with_shards(tmp_path: Path, case: str) -> None:
     write_shards(tmp_path, arrays_of(QWEN2))
     write_json(tmp_path / "config.json", QWEN2)
-    assert len(load(tmp_path)) == len(arrays_of(QWEN2))
+    loads(tmp_path)
     spoil, message = SHARDS[case]
     spoil(tmp_path)
     check(tmp_path, message)
@@ -227,7 +241,7 @@ def test_folder_with_pytorch_files(tmp_path: Path, case: str) -> None:
         name: torch.from_numpy(one) for name, one in arrays_of(QWEN2).items()
     }
     torch.save(tensors, path)
-    assert len(load(folder)) == len(tensors)
+    loads(folder)
     if case == "cut short":
         path.write_bytes(path.read_bytes()[:-2000])
     elif case == "empty":
@@ -253,10 +267,8 @@ def test_folder_with_pytorch_files(tmp_path: Path, case: str) -> None:
     assert not marker.exists()
     if "code" in case:
         # The file does what it is meant to do where nobody looks.
-        read = (
-            (lambda: torch.load(path, weights_only=False))
-            if "torch" in case
-            else (lambda: pickle.loads(path.read_bytes()))
-        )
-        read()
+        if "torch" in case:
+            torch.load(path, weights_only=False)
+        else:
+            pickle.loads(path.read_bytes())
         assert marker.exists()

@@ -15,15 +15,14 @@ from safetensors.numpy import load_file
 from glm_multiuser.checkpoint import read_model_config, write_mindformers
 from glm_multiuser.checkpoint.ckpt_file import open_ckpt
 from glm_multiuser.checkpoint.convert import HUGGINGFACE, MINDFORMERS, convert
-from glm_multiuser.checkpoint.layouts import parameter_shapes
+from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.checkpoint.matching import NO_WEIGHT_OF_MINDFORMERS
 from glm_multiuser.checkpoint.mindformers_arguments import mindformers_arguments
 from glm_multiuser.errors import CheckpointError, ConfigError
 from tests.checkpoint.folders import (
-    CHATGLM,
-    CONFIG,
-    GLM,
-    QWEN2,
+    CHATGLM2,
+    FAMILIES,
+    GLM4,
     Array,
     arrays_of,
     load_folder,
@@ -33,7 +32,6 @@ from tests.checkpoint.folders import (
     write_shards,
 )
 
-FAMILIES = {"chatglm-6b": CONFIG, "chatglm": CHATGLM, "glm": GLM, "qwen2": QWEN2}
 EMBEDDING = "transformer.embedding.word_embeddings.weight"
 
 
@@ -54,7 +52,7 @@ def read_ckpt(path: Path) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("values", [CHATGLM, GLM], ids=["chatglm", "glm"])
+@pytest.mark.parametrize("values", [CHATGLM2, GLM4], ids=["chatglm2", "glm4"])
 def test_there_and_back(tmp_path: Path, values: dict[str, Any], dtype: str) -> None:
     old = folder_of(tmp_path / "old", values, dtype)
     between = convert_quietly(old, tmp_path / "between", MINDFORMERS)
@@ -69,8 +67,8 @@ def test_there_and_back(tmp_path: Path, values: dict[str, Any], dtype: str) -> N
 
 def test_what_mindformers_keeps_beside_the_weights(tmp_path: Path) -> None:
     """Its caches, and what its converter takes over."""
-    loaded = load_folder(folder_of(tmp_path / "old", CHATGLM))
-    write_mindformers(tmp_path / "new", CHATGLM, loaded)
+    loaded = load_folder(folder_of(tmp_path / "old", CHATGLM2))
+    write_mindformers(tmp_path / "new", CHATGLM2, loaded)
     assert same(load_folder(tmp_path / "new"), loaded)
     prefix = "transformer.encoder.layers.0.self_attention.infer_attention.paged_attention_mgr."
     for name in (
@@ -100,20 +98,30 @@ def test_pytorch_files_become_safetensors(
     assert same(load_file(new / "model.safetensors"), expected)
 
 
-def test_qwen2_has_no_layout_of_mindformers(tmp_path: Path) -> None:
-    message = "family 'qwen2' has no .ckpt layout of MindFormers that can be read or written"
-    old = folder_of(tmp_path / "old", QWEN2)
+@pytest.mark.parametrize("family", ["glm4_0414", "llama", "qwen2", "qwen3"])
+def test_families_without_a_layout_of_mindformers(tmp_path: Path, family: str) -> None:
+    message = (
+        f"family {family!r} has no .ckpt layout of MindFormers that can be read or written; "
+        "those are of 'chatglm_6b', 'chatglm2'"
+    )
+    values = FAMILIES[family]
+    old = folder_of(tmp_path / "old", values)
     with pytest.raises(CheckpointError, match=message):
         convert_quietly(old, tmp_path / "new", MINDFORMERS)
     with pytest.raises(CheckpointError, match=message):
-        write_mindformers(tmp_path / "new", QWEN2, load_folder(old))
+        write_mindformers(tmp_path / "new", values, load_folder(old))
     assert not (tmp_path / "new").exists()
+    for file in old.glob("*.safetensors*"):
+        file.unlink()
+    (old / "model.ckpt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=message):
+        load_folder(old)
 
 
 def test_models_that_mindformers_cannot_compute(tmp_path: Path) -> None:
     for values, message in (
-        ({**CHATGLM, "tie_word_embeddings": True}, "tie_word_embeddings is true; MindFormers'"),
-        ({**GLM, "partial_rotary_factor": 1.0}, "rotary_dim is 4; .* half of head_dim, 4"),
+        ({**CHATGLM2, "tie_word_embeddings": True}, "tie_word_embeddings is true; MindFormers'"),
+        ({**GLM4, "partial_rotary_factor": 1.0}, "rotary_dim is 4; .* half of head_dim, 4"),
     ):
         old = folder_of(tmp_path / message[:5], values)
         with pytest.raises(ConfigError, match=message):
@@ -122,7 +130,7 @@ def test_models_that_mindformers_cannot_compute(tmp_path: Path) -> None:
 
 
 def test_arguments_of_chatglm2_config(tmp_path: Path) -> None:
-    values = {**CHATGLM, "rope_ratio": 500, "eos_token_id": [2, 5], "pad_token_id": 5}
+    values = {**CHATGLM2, "rope_ratio": 500, "eos_token_id": [2, 5], "pad_token_id": 5}
     write_json(tmp_path / "config.json", values)
     found = mindformers_arguments(read_model_config(tmp_path), values, "float16")
     assert found["rope_ratio"] == 500
@@ -157,8 +165,8 @@ print(json.dumps([not_loaded, not_known, unequal, list(expected)]))
 @pytest.mark.skipif(find_spec("mindformers") is None, reason="MindFormers is not installed")
 def test_mindformers_loads_it(tmp_path: Path) -> None:
     """The names and shapes that its own GLM2 asks for; nobody here wrote that code."""
-    old = write_folder(tmp_path / "old", arrays_of(CHATGLM))
-    write_json(old / "config.json", CHATGLM)
+    old = write_folder(tmp_path / "old", arrays_of(CHATGLM2))
+    write_json(old / "config.json", CHATGLM2)
     new = convert_quietly(old, tmp_path / "new", MINDFORMERS, "float32")
     child = subprocess.run(
         [sys.executable, "-c", IN_MINDFORMERS, str(old), str(new)],

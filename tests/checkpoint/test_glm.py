@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Callable
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def check_layout(ours: dict[str, Array], theirs: dict[str, Array], config: Model
 
 
 @pytest.mark.parametrize("write", [write_folder, write_shards])
-def test_layout(tmp_path: Path, write) -> None:
+def test_layout(tmp_path: Path, write: Callable[..., Path]) -> None:
     theirs = their_arrays()
     check_layout(load(write(tmp_path, theirs)), theirs, MODEL)
 
@@ -233,7 +234,9 @@ def test_original_folder_is_written_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(written[name], original[name])
 
 
-def test_failed_writing_leaves_the_old_weights(tmp_path: Path, monkeypatch) -> None:
+def test_failed_writing_leaves_the_old_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = {name: np.ones(shape, "f4") for name, shape in our_shapes().items()}
     write_huggingface(tmp_path, CONFIG, ours)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -241,7 +244,7 @@ def test_failed_writing_leaves_the_old_weights(tmp_path: Path, monkeypatch) -> N
     def full_disk(*_: object) -> None:
         raise OSError("no space left on device")
 
-    target = "glm_multiuser.checkpoint.loading.to_their_layout"
+    target = "glm_multiuser.checkpoint.placement.to_their_layout"
     monkeypatch.setattr(target, full_disk)
     with pytest.raises(OSError, match="no space left"):
         write_huggingface(tmp_path, CONFIG, {name: 2 * one for name, one in ours.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Callable
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tests.golden_data import golden_folder
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("write", [write_folder, write_shards])
-def test_reads_what_was_written(tmp_path: Path, write, dtype: str) -> None:
+def test_reads_what_was_written(tmp_path: Path, write: Callable[..., Path], dtype: str) -> None:
     arrays = their_arrays(dtype=dtype)
     assert same(dict(read_tensors(write(tmp_path, arrays))), arrays)
 
@@ -48,7 +49,9 @@ def test_empty_and_scalar_tensors(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 0xFFFF), min_size=1))
-def test_bfloat16_is_the_upper_half_of_float32(tmp_path_factory, halves: list[int]) -> None:
+def test_bfloat16_is_the_upper_half_of_float32(
+    tmp_path_factory: pytest.TempPathFactory, halves: list[int]
+) -> None:
     folder = tmp_path_factory.mktemp("bfloat16")
     content = b"".join(half.to_bytes(2, "little") for half in halves)
     write_stored_as(folder / "model.safetensors", "w", "BF16", [len(halves)], content)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.checkpoint.layouts import glm
-from tests.checkpoint.folders import GLM, write_json
+from glm_multiuser.checkpoint.families import parameter_shapes
+from glm_multiuser.checkpoint.layouts import transformers
+from tests.checkpoint.folders import GLM4, write_json
 
 VALUES = {
-    **GLM,
+    **GLM4,
     "vocab_size": 8192,
     "hidden_size": 1024,
     "num_hidden_layers": 12,
@@ -29,7 +30,7 @@ import json, sys, threading
 from pathlib import Path
 import numpy as np
 from glm_multiuser.checkpoint import load_checkpoint, read_model_config, read_tensors
-from glm_multiuser.checkpoint.layouts import parameter_shapes
+from glm_multiuser.checkpoint.families import parameter_shapes
 if sys.argv[2] == "bin":
     import torch
 
@@ -70,11 +71,11 @@ def test_peak_of_both_formats(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    config = glm.read_config(VALUES)
-    shapes = glm.shapes(config)
+    config = transformers.GLM4.read_config(VALUES)
+    shapes = parameter_shapes(config)
     tensors = {
         name: torch.full(place.shape(shapes), 0.5, dtype=torch.bfloat16)
-        for name, place in glm.placements(config).items()
+        for name, place in transformers.GLM4.placements(config).items()
         if place
     }
     folders = {"bin": tmp_path / "bin", "safetensors": tmp_path / "safetensors"}

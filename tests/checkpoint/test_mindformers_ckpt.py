@@ -27,12 +27,12 @@ from glm_multiuser.checkpoint import (
 )
 from glm_multiuser.checkpoint.ckpt_file import open_ckpt, save_ckpt
 from glm_multiuser.checkpoint.convert import HUGGINGFACE, MINDFORMERS, convert
-from glm_multiuser.checkpoint.layouts import parameter_shapes
+from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.checkpoint.matching import NO_WEIGHT_OF_MINDFORMERS
+from glm_multiuser.checkpoint.mindformers_arguments import glm_config_arguments
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import CheckpointError, ConfigError
-from glm_multiuser.mindformers.config import glm_config_arguments
 from tests.checkpoint.folders import (
     CONFIG,
     MODEL,

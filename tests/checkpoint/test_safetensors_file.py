@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from glm_multiuser.checkpoint.safetensors_file import save_safetensors
@@ -30,7 +32,7 @@ def test_the_same_file(tmp_path: Path) -> None:
 
 
 def test_half_a_file_is_none(tmp_path: Path) -> None:
-    def broken() -> object:
+    def broken() -> Iterator[tuple[str, NDArray[np.float32]]]:
         yield "a", np.ones(3, np.float32)
         raise OSError("no space left on device")
 

@@ -14,8 +14,7 @@ from glm_multiuser.checkpoint import read_model_config, read_tensors
 from glm_multiuser.checkpoint.torch_file import open_torch
 from glm_multiuser.errors import CheckpointError
 from tests.checkpoint.folders import (
-    CHATGLM,
-    GLM,
+    FAMILIES,
     QWEN2,
     arrays_of,
     load_folder,
@@ -58,7 +57,7 @@ def test_original_folders_give_the_same_arrays(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("values", [CHATGLM, GLM, QWEN2], ids=["chatglm", "glm", "qwen2"])
+@pytest.mark.parametrize("values", FAMILIES.values(), ids=FAMILIES)
 def test_one_file(tmp_path: Path, values: dict[str, Any], dtype: str) -> None:
     arrays = arrays_of(values, dtype)
     save(tmp_path / "bin" / "pytorch_model.bin", arrays)

@@ -117,7 +117,9 @@ def alone(kernels: str) -> dict[Ask, GenerationResult]:
     needs_the_model()
     with open_llm(kernels) as llm:
         return {
-            ask: llm.submit(ask.prompt, ask.params, ask.user, ask.history).result()
+            ask: llm.submit(
+                ask.prompt, params=ask.params, user=ask.user, history=ask.history
+            ).result()
             for ask in asks(kernels)
         }
 
@@ -148,7 +150,7 @@ def poison_unused_slots(llm: MultiUserLLM) -> int:
 
 
 def ask_and_listen(llm: MultiUserLLM, ask: Ask) -> GenerationResult:
-    handle = llm.submit(ask.prompt, ask.params, ask.user, ask.history)
+    handle = llm.submit(ask.prompt, params=ask.params, user=ask.user, history=ask.history)
     heard = 0
     while True:
         if heard == ask.cancel_after:
@@ -237,7 +239,10 @@ def test_smaller_weights_give_the_answers_that_were_learned(weight_dtype: str) -
         MODEL, users=16, seq_length=512, max_queue=len(rounds), weight_dtype=weight_dtype
     ) as llm:
         assert llm.stats().weight_dtype == weight_dtype
-        handles = [llm.submit(question, params, None, past) for question, past, _ in rounds]
+        handles = [
+            llm.submit(question, params=params, user=None, history=past)
+            for question, past, _ in rounds
+        ]
         texts = [handle.result(PATIENCE).text.strip() for handle in handles]
     assert texts == [answer for _, _, answer in rounds]
 

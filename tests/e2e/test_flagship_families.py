@@ -32,12 +32,12 @@ from tests.golden_data import golden_folder
 from tests.poison import fill_with_nan
 
 FAMILIES = {
-    "native": ("chatglm_6b_3layers", "chatglm3_6b", "glm4", "qwen2"),
-    "portable": ("chatglm_6b_3layers", "chatglm3_6b", "qwen2"),
+    "native": ("chatglm_6b_3layers", "chatglm3_6b", "glm4", "glm4_0414", "llama", "qwen2", "qwen3"),
+    "portable": ("chatglm_6b_3layers", "chatglm3_6b", "qwen2", "qwen3"),
 }
-"""By kernels: MindSpore's operators take several times as long, and glm4 is chatglm3's code."""
+"""By kernels: MindSpore's operators take several times as long."""
 USERS, USERS_LATER = 3, 5
-THREADS = 16
+THREADS_PER_FAMILY = 4
 ASKS = {"native": 24, "portable": 12}
 """Of each family, by kernels."""
 CLOSEST_CALL = 1e-3
@@ -121,7 +121,7 @@ def alone(llms: dict[str, MultiUserLLM], kernels: str) -> dict[Ask, GenerationRe
     answers = {}
     for family, llm in llms.items():
         for ask in asks(family, kernels):
-            result = llm.submit(ask.prompt, ask.params).result()
+            result = llm.submit(ask.prompt, params=ask.params).result()
             if ask.params.temperature or closest_call(result) > CLOSEST_CALL:
                 answers[ask] = result
     return answers
@@ -141,7 +141,7 @@ def put_nan(llm: MultiUserLLM, of_user: Optional[str]) -> None:
 
 
 def talk(llm: MultiUserLLM, ask: Ask) -> GenerationResult:
-    handle = llm.submit(ask.prompt, ask.params, ask.user)
+    handle = llm.submit(ask.prompt, params=ask.params, user=ask.user)
     heard = 0
     while True:
         if heard == ask.cancel_after:
@@ -156,7 +156,7 @@ def talk(llm: MultiUserLLM, ask: Ask) -> GenerationResult:
 def poisoned(llm: MultiUserLLM) -> None:
     """A request whose slot gets NaN while it runs ends with an error of its own."""
     endless = SamplingParams(temperature=0.0, ignore_eos=True)
-    handle = llm.submit([5, 6, 7], endless, user="victim")
+    handle = llm.submit([5, 6, 7], params=endless, user="victim")
     next(handle)
     put_nan(llm, "victim")
     with pytest.raises(GenerationError, match="not finite"):
@@ -178,7 +178,7 @@ def test_the_same_answer_alone_and_under_load(
     order = sorted(
         alone, key=lambda ask: [one for one in alone if one.family == ask.family].index(ask)
     )
-    with ThreadPoolExecutor(THREADS) as threads:
+    with ThreadPoolExecutor(THREADS_PER_FAMILY * len(llms)) as threads:
         answers = {ask: threads.submit(answer, ask) for ask in order}
         victims = [threads.submit(poisoned, llm) for llm in llms.values()]
         for _ in range(len(order) // 2):
@@ -215,6 +215,6 @@ def test_reuse_is_switched_off_for_an_engine() -> None:
     shape = CausalConfig("qwen2", 64, 32, 1, 2, 1, 16, 32, 64, (1,), 16)
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     with MultiUserLLM.from_config(shape, users=1, seq_length=32, cache_prompt=False) as llm:
-        first, second = (llm.submit([5] * 20, params, user="a").result() for _ in range(2))
+        first, second = (llm.submit([5] * 20, params=params, user="a").result() for _ in range(2))
     assert first.token_ids == second.token_ids
     assert second.usage.cached_tokens == 0

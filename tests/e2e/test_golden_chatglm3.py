@@ -64,7 +64,7 @@ def test_prompts_are_those_of_the_original(
 def test_a_session_goes_on_in_its_slot(llm: MultiUserLLM, conversations: dict[str, Any]) -> None:
     cached = []
     for turn in conversations["session"]:
-        handle = llm.submit(turn["input_ids"], GREEDY, user="anna")
+        handle = llm.submit(turn["input_ids"], params=GREEDY, user="anna")
         result = handle.result(TIMEOUT)
         assert list(result.token_ids) == turn["output_ids"]
         cached.append(result.usage.cached_tokens)

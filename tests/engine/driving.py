@@ -24,6 +24,7 @@ class Asked:
         prompt: Sequence[int],
         user: Hashable = None,
         when: Optional[Callable[[Event], None]] = None,
+        group: str = "",
         **params: Any,
     ) -> None:
         self.tokens: list[Token] = []
@@ -38,6 +39,7 @@ class Asked:
             SEQ_LENGTH - len(prompt),
             VOCAB,
             self._deliver,
+            group,
         )
 
     def _deliver(self, event: Event) -> None:

@@ -1,13 +1,13 @@
-"""The model in numpy with prompts and decode rows in one call, as `OneGraphRunner` has them."""
+"""The model in numpy with prompts and decode rows in one call, as `NativeRunner` has them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable, Optional
+from typing import Callable, Optional, cast
 
 import numpy as np
 
-from glm_multiuser.engine.one_graph import OneGraphRunner
+from glm_multiuser.engine.native import LayerwiseProgress, NativeRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
 from tests.engine.mock_runner import (
@@ -50,15 +50,13 @@ class MixedRunner(MockRunner):
 
     def _lay_out(self, users: int) -> None:
         super()._lay_out(users)
-        self._on_the_way: list[Request] = []
-        self._first_layer = self._last_layer = 0
+        self._layerwise = LayerwiseProgress(self.LAYERS, self.WHOLE_ROOM)
         self._carried: tuple[list[Request], int] = ([], 0)
         """Who is on the way through the layers, and how many of them are behind it."""
 
-    # The real ones need no more of a runner than there is here.
-    take = OneGraphRunner.take  # type: ignore[assignment]
-    _take_whole = OneGraphRunner._take_whole
-    _layers_of = OneGraphRunner._layers_of
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        # The real one needs no more of a runner than there is here.
+        return NativeRunner.take(cast(NativeRunner, self), prompts)
 
     def parts(self, step: Step) -> Sequence[Step]:
         return [step] if step.requests else []
@@ -85,10 +83,11 @@ class MixedRunner(MockRunner):
 
     def _carry(self, step: Step) -> None:
         """Prompts must go through every layer, one behind the other."""
-        first, last = self._layers_of(step)
         if self.chunk is not None or not step.prompts:
             return
         prompts = [piece.request for piece in step.prompts.values()]
+        first, last = layers = self._layerwise.layers_of(prompts)
+        self._layerwise.advance(prompts, layers)
         assert first == 0 or self._carried == (prompts, first), "layers were left out"
         assert last > first
         assert (last > self.LAYERS) == any(piece.tokens for piece in step.prompts.values())

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Piece, Step
+from glm_multiuser.engine.scheduler import PromptChunk, Step
 from glm_multiuser.progress import Progress
 
 VOCAB = 50
@@ -51,13 +51,9 @@ class MockResults:
 
     all_logits: NDArray[np.float32]
 
-    @property
-    def tokens(self) -> NDArray[Any]:
-        return np.nan_to_num(self.all_logits).argmax(axis=1)
-
-    @property
-    def finite(self) -> NDArray[Any]:
-        return np.isfinite(self.all_logits).all(axis=1)
+    def __post_init__(self) -> None:
+        self.tokens: NDArray[Any] = np.nan_to_num(self.all_logits).argmax(axis=1)
+        self.finite: NDArray[Any] = np.isfinite(self.all_logits).all(axis=1)
 
     def logits(self, rows: Sequence[int]) -> NDArray[Any]:
         return self.all_logits[list(rows)]
@@ -141,7 +137,7 @@ class MockRunner:
     def run(self, step: Step) -> MockResults:
         return self.prefill(step.prompts) if step.prompts else self.decode(step.decodes)
 
-    def prefill(self, prompts: Mapping[int, Piece]) -> MockResults:
+    def prefill(self, prompts: Mapping[int, PromptChunk]) -> MockResults:
         with self._alone():
             self._enter(Call("prefill", {slot: piece.request for slot, piece in prompts.items()}))
             rows = []

@@ -10,8 +10,8 @@ from glm_multiuser.engine.scheduler import Step, Take
 from tests.engine.driving import Asked
 
 
-def new_request(user: object = None, length: int = 1) -> Request:
-    return Asked([1] * length, user).request
+def new_request(user: object = None, length: int = 1, group: str = "") -> Request:
+    return Asked([1] * length, user, group=group).request
 
 
 def rest_of(request: Request) -> int:

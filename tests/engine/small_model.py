@@ -1,4 +1,4 @@
-"""A small random model on the real device, and the answers to some prompts of every length."""
+"""Small random models on the real device, and the answers to some prompts of every length."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from glm_multiuser import GenerationResult, ModelConfig, MultiUserLLM, SamplingParams
+from glm_multiuser.config import CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 
 MODEL = ModelConfig(
@@ -20,6 +21,19 @@ MODEL = ModelConfig(
     eos_token_id=93,
     mask_token_id=94,
     gmask_token_id=95,
+)
+CAUSAL = CausalConfig(
+    family="qwen2",
+    vocab_size=96,
+    hidden_size=64,
+    num_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    inner_hidden_size=128,
+    max_sequence_length=64,
+    eos_token_ids=(93,),
+    rotary_dim=16,
 )
 SEQ_LENGTH = 28
 FLOAT32 = 4

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glm_multiuser.engine.request import Nobody
+from glm_multiuser.engine.request import AnonymousUser
 from glm_multiuser.engine.slots import Slots
 from tests.engine.driving import Asked, alone, finish, hand_engine, run
 from tests.engine.mixed_runner import MixedRunner
@@ -178,7 +178,7 @@ def test_nobody_gets_what_somebody_else_wrote(runner_class: type[MockRunner]) ->
     engine, _ = hand_engine(2, chunk=10, runner_class=runner_class)
     turn(engine, LONG_PROMPT, "a")
     assert cached(turn(engine, LONG_PROMPT, "b")) == 0
-    assert cached(turn(engine, LONG_PROMPT, Nobody())) == 0
+    assert cached(turn(engine, LONG_PROMPT, AnonymousUser())) == 0
     # The third user got the slot of the one who was away for longest.
     assert cached(turn(engine, LONG_PROMPT, "a")) == 0
 
@@ -186,7 +186,7 @@ def test_nobody_gets_what_somebody_else_wrote(runner_class: type[MockRunner]) ->
 def test_requests_that_name_no_user_share_nothing(runner_class: type[MockRunner]) -> None:
     engine, _ = hand_engine(1, chunk=10, runner_class=runner_class)
     for _ in range(2):
-        assert cached(turn(engine, LONG_PROMPT, Nobody())) == 0
+        assert cached(turn(engine, LONG_PROMPT, AnonymousUser())) == 0
 
 
 def test_reuse_can_be_switched_off_for_a_request(runner_class: type[MockRunner]) -> None:
@@ -218,6 +218,7 @@ def test_a_whole_prompt_model_reuses_nothing(runner_class: type[MockRunner]) -> 
     assert cached(turn(engine, LONG_PROMPT)) == 0
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=20), min_size=1, max_size=6),

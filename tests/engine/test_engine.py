@@ -7,7 +7,7 @@ here depends on time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 
 from glm_multiuser.device_thread import DeviceThread
 from glm_multiuser.engine.engine import FAILED_STEPS_MAX, Engine, SlotReport, StepReport
-from glm_multiuser.engine.request import Event, Nobody
+from glm_multiuser.engine.request import AnonymousUser, Event
 from glm_multiuser.errors import EngineClosedError, QueueFullError, UserBusyError
 from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose
 from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, run
@@ -30,7 +30,7 @@ from tests.engine.mock_runner import (
     hashed_logits,
 )
 
-LONG = {"temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 """Answers as long as they are allowed to be."""
 
 
@@ -161,9 +161,12 @@ def test_only_rows_that_are_sampled_bring_logits_to_the_host(
     def decode(self: MockRunner, requests: Any) -> Any:
         results = fetch(self, requests)
         logits = results.logits
-        monkeypatch.setattr(
-            results, "logits", lambda rows: [wanted.append(list(rows)), logits(rows)][1]
-        )
+
+        def watched(rows: Sequence[int]) -> Any:
+            wanted.append(list(rows))
+            return logits(rows)
+
+        monkeypatch.setattr(results, "logits", watched)
         return results
 
     monkeypatch.setattr(MockRunner, "decode", decode)
@@ -226,7 +229,7 @@ def test_a_slot_that_failed_is_not_kept_for_its_user() -> None:
 
 def test_no_slot_is_kept_for_nobody() -> None:
     engine, _ = hand_engine(3)
-    run(engine, Asked([1], user=Nobody(), max_tokens=2))
+    run(engine, Asked([1], user=AnonymousUser(), max_tokens=2))
     run(engine, Asked([1], user="a", max_tokens=2))
     assert engine.numbers() == (0, 1, 0)
     assert engine._scheduler.slots.slot_of("a") == 0
@@ -621,7 +624,7 @@ def steps_of(engine: Engine, count: int) -> None:
 @pytest.mark.parametrize("users", [1, 2, 3, 8])
 @pytest.mark.parametrize("after", [1, 2, 5, 12])
 def test_answers_do_not_notice_a_resize(users: int, after: int) -> None:
-    params = [
+    params: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"seed": 5, "top_p": 0.9},
         {"seed": 6, "repetition_penalty": 1.3, "logprobs": 2},
@@ -949,7 +952,7 @@ def test_every_step_is_told() -> None:
 
 def test_slots_tell_what_is_in_them() -> None:
     engine, _ = hand_engine(3)
-    first, nobody = Asked([1, 2], user="a", max_tokens=2, **LONG), Asked([3], user=Nobody())
+    first, nobody = Asked([1, 2], user="a", max_tokens=2, **LONG), Asked([3], user=AnonymousUser())
     engine.submit(first.request)
     engine.step()
     assert engine.slots() == [

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from glm_multiuser.device_thread import DeviceThread
 from glm_multiuser.engine.engine import Engine
-from glm_multiuser.engine.request import Nobody
+from glm_multiuser.engine.request import AnonymousUser
 from glm_multiuser.sampling import Choice
 from tests.engine.driving import PATIENCE, Asked, alone
 from tests.engine.mixed_runner import MixedRunner
@@ -134,7 +134,7 @@ def talk(engine: Engine, asks: Sequence[Ask], answers: list[tuple[Ask, Asked]]) 
     """What one thread does."""
     unread: list[tuple[Ask, Asked]] = []
     for ask in asks:
-        user = Nobody() if ask.user is None else ask.user
+        user = AnonymousUser() if ask.user is None else ask.user
         asked = Asked(ask.prompt, user, **ask.params())
         engine.submit(asked.request, wait=True)
         answers.append((ask, asked))
@@ -181,6 +181,7 @@ def carry_out(
     return answers, runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner_class", [MockRunner, MixedRunner])
 @settings(
     derandomize=True,

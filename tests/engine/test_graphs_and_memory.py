@@ -10,18 +10,23 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from mindspore import Tensor
 
-from glm_multiuser import ModelConfig, MultiUserLLM, SamplingParams
+from glm_multiuser import ModelConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine import two_graphs
-from glm_multiuser.engine.two_graphs import batch_sizes, block_counts
-from glm_multiuser.engine.whole_prompts import WholePromptRunner, prompt_counts
-from glm_multiuser.models.kv_past import CellLayout
+from glm_multiuser.engine import portable
+from glm_multiuser.engine.portable import (
+    WholePrefillRunner,
+    batch_sizes,
+    block_counts,
+    prompt_counts,
+)
 from tests.engine.small_model import (
     FLOAT32,
     GREEDY,
@@ -40,7 +45,7 @@ BLOCKS = (20, 8)
 
 def open_llm(users: int, model: ModelConfig = MODEL, **settings: Any) -> MultiUserLLM:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(two_graphs, "BLOCK_LENGTH", BLOCKS[0])
+        patch.setattr(portable, "BLOCK_LENGTH", BLOCKS[0])
         return MultiUserLLM.from_config(
             model,
             seed=1,
@@ -50,24 +55,26 @@ def open_llm(users: int, model: ModelConfig = MODEL, **settings: Any) -> MultiUs
 
 def resize(llm: MultiUserLLM, users: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(two_graphs, "BLOCK_LENGTH", BLOCKS[0])
+        patch.setattr(portable, "BLOCK_LENGTH", BLOCKS[0])
         llm.resize(users)
 
 
 @pytest.fixture(scope="module")
-def told() -> list[tuple[int, int, str]]:
-    """What `llm` said about its progress."""
+def reports() -> list[tuple[int, int, str]]:
+    """What `llm` reported of its progress."""
     return []
 
 
 @pytest.fixture(scope="module")
-def llm(told: list[tuple[int, int, str]]) -> Iterator[MultiUserLLM]:
-    with open_llm(3, progress=lambda *what: told.append(what)) as llm:
+def llm(reports: list[tuple[int, int, str]]) -> Iterator[MultiUserLLM]:
+    with open_llm(3, progress=lambda *what: reports.append(what)) as llm:
         yield llm
 
 
-def runner_of(llm: MultiUserLLM) -> WholePromptRunner:
-    return llm._runner
+def runner_of(llm: MultiUserLLM) -> WholePrefillRunner:
+    runner = llm._runner
+    assert isinstance(runner, WholePrefillRunner)
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +87,7 @@ def expected(llm: MultiUserLLM) -> list[Heard]:
 
 
 def test_every_graph_is_compiled_before_the_first_request(
-    llm: MultiUserLLM, told: list[tuple[int, int, str]]
+    llm: MultiUserLLM, reports: list[tuple[int, int, str]]
 ) -> None:
     graphs = [
         "prefill 1 x 16",
@@ -92,7 +99,7 @@ def test_every_graph_is_compiled_before_the_first_request(
         "decode 3 users, 20 positions",
         "decode 3 users, 28 positions",
     ]
-    assert told[-9:] == [
+    assert reports[-9:] == [
         *((number, 8, what) for number, what in enumerate(graphs)),
         (8, 8, "ready"),
     ]
@@ -165,13 +172,15 @@ def test_short_prompts_enter_several_at_a_time(
 
 
 # Steps of one number of blocks: of 20 and 28 positions a softmax may sum up in another order.
-@pytest.mark.parametrize("lengths", [(3, 5, 8, 7), (20, 22, 27)])
+@pytest.mark.parametrize(("positions", "lengths"), [(16, (3, 5, 8, 7)), (28, (20, 22, 27))])
 def test_prompts_that_enter_together_answer_as_alone(
-    llm: MultiUserLLM, lengths: tuple[int, ...]
+    llm: MultiUserLLM, positions: int, lengths: tuple[int, ...]
 ) -> None:
     runner = runner_of(llm)
     counts = dict(runner._prompt_counts)
-    assert counts == {16: (1, 2), 28: (1, 2)}, "this machine rounds several prompts differently"
+    if counts[positions] == (1,):
+        pytest.skip("this machine rounds several prompts differently: they enter one by one")
+    assert counts[positions] == (1, 2)
     prompts = [prompt(5 + number, length) for number, length in enumerate(lengths)]
     together = answers(llm, prompts)
     try:
@@ -193,13 +202,14 @@ def test_prompts_that_would_get_other_bits_together_enter_alone(
     run_prompts = runner._run_prompts
 
     def round_differently(slots: Any, prompts: Any, length: int) -> Any:
-        tokens, finite, logits = run_prompts(slots, prompts, length)
-        return tokens, finite, logits + 1e-7 * len(slots)
+        results = run_prompts(slots, prompts, length)
+        results.device_logits = results.device_logits + 1e-7 * len(slots)
+        return results
 
     monkeypatch.setattr(runner, "_run_prompts", round_differently)
     try:
         for count in counts[16]:
-            DEVICE_THREAD.call(lambda count=count: runner._try_prompts(16, count))
+            DEVICE_THREAD.call(partial(runner._try_prompts, 16, count))
         assert runner._prompt_counts == {**counts, 16: (1,)}
     finally:
         runner._prompt_counts = counts
@@ -220,6 +230,7 @@ def assert_bytes_per_user(llm: MultiUserLLM) -> None:
     keys_and_values = 2 * MODEL.hidden_size * FLOAT32
     claimed = llm.stats().cache_bytes_per_user
     assert claimed == SEQ_LENGTH * MODEL.num_layers * keys_and_values
+    assert claimed == memory.user_bytes(MODEL, runner_of(llm).engine)
     assert cache_bytes(llm) == llm.stats().users * claimed
 
 
@@ -246,7 +257,7 @@ def test_cells_of_fewer_users_change_nothing_but_the_layout(
 # Clean slots
 
 
-def poison(runner: WholePromptRunner) -> None:
+def poison(runner: WholePrefillRunner) -> None:
     """NaN in every block of every slot, as if their last users had filled them."""
     for slot in range(runner.users):
         for block, zeros in enumerate(runner._zeros):
@@ -271,7 +282,7 @@ def test_a_slot_that_held_nan_is_new_memory(llm: MultiUserLLM, expected: list[He
     assert llm.stats().compiles_after_ready == 0
 
 
-@pytest.mark.parametrize(("breaks", "length"), [("_forward", 27), ("_replace_past", 5)])
+@pytest.mark.parametrize(("breaks", "length"), [("_forward", 27), ("_replace_cache", 5)])
 def test_a_prompt_that_the_device_broke_off_leaves_no_trace(
     llm: MultiUserLLM,
     expected: list[Heard],
@@ -287,7 +298,7 @@ def test_a_prompt_that_the_device_broke_off_leaves_no_trace(
         raise RuntimeError("the device broke")
 
     # The first fills both blocks and breaks. The second breaks while it clears what another left.
-    if breaks == "_replace_past":
+    if breaks == "_replace_cache":
         DEVICE_THREAD.call(lambda: poison(runner))
     else:
         answers(llm, [[1]])  # so that the slot is known to have one block in use
@@ -302,7 +313,7 @@ def test_a_prompt_that_the_device_broke_off_leaves_no_trace(
 
 
 def test_running_requests_move_to_another_layout(llm: MultiUserLLM, expected: list[Heard]) -> None:
-    handles = [llm.submit(one, GREEDY) for one in PROMPTS]
+    handles = [llm.submit(one, params=GREEDY) for one in PROMPTS]
     for handle in handles:
         next(handle)
     resize(llm, 2)
@@ -324,7 +335,7 @@ def test_a_resize_that_the_device_refuses_goes_back(
             raise MemoryError("9 are too many")
         lay_out(layout)
 
-    handles = [llm.submit(one, GREEDY) for one in PROMPTS]
+    handles = [llm.submit(one, params=GREEDY) for one in PROMPTS]
     next(handles[0])
     with monkeypatch.context() as patch:
         patch.setattr(type(model), "set_layout", lambda self, layout: refuse(layout))

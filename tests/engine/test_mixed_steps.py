@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm_multiuser.engine.engine import FAILED_STEPS_MAX, StepReport
+from glm_multiuser.engine.request import Request
 from tests.engine.driving import Asked, alone, finish, hand_engine, run
 from tests.engine.mixed_runner import MixedRunner
 from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, Call
 from tests.engine.scheduling import new_request
 
-LONG = {"temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 """Answers as long as they are allowed to be."""
 
 mixed_engine = partial(hand_engine, runner_class=MixedRunner)
@@ -135,13 +137,38 @@ def test_a_causal_room_is_never_exceeded_and_never_left_empty(
     assert counts[:-1] == rests[: len(counts) - 1], "only the last prompt is cut"
 
 
+class AsksOften(MixedRunner):
+    """Is asked in between what else it would take."""
+
+    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+        for others in (prompts, prompts[::-1], prompts[1:], prompts[:1]):
+            if others:
+                super().take(others)
+        counts = super().take(prompts)
+        assert super().take(prompts) == counts
+        return counts
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_asking_what_would_enter_changes_nothing(chunk: Any) -> None:
+    calls = []
+    for runner_class in (MixedRunner, AsksOften):
+        asked = asks([1], [2] * 30, [3] * 5, [4] * 20, [5] * 3)
+        engine, runner = hand_engine(3, chunk=chunk, runner_class=runner_class)
+        run(engine, *asked)
+        assert_undisturbed(*asked)
+        who = {one.request: number for number, one in enumerate(asked)}
+        calls.append([[who[one] for one in call.requests.values()] for call in runner.calls])
+    assert calls[0] == calls[1]
+
+
 # Steps
 
 
 def test_one_call_has_prompts_and_decode_rows() -> None:
     engine, runner = mixed_engine(4, chunk=10)
-    told: list[StepReport] = []
-    engine.on_step = told.append
+    reports: list[StepReport] = []
+    engine.on_step = reports.append
     first, *others = asks([1], list(range(1, 8)), list(range(2, 10)), [5])
     engine.submit(first.request)
     engine.step()
@@ -155,13 +182,13 @@ def test_one_call_has_prompts_and_decode_rows() -> None:
         [short, cut, first.request, long],
     ]
     assert {call.kind for call in runner.calls} == {"mixed"}
-    assert [(one.kind, one.rows) for one in told[:4]] == [
+    assert [(one.kind, one.rows) for one in reports[:4]] == [
         ("prefill", 1),
         ("mixed", 3),
         ("mixed", 4),
         ("decode", 4),
     ]
-    assert engine.counters.steps == len(runner.calls) == len(told)
+    assert engine.counters.steps == len(runner.calls) == len(reports)
     assert engine.counters.prompt_tokens == 1 + 7 + 8 + 1
     assert_undisturbed(*(one.wait() for one in (first, *others)))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Piece, Scheduler, Step, Take
+from glm_multiuser.engine.scheduler import PromptChunk, Scheduler, Step, Take
 from glm_multiuser.engine.slots import Slots
 from tests.engine.scheduling import carry_out, cut, new_request, rest_of, slowly, whole
 
@@ -20,8 +20,8 @@ STEPS_ON_THE_WAY = 3
 class Life(RuleBasedStateMachine):
     """Any order of events, beside a model of what has to come out.
 
-    The model keeps who arrived, who holds which slot, whose prompt has the next turn, and which
-    slots are idle since when; it says what the next step must be.
+    The model keeps who arrived, which group had its turn when, who holds which slot, whose prompt
+    has the next turn, and which slots are idle since when; it says what the next step must be.
     """
 
     @initialize(
@@ -38,6 +38,9 @@ class Life(RuleBasedStateMachine):
         self.expected_take: tuple[list[Request], Sequence[int]] = ([], [])
         self.scheduler = Scheduler(Slots(count), self.take_as_expected)
         self.waiting: list[Request] = []
+        self.time = 0
+        self.turn_of: dict[str, int] = {}
+        """When each group that waits began to wait, or had its last turn."""
         self.running: dict[int, Request] = {}
         self.turns: list[Request] = []
         """Whose prompts are not in, the next one first."""
@@ -46,10 +49,15 @@ class Life(RuleBasedStateMachine):
         self.accepted: set[Request] = set()
         self.ended: set[Request] = set()
 
-    @rule(user=st.one_of(st.none(), st.integers(0, 5)), length=st.integers(1, 5))
-    def submit(self, user: Optional[int], length: int) -> None:
-        request = new_request(user, length)
+    @rule(
+        user=st.one_of(st.none(), st.integers(0, 5)),
+        length=st.integers(1, 5),
+        group=st.sampled_from("abc"),
+    )
+    def submit(self, user: Optional[int], length: int, group: str) -> None:
+        request = new_request(user, length, group)
         self.waiting.append(request)
+        self.count_turns()
         self.accepted.add(request)
         self.scheduler.waiting.append(request)
 
@@ -83,7 +91,7 @@ class Life(RuleBasedStateMachine):
         counts = self.take(turns) if turns else []
         self.expected_take = turns, counts
         slots = {request: slot for slot, request in self.running.items()}
-        prompts = {slots[one]: Piece(one, count) for one, count in zip(turns, counts)}
+        prompts = {slots[one]: PromptChunk(one, count) for one, count in zip(turns, counts)}
         decodes = {
             slot: request
             for slot, request in self.running.items()
@@ -95,17 +103,42 @@ class Life(RuleBasedStateMachine):
                 self.turns.append(piece.request)
         return Step(prompts, decodes, returning)
 
+    def count_turns(self, served: str = "") -> None:
+        """Groups that begin to wait, or whose turn it was, stand behind the others from now on."""
+        groups = {request.group: None for request in self.waiting}
+        self.turn_of = {one: turn for one, turn in self.turn_of.items() if one in groups}
+        for group in groups:
+            if group not in self.turn_of or group == served:
+                self.time += 1
+                self.turn_of[group] = self.time
+
+    def expected_next(self) -> Optional[Request]:
+        """Who returns, else the first of the group with the fewest slots and the oldest turn."""
+        busy = {one.user for one in self.running.values()}
+        firsts: dict[str, Request] = {}
+        for request in self.waiting:
+            if request.user not in busy:
+                firsts.setdefault(request.group, request)
+        if not firsts or len(self.running) == self.count:
+            return None
+        groups = [one.group for one in self.running.values()]
+        return min(
+            firsts.values(),
+            key=lambda one: (
+                one.saved_past is None,
+                groups.count(one.group),
+                self.turn_of[one.group],
+            ),
+        )
+
     def expected_admission(self) -> dict[int, Request]:
         """Everybody for whom there is a slot, in order; -> whoever comes back."""
         returning = {}
-        for request in list(self.waiting):
-            if request.user in {one.user for one in self.running.values()}:
-                continue
-            if len(self.running) == self.count:
-                break
+        while (request := self.expected_next()) is not None:
             slot = self.expected_slot(request.user)
             self.idle = [entry for entry in self.idle if entry[1] != slot]
             self.waiting.remove(request)
+            self.count_turns(request.group)
             self.running[slot] = request
             if request.saved_past is not None:
                 returning[slot] = request
@@ -139,6 +172,7 @@ class Life(RuleBasedStateMachine):
     def cancel_waiting(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.waiting))
         self.waiting.remove(request)
+        self.count_turns()
         self.end(request)
         self.scheduler.waiting.remove(request)
 
@@ -150,6 +184,7 @@ class Life(RuleBasedStateMachine):
         assert self.scheduler.pause(Slots(count)) == paused
         self.count = count
         self.waiting = [request for _, request in paused] + self.waiting
+        self.count_turns()
         self.running, self.turns, self.idle = {}, [], []
 
     @invariant()
@@ -161,7 +196,8 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def order_and_places_are_those_of_the_model(self) -> None:
-        assert self.scheduler.waiting == self.waiting
+        turns = sorted(self.waiting, key=lambda request: self.turn_of[request.group])
+        assert list(self.scheduler.waiting) == turns
         assert self.scheduler.running == self.running
 
     @invariant()

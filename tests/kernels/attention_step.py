@@ -8,7 +8,7 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.kernels.packing import TILE
+from glm_multiuser.backends.native.packing import TILE
 from tests.kernels.calling import call, number
 from tests.kernels.memory import placed
 from tests.kernels.weights import EPSILON
@@ -24,7 +24,6 @@ class Shape:
     group: int = 2
     head_dim: int = 16
     parts: int = 1
-    in_one_tensor: bool = False
 
     @property
     def heads(self) -> int:
@@ -43,15 +42,17 @@ class Token:
 
 @dataclass
 class Cache:
-    """Of one user, [kv_heads, tiles, head_dim, TILE] and [kv_heads, capacity, head_dim]."""
+    """Of a cell of one user: [1, kv_heads, tiles, head_dim, TILE] and [1, kv_heads, capacity,
+    head_dim]. A cell of several users has as many in front."""
 
     keys: NDArray[np.float32]
     values: NDArray[np.float32]
 
     def positions(self, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Keys and values of the first positions, [kv_heads, count, head_dim] each."""
-        flat = np.moveaxis(self.keys, 2, 3).reshape(len(self.keys), -1, self.keys.shape[2])
-        return flat[:, :count].astype(np.float64), self.values[:, :count].astype(np.float64)
+        keys, values = self.keys[0], self.values[0]
+        flat = np.moveaxis(keys, 2, 3).reshape(len(keys), -1, keys.shape[2])
+        return flat[:, :count].astype(np.float64), values[:, :count].astype(np.float64)
 
     def copy(self) -> Cache:
         return Cache(placed(self.keys), placed(self.values))
@@ -61,11 +62,11 @@ def random_cache(shape: Shape, capacity: int, filled: int, seed: int) -> Cache:
     """NaN where nothing was written so far."""
     generator = np.random.default_rng(seed)
     tiles = -(-capacity // TILE)
-    keys = generator.standard_normal((shape.kv_heads, tiles, shape.head_dim, TILE))
-    values = generator.standard_normal((shape.kv_heads, capacity, shape.head_dim))
-    values[:, filled:] = np.nan
+    keys = generator.standard_normal((1, shape.kv_heads, tiles, shape.head_dim, TILE))
+    values = generator.standard_normal((1, shape.kv_heads, capacity, shape.head_dim))
+    values[:, :, filled:] = np.nan
     for position in range(filled, tiles * TILE):
-        keys[:, position // TILE, :, position % TILE] = np.nan
+        keys[:, :, position // TILE, :, position % TILE] = np.nan
     return Cache(placed(keys.astype(np.float32)), placed(values.astype(np.float32)))
 
 
@@ -117,24 +118,16 @@ class Step:
     def arguments(self, caches: list[Cache], height: int) -> list[NDArray[Any]]:
         """As the operator takes them, with rows behind the tokens that hold what nobody reads."""
         shape, behind = self.shape, height - len(self.tokens)
-        rows = [self.query, self.key, self.value]
-        columns = [0, 0, 0]
-        if shape.in_one_tensor:
-            widths = [each.shape[1] for each in rows]
-            columns = [3, 3 + widths[0], 5 + widths[0] + widths[1]]
-            gap = np.full((len(self.tokens), 3), np.nan, np.float32)
-            both = [gap, rows[0], rows[1], gap[:, :2], rows[2]]
-            rows = [np.concatenate(both, axis=1)] * 3
-        rows = [np.pad(each, ((0, behind), (0, 0)), constant_values=np.nan) for each in rows]
+        rows = np.concatenate([self.query, self.key, self.value], axis=1)
 
         def table(values: list[Any]) -> NDArray[np.int32]:
             return np.pad(
                 np.array(values, np.int32), ((0, 0), (0, behind)), constant_values=-(2**30)
             )
 
-        settings = [shape.heads, shape.kv_heads, shape.head_dim, *columns]
+        settings = [shape.heads, shape.kv_heads, shape.head_dim]
         return [
-            *rows,
+            np.pad(rows, ((0, behind), (0, 0)), constant_values=np.nan),
             number(len(self.tokens)),
             table([[token.user for token in self.tokens]])[0],
             table([[t.position for t in self.tokens], [t.visible for t in self.tokens]]),
@@ -154,7 +147,7 @@ class Step:
         output = placed(np.full((height, width), np.nan, np.float32))
         arguments = self.arguments(caches, height)
         code = call(
-            "attention", *[placed(each) for each in arguments[:12]], *arguments[12:], output
+            "attention", *[placed(each) for each in arguments[:10]], *arguments[10:], output
         )
         assert code == 0, f"refused in line {code} of operators.cpp"
         return output

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import settings
 from numpy.typing import NDArray
 
-from glm_multiuser.kernels import library
+from glm_multiuser.backends.native import library
 from tests.kernels.memory import placed
 
 PATH = Path(os.environ.get("GLM_MULTIUSER_TEST_LIBRARY", library.PATH))

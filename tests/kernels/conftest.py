@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from glm_multiuser.kernels.library import LEVELS
+from glm_multiuser.backends.native.library import LEVELS
 from tests.kernels.calling import PATH, native
 
 THREADS = 2

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.kernels.attention_step import TABLE_ROWS, Cache, Shape, Step, Token, random_cache
 from tests.kernels.calling import bits, call
@@ -57,9 +58,16 @@ def test_caches_without_values() -> None:
 
 def test_no_caches() -> None:
     def remove(arguments: list[object]) -> None:
-        del arguments[12:]
+        del arguments[10:]
 
     refused(Step.random(Shape(parts=2), [GOOD], seed=0), remove)
+
+
+def test_caches_without_an_axis_for_users() -> None:
+    def flatten(arguments: list[NDArray[Any]]) -> None:
+        arguments[10:] = [cache[0] for cache in arguments[10:]]
+
+    refused(Step.random(Shape(parts=2), [GOOD], seed=0), flatten)
 
 
 def test_tables_that_do_not_fit_the_head() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.kernels import compiler
-from glm_multiuser.kernels.compiler import BuildError, build
+from glm_multiuser.backends.native import compiler
+from glm_multiuser.backends.native.compiler import BuildError, build
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"

@@ -7,8 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from glm_multiuser.kernels.library import LEVELS
-from glm_multiuser.kernels.packing import STORED
+from glm_multiuser.backends.native.library import LEVELS
+from glm_multiuser.backends.native.packing import STORED
 from tests.kernels.attention_step import Shape, Step, Token, random_cache
 from tests.kernels.test_linear import Product
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.kernels import library
-from glm_multiuser.kernels.library import LEVELS
+from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native.library import LEVELS
 
-SAY = "from glm_multiuser.kernels import library; print({}, end='')"
+SAY = "from glm_multiuser.backends.native import library; print({}, end='')"
 
 
 def child(expression: str, **environment: str) -> str:
@@ -37,16 +37,16 @@ NOT_A_NUMBER = "must be a whole number from 1 to 1024"
 
 
 def test_it_can_be_used_on_the_cpu() -> None:
-    assert child("library.why_not('CPU')") == ""
+    assert child("library.unavailable_reason('CPU')") == ""
     assert child("library.path() == library.PATH") == "True"
 
 
 def test_it_cannot_be_used_elsewhere() -> None:
-    assert "not for Ascend" in library.why_not("Ascend")
+    assert "not for Ascend" in library.unavailable_reason("Ascend")
 
 
 def test_mindspore_is_not_imported() -> None:
-    modules = "__import__('glm_multiuser.kernels.packing') and library.level() and "
+    modules = "__import__('glm_multiuser.backends.native.packing') and library.level() and "
     modules += "[name for name in __import__('sys').modules if name.startswith('mindspore')]"
     assert child(modules) == "[]"
 
@@ -93,9 +93,9 @@ def other_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("other_path")
 def test_it_was_not_built() -> None:
-    assert "were not built" in library.why_not("CPU")
+    assert "were not built" in library.unavailable_reason("CPU")
 
 
 def test_it_does_not_load(other_path: Path) -> None:
     other_path.write_bytes(b"no library")
-    assert "does not load" in library.why_not("CPU")
+    assert "does not load" in library.unavailable_reason("CPU")

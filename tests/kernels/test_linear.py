@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from glm_multiuser.kernels.packing import STORED, Packing
+from glm_multiuser.backends.native.packing import STORED, Packing
 from tests.kernels.calling import PROPERTY, bits, call, number, run
 from tests.kernels.memory import placed
 from tests.kernels.weights import EPSILON, SMALLEST_NORMAL, round_to_bfloat16, unpacked
 
-pytestmark = pytest.mark.usefixtures("level")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
 FINISHES = ("linear", "linear_gelu", "linear_add")
 FACTOR = 1.7

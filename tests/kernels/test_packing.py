@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm_multiuser.kernels.packing import BLOCK_PANELS, PANEL, STORED, Packing, to_bfloat16
+from glm_multiuser.backends.native.packing import BLOCK_PANELS, PANEL, STORED, Packing, to_bfloat16
 from tests.kernels.calling import PROPERTY
 from tests.kernels.weights import from_bfloat16, round_to_bfloat16, unpacked
 
@@ -27,7 +27,7 @@ def test_packed_array_has_the_shape_and_type_that_are_announced(
 ) -> None:
     packing = Packing(dtype, outputs, inputs)
     packed = packing.pack(random(outputs, inputs))
-    assert (packed.shape, packed.dtype) == (packing.shape, STORED[dtype])
+    assert (packed.shape, packed.dtype) == (packing.shape, np.dtype(STORED[dtype]))
     assert (packing.zeros().shape, packing.zeros().dtype) == (packed.shape, packed.dtype)
 
 

@@ -46,6 +46,7 @@ def test_fewer_than_one_thread_is_one(best_level: ctypes.CDLL) -> None:
     assert best_level.glm_threads() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_callers_on_several_threads(best_level: ctypes.CDLL, count: int) -> None:
     best_level.glm_set_threads(1)

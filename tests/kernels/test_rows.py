@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from glm_multiuser.kernels.packing import STORED, Packing
+from glm_multiuser.backends.native.packing import STORED, Packing
 from tests.kernels.calling import PROPERTY, bits, call, number, run
 from tests.kernels.memory import placed
 from tests.kernels.weights import EPSILON, unpacked
 
-pytestmark = pytest.mark.usefixtures("level")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
 some_rows = st.one_of(st.integers(1, 5), st.integers(1, 300))
 some_size = st.one_of(st.sampled_from([1, 3, 4, 7, 8, 15, 16, 17, 128]), st.integers(1, 600))
@@ -68,7 +68,7 @@ some_middle = st.sampled_from([0.0, 1.0, -30.0])
 def test_layer_norm(rows: int, size: int, seed: int, scale: np.float64, middle: float) -> None:
     generator = np.random.default_rng(seed)
     x = ((normal(generator, rows, size) + middle) * scale).astype(np.float32)
-    gamma, beta, epsilon = normal(generator, size), normal(generator, size), np.float32(1e-5)
+    gamma, beta, epsilon = normal(generator, size), normal(generator, size), float(np.float32(1e-5))
     y = run("layer_norm", x, number(rows), gamma, beta, number(epsilon, np.float32), shape=x.shape)
     exact = x.astype(np.float64)
     difference = exact - exact.mean(axis=1, keepdims=True)
@@ -84,22 +84,72 @@ def test_layer_norm(rows: int, size: int, seed: int, scale: np.float64, middle: 
 def test_rms_norm(rows: int, size: int, seed: int, scale: np.float64) -> None:
     generator = np.random.default_rng(seed)
     x = (normal(generator, rows, size) * scale).astype(np.float32)
-    weight, epsilon = normal(generator, size), np.float32(1e-6)
+    weight, epsilon = normal(generator, size), float(np.float32(1e-6))
     y = run("rms_norm", x, number(rows), weight, number(epsilon, np.float32), shape=x.shape)
     exact = x.astype(np.float64)
     expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + epsilon) * weight
     assert (np.abs(y - expected) <= EPSILON * (size + 16) * np.abs(expected) + 1e-37).all()
 
 
-@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@given(some_rows, some_size, some_seed)
+@PROPERTY
+def test_norms_add_a_residual(name: str, rows: int, size: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    x, residual = normal(generator, rows, size), normal(generator, rows, size)
+    vectors = [normal(generator, size) for _ in range(2 if name == "layer_norm" else 1)]
+    inputs = x, number(rows), *vectors, number(1e-5, np.float32)
+    y = run(name, *inputs, shape=x.shape)
+    assert bits(run(name, *inputs, residual, shape=x.shape)) == bits(y + residual)
+
+
+some_heads = st.integers(1, 6)
+
+
+@given(some_heads, some_heads, some_size, st.integers(0, 70), some_rows, some_seed, some_scale)
+@PROPERTY
+def test_query_key_norm(
+    heads: int, kv_heads: int, head_dim: int, rest: int, rows: int, seed: int, scale: np.float64
+) -> None:
+    generator = np.random.default_rng(seed)
+    normed = (heads + kv_heads) * head_dim
+    x = (normal(generator, rows, normed + rest) * scale).astype(np.float32)
+    query_weight, key_weight = normal(generator, head_dim), normal(generator, head_dim)
+    epsilon = float(np.float32(1e-6))
+    y = run(
+        "query_key_norm",
+        x,
+        number(rows),
+        query_weight,
+        key_weight,
+        number(epsilon, np.float32),
+        np.array([heads, kv_heads], np.int32),
+        shape=x.shape,
+    )
+    assert bits(y[:, normed:]) == bits(x[:, normed:])
+    exact = x[:, :normed].reshape(rows, -1, head_dim).astype(np.float64)
+    weights = np.stack([query_weight] * heads + [key_weight] * kv_heads)
+    expected = exact / np.sqrt((exact**2).mean(axis=2, keepdims=True) + epsilon) * weights
+    error = EPSILON * (head_dim + 16) * np.abs(expected) + 1e-37
+    assert (np.abs(y[:, :normed].reshape(expected.shape) - expected) <= error).all()
+
+
+@pytest.mark.parametrize("heads", [(0, 1), (1, 0), (-1, 3), (3, 2)])
+def test_query_key_norm_refuses_heads_that_are_not_there(heads: tuple[int, int]) -> None:
+    x, weight = np.ones((2, 16), np.float32), np.ones(4, np.float32)
+    output = np.full((2, 16), 7, np.float32)
+    inputs = x, number(2), weight, weight, EPSILONS, np.array(heads, np.int32)
+    assert call("query_key_norm", *inputs, output) != 0
+    assert (output == 7).all()
+
+
 @given(some_rows, some_size, some_seed, st.integers(-40, 18))
 @PROPERTY
-def test_swiglu(halves: bool, rows: int, size: int, seed: int, exponent: int) -> None:
+def test_swiglu(rows: int, size: int, seed: int, exponent: int) -> None:
     generator = np.random.default_rng(seed)
     both = (normal(generator, rows, 2 * size) * np.float64(10.0**exponent)).astype(np.float32)
     gate, up = both[:, :size], both[:, size:]
-    inputs = (both, both) if halves else (gate, up)
-    y = run("swiglu", *inputs, number(rows), shape=(rows, size))
+    y = run("swiglu", both, number(rows), shape=(rows, size))
     exact = gate.astype(np.float64)
     expected = exact / (1 + np.exp(-np.clip(exact, -700, 700))) * up
     # The exponential is as wrong as the exponent is large, and never less than 2^-128. What is
@@ -151,12 +201,26 @@ def next_token(hidden: Any, logits: Any) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 ONES, EPSILONS = np.ones(20, np.float32), number(1e-5, np.float32)
+HEADS = np.array([2, 1], np.int32)
 
 INPUTS: dict[str, Any] = {
     "layer_norm": lambda x, used: (x, used, ONES, ONES, EPSILONS),
+    "layer_norm, residual": lambda x, used: (x, used, ONES, ONES, EPSILONS, x),
     "rms_norm": lambda x, used: (x, used, ONES, EPSILONS),
-    "swiglu": lambda x, used: (x, x, used),
+    "rms_norm, residual": lambda x, used: (x, used, ONES, EPSILONS, x),
+    "query_key_norm": lambda x, used: (x, used, ONES[:4], ONES[:4], EPSILONS, HEADS),
+    "swiglu": lambda x, used: (x, used),
 }
+"""Operator, and perhaps which form of it -> its inputs."""
+
+
+def operator_of(name: str) -> str:
+    return name.split(",")[0]
+
+
+def width_of(name: str) -> int:
+    """Columns that an operator makes of 20."""
+    return 10 if name == "swiglu" else 20
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -164,13 +228,14 @@ INPUTS: dict[str, Any] = {
 @PROPERTY
 def test_only_used_rows_are_read_and_written(name: str, rows: int, used: int, seed: int) -> None:
     x = normal(np.random.default_rng(seed), rows, 20)
-    there = min(max(used, 0), rows)
-    output = np.full((rows, 20), np.nan, np.float32)
+    there, width = min(max(used, 0), rows), width_of(name)
+    output = np.full((rows, width), np.nan, np.float32)
     inputs = INPUTS[name](placed(x[:there], x.shape), number(used))
-    assert call(name, *inputs, output) == 0
+    assert call(operator_of(name), *inputs, output) == 0
     assert np.isnan(output[there:]).all()
     for row in {0, there // 2, there - 1} if there else ():
-        alone = run(name, *INPUTS[name](x[row : row + 1], number(1)), shape=(1, 20))
+        one = INPUTS[name](x[row : row + 1], number(1))
+        alone = run(operator_of(name), *one, shape=(1, width))
         assert bits(output[row]) == bits(alone)
 
 
@@ -195,9 +260,10 @@ def test_embedding_reads_and_writes_used_rows_only() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_not_finite_stays_in_its_row(name: str, bad: float) -> None:
     x = normal(np.random.default_rng(0), 9, 20)
-    expected = run(name, *INPUTS[name](x, number(9)), shape=(9, 20))
+    shape = (9, width_of(name))
+    expected = run(operator_of(name), *INPUTS[name](x, number(9)), shape=shape)
     x[4, 7] = bad
-    y = run(name, *INPUTS[name](x, number(9)), shape=(9, 20))
+    y = run(operator_of(name), *INPUTS[name](x, number(9)), shape=shape)
     others = np.arange(9) != 4
     assert bits(y[others]) == bits(expected[others])
     if not np.isfinite(bad):

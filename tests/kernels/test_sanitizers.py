@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.kernels.compiler import BuildError, build
+from glm_multiuser.backends.native.compiler import BuildError, build
 
 HERE = Path(__file__).parent
 FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.kernels.packing import PANEL, Packing
+from glm_multiuser.backends.native.packing import PANEL, Packing
 
 EPSILON = 2.0**-24
 """Half a unit in the last place of float32."""

@@ -15,14 +15,14 @@ import numpy as np
 from mindspore import Tensor
 
 from glm_multiuser import device
+from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import Fill, load_weights, weights_of
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.padding import invariant_rows
-from glm_multiuser.models.graphs import ReplacePast, read_past
-from glm_multiuser.models.kv_past import CellLayout
-from glm_multiuser.models.layers import Numerics
-from glm_multiuser.models.modeling_glm import GLMForMultiUser
+from glm_multiuser.engine.portable_graphs import ReplaceCache, read_block
+from glm_multiuser.mindformers.glm_for_multi_user import GLMForMultiUser
 from glm_multiuser.models.positions import PrefixPositions
 
 
@@ -60,7 +60,7 @@ class DrivenModel:
         config: the shape of the model.
         fill: puts the weights in.
         layout: users and blocks.
-        numerics: default float32.
+        backend: default float32.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class DrivenModel:
         config: ModelConfig,
         fill: Fill,
         layout: CellLayout,
-        numerics: Optional[Numerics] = None,
+        backend: Optional[PortableBackend] = None,
     ) -> None:
         self.config = config
         self.layout = layout
-        self.cell = DEVICE_THREAD.call(lambda: self._build(fill, numerics))
-        self.replace_past = DEVICE_THREAD.call(lambda: ReplacePast(self.cell))
+        self.cell = DEVICE_THREAD.call(lambda: self._build(fill, backend))
+        self.replace_cache = DEVICE_THREAD.call(lambda: ReplaceCache(self.cell))
 
     @classmethod
     def of_folder(
-        cls, folder: Path, layout: CellLayout, numerics: Optional[Numerics] = None
+        cls, folder: Path, layout: CellLayout, backend: Optional[PortableBackend] = None
     ) -> DrivenModel:
         config = ModelConfig.from_folder(folder)
-        return cls(config, load_weights(folder, config), layout, numerics)
+        return cls(config, load_weights(folder, config), layout, backend)
 
-    def _build(self, fill: Fill, numerics: Optional[Numerics]) -> GLMForMultiUser:
+    def _build(self, fill: Fill, backend: Optional[PortableBackend]) -> GLMForMultiUser:
         device.configure("CPU", 0)
-        cell = GLMForMultiUser(self.config, numerics)
+        cell = GLMForMultiUser(self.config, backend)
         cell.set_train(False)
         fill(weights_of(cell), lambda done, total, what: None)
         cell.set_layout(self.layout)
@@ -154,7 +154,7 @@ class DrivenModel:
         """Copies of a user's blocks, each [2 * layers, 1, heads, positions, head_dim]."""
         blocks = range(len(self.layout.block_lengths))
         return DEVICE_THREAD.call(
-            lambda: [read_past(self.cell, user, block).copy() for block in blocks]
+            lambda: [read_block(self.cell, user, block).copy() for block in blocks]
         )
 
     def set_past(self, user: int, past: Iterable[np.ndarray], first_block: int = 0) -> None:
@@ -162,12 +162,12 @@ class DrivenModel:
 
         def call() -> None:
             for block, values in enumerate(past, first_block):
-                self.replace_past(Tensor(user, ms.int32), Tensor(values), block).asnumpy()
+                self.replace_cache(Tensor(user, ms.int32), Tensor(values), block).asnumpy()
 
         DEVICE_THREAD.call(call)
 
     def invariant_rows(self, sizes: Sequence[int]) -> dict[int, int]:
-        return DEVICE_THREAD.call(lambda: invariant_rows(self.cell.linears(), sizes))
+        return DEVICE_THREAD.call(lambda: invariant_rows(self.cell, sizes))
 
     def answer_alone(
         self, user: int, token_ids: Sequence[int], count: int, padded: int, blocks: int

@@ -13,6 +13,24 @@ import numpy as np
 from tests.golden_data import golden_folder
 from tests.models.driven_model import DrivenModel, Stream
 
+TOLERANCES = {
+    "chatglm_6b_3layers": 5e-4,
+    "chatglm_6b_28layers": 1e-4,
+    "chatglm3_6b": 2e-4,
+    "glm4": 2e-4,
+    "glm4_0414": 2e-4,
+    "llama": 2e-4,
+    "llama_tied": 2e-4,
+    "qwen2": 3e-4,
+    "qwen2_tied": 3e-4,
+    "qwen2_yarn": 2e-4,
+    "qwen3": 2e-4,
+    "qwen3_tied": 2e-4,
+}
+"""For the logits of a short prompt's last token; for a long one's twice as much."""
+
+CAUSAL = tuple(name for name in TOLERANCES if not name.startswith("chatglm_6b"))
+
 STEP_TOLERANCE = 1e-3
 """For logits of decode steps, where the original differs from itself by up to 1.2e-4."""
 
@@ -55,7 +73,8 @@ class Reference(NamedTuple):
     long: list[Case]
 
 
-def read_reference(name: str, tolerance: float) -> Reference:
+def read_reference(name: str) -> Reference:
+    tolerance = TOLERANCES[name]
     folder = golden_folder(name, "expected.npz", "expected_long.npz", "model.safetensors")
     return Reference(
         folder,
@@ -83,6 +102,17 @@ def _read_cases(folder: Path, stem: str, tolerance: float) -> list[Case]:
 def worst(found: np.ndarray, expected: np.ndarray) -> float:
     assert found.shape == expected.shape
     return float(np.abs(found - expected).max())
+
+
+def check_answer(
+    case: Case, token_ids: Sequence[int], rows: Sequence[np.ndarray], numerics: str = "fp32"
+) -> None:
+    """Compares a whole answer, and the logits that each of its tokens came from."""
+    assert worst(rows[0], case.last_logits(numerics)) <= case.tolerance, case.name
+    assert token_ids == case.greedy[numerics], case.name
+    if case.has_step_logits(numerics):
+        expected = case.step_logits(numerics)
+        assert worst(np.stack(rows[: len(expected)]), expected) <= STEP_TOLERANCE, case.name
 
 
 def check(answers: Sequence[tuple[Case, Stream]], numerics: str = "fp32") -> None:

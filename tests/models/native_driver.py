@@ -1,65 +1,68 @@
-"""A `OneGraphRunner` that tests drive step by step, so that every logit can be compared."""
+"""A `NativeRunner` that tests drive step by step, so that every logit can be compared."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from glm_multiuser import device
-from glm_multiuser.build import load_weights, weights_of
+from glm_multiuser.backends.native.cells import NativeBackend
+from glm_multiuser.build import Fill, load_weights, make_model, weights_of
 from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.one_graph import OneGraphRunner
+from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Piece, Step
-from glm_multiuser.models.layers import Numerics
-from glm_multiuser.models.registry import make_model
+from glm_multiuser.engine.scheduler import PromptChunk, Step
 from glm_multiuser.sampling import SamplingParams
-from tests.models.golden_cases import STEP_TOLERANCE, Case, Reference, worst
+from tests.models.golden_cases import Case, check_answer
 
 
 class NativeDriver:
-    """Native kernels with the weights of a folder.
+    """Native kernels.
 
     Args:
-        folder: of the checkpoint.
+        config: of the model.
+        fill: puts the weights in.
         users: slots.
         seq_length: positions of each.
         chunk: tokens of prompts in one step.
         weight: type of the matrices.
         rotary: type in which the rotary tables are computed.
-        config: of the model; default: what the folder says.
         users_per_cell: default: all in one.
     """
 
     def __init__(
         self,
-        folder: Path,
+        config: AnyModelConfig,
+        fill: Fill,
         users: int,
         seq_length: int,
         chunk: int = 16,
         weight: str = "float32",
         rotary: str = "float32",
-        config: Optional[AnyModelConfig] = None,
         users_per_cell: Optional[int] = None,
     ) -> None:
-        self.config = config or read_model_config(folder)
+        self.config = config
         engine = EngineConfig(users, seq_length, prefill_chunk=chunk, users_per_cell=users_per_cell)
-        numerics = Numerics(native=True, weight=weight, rotary=rotary)
+        backend = NativeBackend(weight, rotary)
 
-        def make() -> OneGraphRunner:
+        def make() -> NativeRunner:
             device.configure("CPU", 0)
-            model = make_model(self.config, numerics)
-            model.set_train(False)
-            load_weights(folder, self.config)(weights_of(model), lambda done, total, what: None)
-            return OneGraphRunner(model, engine)
+            model = make_model(config, backend)
+            fill(weights_of(model), lambda done, total, what: None)
+            return NativeRunner(model, engine)
 
         self.runner = DEVICE_THREAD.call(make)
+
+    @classmethod
+    def of_folder(cls, folder: Path, users: int, seq_length: int, **settings: Any) -> NativeDriver:
+        """With the weights of a checkpoint."""
+        config = read_model_config(folder)
+        return cls(config, load_weights(folder, config), users, seq_length, **settings)
 
     def request(self, token_ids: Sequence[int]) -> Request:
         params = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -75,7 +78,7 @@ class NativeDriver:
         entering = {slot: one for slot, one in requests.items() if not one.prompt_is_in}
         counts = self.runner.take(list(entering.values())) if entering else []
         pieces = {
-            slot: Piece(one, min(count, most))
+            slot: PromptChunk(one, min(count, most))
             for (slot, one), count in zip(entering.items(), counts)
         }
         step = Step(pieces, {slot: one for slot, one in requests.items() if slot not in entering})
@@ -121,6 +124,18 @@ class NativeDriver:
             ]
         return np.stack(rows)
 
+    def answer_together(self, cases: Sequence[Case]) -> list[tuple[list[int], np.ndarray]]:
+        """Every case its own user, all in the same steps -> tokens, and the first one's logits."""
+        requests = [self.request(case.token_ids) for case in cases]
+        running = dict(enumerate(requests))
+        first: dict[int, np.ndarray] = {}
+        while running:
+            for slot, logits in self.step(running).items():
+                first.setdefault(slot, logits)
+                if len(requests[slot].output_token_ids) == len(cases[slot].greedy["fp32"]):
+                    del running[slot]
+        return [(one.output_token_ids, first[slot]) for slot, one in enumerate(requests)]
+
     def check(
         self,
         case: Case,
@@ -132,20 +147,6 @@ class NativeDriver:
         """One case of the original code, from behind what the slot holds of it."""
         request = self.request(case.token_ids)
         request.reuse(held)
-        greedy = case.greedy[numerics]
-        rows = self.answer(slot, request, len(greedy), others)
-        assert worst(rows[0], case.last_logits(numerics)) <= case.tolerance, case.name
-        assert request.output_token_ids == greedy, case.name
-        if case.has_step_logits(numerics):
-            expected = case.step_logits(numerics)
-            assert worst(rows[: len(expected)], expected) <= STEP_TOLERANCE, case.name
+        rows = self.answer(slot, request, len(case.greedy[numerics]), others)
+        check_answer(case, request.output_token_ids, list(rows), numerics)
         return request
-
-
-def driver_of(
-    reference: Reference, users: int, seq_length: int, **settings: object
-) -> NativeDriver:
-    config = read_model_config(reference.folder)
-    if "deepnorm_layers" in settings:
-        config = dataclasses.replace(config, deepnorm_layers=settings.pop("deepnorm_layers"))
-    return NativeDriver(reference.folder, users, seq_length, config=config, **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A `ChunkRunner` that tests drive call by call, so that every logit can be compared."""
+"""A `ChunkedPrefillRunner` that tests drive call by call, so that every logit can be compared."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Optional
 import numpy as np
 
 from glm_multiuser import device
-from glm_multiuser.build import load_weights, weights_of
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.build import load_weights, make_model, weights_of
 from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.config import CausalConfig, EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.chunked_prompts import ChunkRunner
+from glm_multiuser.engine.portable import ChunkedPrefillRunner
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Piece
-from glm_multiuser.models.layers import Numerics
-from glm_multiuser.models.registry import make_model
+from glm_multiuser.engine.scheduler import PromptChunk
 from glm_multiuser.sampling import SamplingParams
 
-USERS, SHORT = 4, 256
+SHORT = 256
 
 
 class PortableDriver:
@@ -32,6 +31,7 @@ class PortableDriver:
         lengths: that pieces of prompts are padded to; each is a graph.
         users_per_cell: default: all in one.
         seq_length: positions of each user.
+        users: slots.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class PortableDriver:
         lengths: Sequence[int],
         users_per_cell: Optional[int] = None,
         seq_length: int = SHORT,
+        users: int = 4,
     ) -> None:
-        engine = EngineConfig(USERS, seq_length, users_per_cell=users_per_cell)
+        engine = EngineConfig(users, seq_length, users_per_cell=users_per_cell)
         config = read_model_config(folder)
         assert isinstance(config, CausalConfig)
 
-        def make() -> ChunkRunner:
+        def make() -> ChunkedPrefillRunner:
             device.configure("CPU", 0)
-            model = make_model(config, Numerics())
-            model.set_train(False)
+            model = make_model(config, PortableBackend())
             load_weights(folder, config)(weights_of(model), lambda done, total, what: None)
-            return ChunkRunner(model, engine)
+            return ChunkedPrefillRunner(model, engine)
 
         self.runner = DEVICE_THREAD.call(make)
         self.runner._chunk_lengths = tuple(lengths)
@@ -67,7 +67,7 @@ class PortableDriver:
         """Takes the rest of the prompt in -> logits of its last token."""
         while not request.prompt_is_in:
             (chunk,) = self.runner.take([request])
-            pieces = {slot: Piece(request, chunk)}
+            pieces = {slot: PromptChunk(request, chunk)}
             results = DEVICE_THREAD.call(partial(self.runner.prefill, pieces))
             request.computed_tokens += chunk
         assert results.finite[0]

@@ -3,28 +3,27 @@ prompts whole and in pieces, alone and beside others, with packed weights of eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Optional
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.models.golden_cases import read_reference, worst
-from tests.models.native_driver import NativeDriver, driver_of
+from glm_multiuser.build import Weight, load_weights
+from glm_multiuser.checkpoint import read_model_config
+from glm_multiuser.config import CausalConfig, ModelConfig
+from glm_multiuser.progress import Progress
+from tests.checkpoint.folders import load_folder
+from tests.models.golden_cases import CAUSAL, read_reference, worst
+from tests.models.native_driver import NativeDriver
+
+pytestmark = pytest.mark.slow
 
 USERS = 4
 SHORT, LONG = 256, 640
-TOLERANCES = {
-    "chatglm_6b_3layers": 5e-4,
-    "chatglm_6b_28layers": 1e-4,
-    "chatglm3_6b": 2e-4,
-    "glm4": 2e-4,
-    "qwen2": 3e-4,
-    "qwen2_tied": 3e-4,
-}
-CAUSAL = ("chatglm3_6b", "glm4", "qwen2", "qwen2_tied")
 
 
 @pytest.mark.parametrize(
@@ -32,16 +31,26 @@ CAUSAL = ("chatglm3_6b", "glm4", "qwen2", "qwen2_tied")
     [
         ("chatglm_6b_3layers", 16),
         ("chatglm_6b_3layers", LONG),
-        ("chatglm_6b_28layers", 16),
+        pytest.param("chatglm_6b_28layers", 16, marks=pytest.mark.rare),
         ("chatglm3_6b", 16),
         ("glm4", LONG),
+        ("glm4_0414", 16),
+        pytest.param("glm4_0414", LONG, marks=pytest.mark.rare),
+        ("llama", 16),
+        pytest.param("llama", LONG, marks=pytest.mark.rare),
+        ("llama_tied", LONG),
         ("qwen2", 16),
         ("qwen2_tied", LONG),
+        ("qwen2_yarn", 16),
+        pytest.param("qwen2_yarn", LONG, marks=pytest.mark.rare),
+        pytest.param("qwen3", 16, marks=pytest.mark.rare),
+        ("qwen3", LONG),
+        ("qwen3_tied", 16),
     ],
 )
 def test_logits_and_greedy_tokens(name: str, chunk: int) -> None:
-    reference = read_reference(name, TOLERANCES[name])
-    driver = driver_of(reference, USERS, LONG, chunk=chunk)
+    reference = read_reference(name)
+    driver = NativeDriver.of_folder(reference.folder, USERS, LONG, chunk=chunk)
     for number, case in enumerate(reference.short + reference.long):
         # A slot that somebody used before, and every other case alone.
         beside = driver.neighbours((1, 3)) if number % 2 else {}
@@ -50,8 +59,8 @@ def test_logits_and_greedy_tokens(name: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_later_turns_start_behind_what_the_slot_holds(name: str) -> None:
-    reference = read_reference(name, TOLERANCES[name])
-    driver = driver_of(reference, USERS, SHORT)
+    reference = read_reference(name)
+    driver = NativeDriver.of_folder(reference.folder, USERS, SHORT)
     held: Sequence[int] = ()
     for case in reference.short:
         if case.name.startswith(("chat", "shared_prefix")):
@@ -63,38 +72,81 @@ def test_later_turns_start_behind_what_the_slot_holds(name: str) -> None:
 @pytest.mark.parametrize("users_per_cell", [None, 1, 3])
 def test_all_at_once(users_per_cell: Optional[int]) -> None:
     """Every case its own user, all in the same steps."""
-    reference = read_reference("chatglm_6b_3layers", TOLERANCES["chatglm_6b_3layers"])
-    driver = driver_of(reference, len(reference.short), SHORT, users_per_cell=users_per_cell)
-    requests = dict(enumerate(driver.request(case.token_ids) for case in reference.short))
-    last: dict[int, np.ndarray] = {}
-    length = max(len(case.greedy["fp32"]) for case in reference.short)
-    while min(len(request.output_token_ids) for request in requests.values()) < length:
-        for slot, logits in driver.step(requests).items():
-            last.setdefault(slot, logits)
-    for slot, case in enumerate(reference.short):
-        greedy = case.greedy["fp32"]
-        assert requests[slot].output_token_ids[: len(greedy)] == greedy, case.name
-        assert worst(last[slot], case.last_logits("fp32")) <= case.tolerance, case.name
+    reference = read_reference("chatglm_6b_3layers")
+    folder, cases = reference.folder, reference.short
+    driver = NativeDriver.of_folder(folder, len(cases), SHORT, users_per_cell=users_per_cell)
+    for case, (token_ids, logits) in zip(cases, driver.answer_together(cases)):
+        assert token_ids == case.greedy["fp32"], case.name
+        assert worst(logits, case.last_logits("fp32")) <= case.tolerance, case.name
 
 
 def test_half_precision_rotary_tables() -> None:
-    reference = read_reference("chatglm_6b_3layers", TOLERANCES["chatglm_6b_3layers"])
-    driver = driver_of(reference, USERS, SHORT, rotary="float16")
+    reference = read_reference("chatglm_6b_3layers")
+    driver = NativeDriver.of_folder(reference.folder, USERS, SHORT, rotary="float16")
     for case in reference.short:
         driver.check(case, 0, numerics="rope16")
 
 
 def test_depth_of_another_model() -> None:
-    reference = read_reference("chatglm_6b_3layers", TOLERANCES["chatglm_6b_3layers"])
-    driver = driver_of(reference, USERS, SHORT, deepnorm_layers=28)
+    reference = read_reference("chatglm_6b_3layers")
+    config = dataclasses.replace(ModelConfig.from_folder(reference.folder), deepnorm_layers=28)
+    driver = NativeDriver(config, load_weights(reference.folder, config), USERS, SHORT)
     for case in reference.short:
         driver.check(case, 0, numerics="alpha28")
 
 
+LINEAR = {"kind": "linear"}
+NO_FACTOR = {"attention_factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "rope_scaling"),
+    [
+        ("glm4_0414", {"norm_position": "before"}, {}),
+        ("glm4_0414", {"norm_position": "after"}, {}),
+        ("glm4_0414", {"rotary_dim": 24}, {}),
+        ("glm4_0414", {"rotary_interleaved": False}, {}),
+        ("glm4_0414", {"qkv_bias": False}, {}),
+        ("llama", {"rope_scaling": None}, {}),
+        ("llama", {}, LINEAR),
+        ("llama", {}, {"original_positions": 8192}),
+        ("llama_tied", {"rope_theta": 500000.0}, {}),
+        ("llama_tied", {"rotary_interleaved": True}, {}),
+        ("qwen2_yarn", {"rope_scaling": None}, {}),
+        ("qwen2_yarn", {}, LINEAR),
+        ("qwen2_yarn", {}, NO_FACTOR),
+        ("qwen3", {"query_key_norm": False}, {}),
+        ("qwen3_tied", {"query_key_norm": False}, {}),
+    ],
+)
+def test_every_answer_depends_on_what_is_special(
+    name: str, changes: dict[str, Any], rope_scaling: dict[str, Any]
+) -> None:
+    """With the weights of the folder, but a model that lacks one of its features."""
+    reference = read_reference(name)
+    config = read_model_config(reference.folder)
+    assert isinstance(config, CausalConfig)
+    if rope_scaling:
+        assert config.rope_scaling is not None
+        changes = {"rope_scaling": dataclasses.replace(config.rope_scaling, **rope_scaling)}
+    arrays = load_folder(reference.folder)
+
+    def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
+        for parameter, weight in weights.items():
+            weight.assign(arrays[parameter])
+
+    other = dataclasses.replace(config, **changes)
+    assert other != config
+    cases = reference.short
+    driver = NativeDriver(other, fill, len(cases), SHORT)
+    for case, (token_ids, _) in zip(cases, driver.answer_together(cases)):
+        assert token_ids != case.greedy["fp32"], case.name
+
+
 @pytest.fixture(scope="module", params=CAUSAL)
 def causal(request: pytest.FixtureRequest) -> NativeDriver:
-    reference = read_reference(request.param, TOLERANCES[request.param])
-    return driver_of(reference, USERS, SHORT, chunk=SHORT)
+    reference = read_reference(request.param)
+    return NativeDriver.of_folder(reference.folder, USERS, SHORT, chunk=SHORT)
 
 
 @settings(
@@ -146,8 +198,8 @@ model does; their logits reach magnitudes of 9 to 16."""
 @pytest.mark.parametrize("weight", DISTANCES)
 @pytest.mark.parametrize("name", ["chatglm_6b_3layers", "glm4", "qwen2_tied"])
 def test_smaller_weights_stay_close(name: str, weight: str) -> None:
-    reference = read_reference(name, TOLERANCES[name])
-    driver = driver_of(reference, USERS, SHORT, weight=weight)
+    reference = read_reference(name)
+    driver = NativeDriver.of_folder(reference.folder, USERS, SHORT, weight=weight)
     errors = []
     for case in reference.short:
         rows = driver.answer(0, driver.request(case.token_ids), 1)

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
+from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.build import random_weights
 from glm_multiuser.config import ModelConfig
-from glm_multiuser.models.kv_past import CellLayout
 from tests.models.driven_model import DrivenModel, Rows, Stream
 from tests.models.golden_cases import check_together, read_reference
 
@@ -57,7 +58,11 @@ def test_blocks_for() -> None:
     assert found == {1: 1, 256: 1, 257: 2, 512: 2, 513: 3, 600: 3}
 
 
-@pytest.fixture(scope="module", params=[3, 8], ids="users_per_cell={}".format)
+@pytest.fixture(
+    scope="module",
+    params=[3, pytest.param(8, marks=pytest.mark.rare)],
+    ids="users_per_cell={}".format,
+)
 def model(request: pytest.FixtureRequest) -> DrivenModel:
     layout = CellLayout.plan(USERS, LENGTH, BLOCK, request.param)
     return DrivenModel(CONFIG, random_weights(11), layout)
@@ -85,14 +90,12 @@ def rewound(model: DrivenModel) -> Iterator[None]:
         model.set_past(user, past)
 
 
-def decoded(
-    model: DrivenModel, running: dict[int, Stream], blocks: int = 1, **graph: object
-) -> Rows:
+def decoded(model: DrivenModel, running: dict[int, Stream], blocks: int = 1) -> Rows:
     with rewound(model):
-        return model.decode(running, blocks, **graph)
+        return model.decode(running, blocks)
 
 
-def same(found: object, expected: object) -> bool:
+def same(found: ArrayLike, expected: ArrayLike) -> bool:
     return np.array_equal(found, expected, equal_nan=True)
 
 
@@ -146,9 +149,12 @@ def test_blocks_that_a_prompt_does_not_reach_are_cleared_by_replacing(
     first, *others = model.past(4)
     assert np.isfinite(first).all()
     assert np.isnan(others).all()
-    assert same(decoded(model, {4: streams[4]}, 1).logits[4], expected)
+    # Over fewer positions, a softmax may sum up in another order.
+    one_block = decoded(model, {4: streams[4]}, 1).logits[4]
+    np.testing.assert_allclose(one_block, expected, rtol=1e-5, atol=1e-6)
     model.set_past(4, np.zeros_like(others), first_block=1)
-    assert same(decoded(model, {4: streams[4]}, BLOCKS).logits[4], expected)
+    all_blocks = decoded(model, {4: streams[4]}, BLOCKS).logits[4]
+    np.testing.assert_allclose(all_blocks, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_others_do_not_matter(model: DrivenModel, streams: dict[int, Stream]) -> None:
@@ -229,7 +235,7 @@ def test_some_users_and_everybody_are_the_same(
 
 def test_answers_that_go_from_block_to_block() -> None:
     # In blocks of 64, prompts and answers end before, at and behind the ends of all three.
-    reference = read_reference("chatglm_6b_3layers", 5e-4)
+    reference = read_reference("chatglm_6b_3layers")
     layout = CellLayout.plan(len(reference.short), 160, 64)
     ends = {case.name: len(case.token_ids) for case in reference.short}
     assert (ends["len33"], ends["len64"], ends["len100"]) == (35, 66, 102)

@@ -10,25 +10,27 @@ import pytest
 from mindspore import Tensor, nn
 
 from glm_multiuser import device
+from glm_multiuser.backends.portable.attention import Attention
+from glm_multiuser.backends.portable.cells import PortableBackend, TanhGelu
+from glm_multiuser.backends.protocol import AttentionShape
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.models.layers import (
-    LayerNorm,
-    Linear,
-    Numerics,
-    TanhGelu,
-)
-from glm_multiuser.models.rotary import RotaryEmbedding2D, rotary_tables
+from glm_multiuser.model_config import ChatGLM6BConfig
+from glm_multiuser.models.batch import Rotary
+from glm_multiuser.models.rotary import rotary_of, rotary_tables
 
 RANDOM = np.random.default_rng(7)
 
+BATCH: tuple[None] = (None,)
+"""These cells are the same in every batch."""
 
-def run(make: Any, *inputs: np.ndarray) -> np.ndarray:
+
+def run(make: Any, *inputs: np.ndarray, batch: tuple[None, ...] = ()) -> np.ndarray:
     """Makes a cell and calls it, on the device thread."""
 
     def call() -> np.ndarray:
         device.configure("CPU", 0)
         cell: nn.Cell = make()
-        return cell(*[Tensor(values) for values in inputs]).asnumpy()
+        return cell(*[Tensor(values) for values in inputs], *batch).asnumpy()
 
     return DEVICE_THREAD.call(call)
 
@@ -66,7 +68,7 @@ def test_layer_norm(scale: float) -> None:
     gamma, beta = RANDOM.standard_normal((2, 64)).astype(np.float32)
 
     def make() -> nn.Cell:
-        cell = LayerNorm(64, 1e-5, Numerics())
+        cell = PortableBackend().layer_norm(64, 1e-5)
         cell.gamma.set_data(Tensor(gamma))
         cell.beta.set_data(Tensor(beta))
         return cell
@@ -74,13 +76,13 @@ def test_layer_norm(scale: float) -> None:
     exact = x.astype(np.float64)
     centred = exact - exact.mean(1, keepdims=True)
     expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * gamma + beta
-    assert np.abs(run(make, x) - expected).max() <= 2e-5
+    assert np.abs(run(make, x, batch=BATCH) - expected).max() <= 2e-5
 
 
 def test_layer_norm_of_half_precision_rows_is_computed_in_float32() -> None:
     # The squares of these values are beyond float16.
     x = (RANDOM.standard_normal((3, 64)) * 2000).astype(np.float16)
-    found = run(lambda: LayerNorm(64, 1e-5, Numerics.of("float16")), x)
+    found = run(lambda: PortableBackend.of("float16").layer_norm(64, 1e-5), x, batch=BATCH)
     assert found.dtype == np.float16
     exact = x.astype(np.float64)
     expected = (exact - exact.mean(1, keepdims=True)) / exact.std(1, keepdims=True)
@@ -95,14 +97,14 @@ def test_linear(has_bias: bool, weight_first_rows: int) -> None:
     bias = RANDOM.standard_normal(3).astype(np.float32)
 
     def make() -> nn.Cell:
-        cell = Linear(8, 3, Numerics(weight_first_rows=weight_first_rows), has_bias)
+        cell = PortableBackend(weight_first_rows=weight_first_rows).linear(8, 3, has_bias)
         cell.weight.set_data(Tensor(weight))
         if has_bias:
             cell.bias.set_data(Tensor(bias))
         return cell
 
     expected = x.astype(np.float64) @ weight.T + bias * has_bias
-    assert np.abs(run(make, x) - expected).max() <= 1e-5
+    assert np.abs(run(make, x, batch=BATCH) - expected).max() <= 1e-5
 
 
 def expected_tables(positions: int, dimensions: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -139,18 +141,27 @@ def test_half_precision_tables_are_other_tables() -> None:
 def test_rotary_embedding_turns_each_half_by_its_own_position() -> None:
     head_dim, heads = 16, 3
     x = RANDOM.standard_normal((4, heads, head_dim)).astype(np.float32)
+    config = ChatGLM6BConfig(100, heads * head_dim, 1, heads, 64)
+    rotary = rotary_of(config, "float32")
+    cosine, sine = rotary.tables(10)
     position_ids = np.array([[0, 5, 3, 3], [0, 0, 1, 9]], np.int32)
 
     class Rotate(nn.Cell):
         def __init__(self) -> None:
             super().__init__()
-            self.rotary = RotaryEmbedding2D(head_dim, 10, Numerics())
+            shape = AttentionShape(heads, heads, head_dim)
+            self.attention = Attention(shape, "float32", "float32")
+            self.partners = Tensor(rotary.partners)
 
-        def construct(self, x: Tensor, position_ids: Tensor) -> Tensor:
-            cosine, sine = self.rotary.tables(position_ids)
-            return self.rotary(x, cosine, sine)
+        def construct(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+            tables: Rotary = {"cosine": cosine, "sine": sine, "partners": self.partners}
+            return self.attention.rotate(x, tables)
 
-    found = run(Rotate, x, position_ids)
+    def rows(table: np.ndarray) -> np.ndarray:
+        """For each token the row of each half's own position."""
+        return np.concatenate([table[part] for part in position_ids], 1)[:, None, :]
+
+    found = run(Rotate, x.reshape(4, -1), rows(cosine), rows(sine))
     # A pair of numbers that is one quarter of the head apart is a complex number.
     quarter = head_dim // 4
     frequency = (10000.0 ** (-np.arange(quarter) / quarter)).astype(np.float16).astype(float)

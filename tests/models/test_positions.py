@@ -58,7 +58,7 @@ def test_ids_of_a_part(start: int) -> None:
 
 @pytest.mark.parametrize("name", ["chatglm_6b_3layers", "chatglm_6b_28layers"])
 def test_original(name: str) -> None:
-    reference = read_reference(name, 0)
+    reference = read_reference(name)
     config = ModelConfig.from_folder(reference.folder)
     names = {case.name for case in reference.short}
     assert {"only_gmask_bos", "mask_in_middle", "mask_and_gmask", "resume_after_bos"} <= names
@@ -72,7 +72,7 @@ def test_original(name: str) -> None:
 
 def test_original_mask() -> None:
     # The context sees itself in both directions, what follows only what came before.
-    reference = read_reference("chatglm_6b_3layers", 0)
+    reference = read_reference("chatglm_6b_3layers")
     config = ModelConfig.from_folder(reference.folder)
     for case in reference.short:
         index = np.arange(len(case.token_ids))

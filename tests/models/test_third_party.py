@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.build import load_weights
 from glm_multiuser.config import ModelConfig
-from glm_multiuser.models.kv_past import CellLayout
 from tests.golden_data import golden_folder
 from tests.models.driven_model import DrivenModel
 from tests.models.golden_cases import worst
@@ -76,7 +76,7 @@ def test_chatglm_6b(tmp_path: Path) -> None:
 
 
 def native(folder: Path) -> Asked:
-    driver = NativeDriver(folder, users=3, seq_length=SEQ_LENGTH)
+    driver = NativeDriver.of_folder(folder, users=3, seq_length=SEQ_LENGTH)
 
     def ask(prompt: Sequence[int], following: Sequence[int]) -> list[Any]:
         request = driver.request(prompt)
@@ -103,7 +103,7 @@ def portable(folder: Path) -> Asked:
     return ask
 
 
-@pytest.mark.parametrize("open_model", [native, portable])
+@pytest.mark.parametrize("open_model", [native, pytest.param(portable, marks=pytest.mark.rare)])
 @pytest.mark.parametrize("name", EPSILONS)
 def test_later_families(name: str, open_model: Callable[[Path], Asked], tmp_path: Path) -> None:
     arrays = arrays_of(f"{name}_model.npz")

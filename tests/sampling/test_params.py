@@ -85,6 +85,7 @@ def test_accepts(settings: dict[str, Any]) -> None:
 def test_a_refusal_names_field_value_and_limit(field: str, value: Any, limit: str) -> None:
     with pytest.raises(InvalidParameterError) as refusal:
         SamplingParams(**{field: value})
+    assert refusal.value.field == field
     message = str(refusal.value)
     assert message.startswith(f"{field} is {repr(value)[:70]}")
     assert message.endswith(limit)
@@ -113,21 +114,27 @@ def test_refusals_within_lists_and_between_fields(settings: dict[str, Any], mess
     with pytest.raises(InvalidParameterError) as refusal:
         SamplingParams(**settings)
     assert str(refusal.value) == message
+    assert refusal.value.field in settings
 
 
 def test_a_long_value_is_not_repeated_whole() -> None:
+    text: Any = "x" * 257
     with pytest.raises(InvalidParameterError, match=r"stop\[0\] is 'x{76}\.\.\.; it must"):
-        SamplingParams(stop="x" * 257)
+        SamplingParams(stop=text)
 
 
 def test_stop_becomes_a_tuple() -> None:
-    assert SamplingParams(stop="end").stop == ("end",)
-    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
-    assert SamplingParams(stop_token_ids=[2, 3]).stop_token_ids == (2, 3)
+    text: Any = "end"
+    texts: Any = ["a", "b"]
+    token_ids: Any = [2, 3]
+    assert SamplingParams(stop=text).stop == ("end",)
+    assert SamplingParams(stop=texts).stop == ("a", "b")
+    assert SamplingParams(stop_token_ids=token_ids).stop_token_ids == (2, 3)
 
 
 def test_params_are_values() -> None:
-    params = SamplingParams(stop=["a"], seed=1)
+    texts: Any = ["a"]
+    params = SamplingParams(stop=texts, seed=1)
     assert params == SamplingParams(stop=("a",), seed=1)
     assert hash(params) == hash(SamplingParams(stop=("a",), seed=1))
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -160,5 +167,8 @@ def test_needs_logits_while_min_tokens_hold_a_stop_token_back() -> None:
 
 
 def test_min_tokens_need_a_token_that_does_not_stop() -> None:
-    with pytest.raises(InvalidParameterError, match="min_tokens is 1; it must be 0 where all 3"):
+    with pytest.raises(
+        InvalidParameterError, match="min_tokens is 1; it must be 0 where all 3"
+    ) as caught:
         RowSampler(SamplingParams(min_tokens=1), [], [0, 1, 2], 3)
+    assert caught.value.field == "min_tokens"

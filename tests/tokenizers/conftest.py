@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import pytest
 import sentencepiece
@@ -15,13 +15,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.trainers import BpeTrainer
 
 from glm_multiuser.tokenizers import (
-    ChatGLM3Tokenizer,
-    ChatGLMTokenizer,
+    ChatGLM2Tokenizer,
+    ChatGLM6BTokenizer,
     ChatTokenizer,
     GLM4Tokenizer,
-    Qwen2Tokenizer,
+    HuggingFaceTokenizer,
+    load_tokenizer,
 )
 from tests.golden_data import golden_folder
+from tests.tokenizers import templates
 
 CONTROL = ["[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>"]
 WHITESPACE = ["<n>", "<|tab|>", *(f"<|blank_{length}|>" for length in range(2, 81))]
@@ -67,8 +69,8 @@ def real_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def real(real_folder: Path) -> ChatGLMTokenizer:
-    return ChatGLMTokenizer.from_folder(real_folder)
+def real(real_folder: Path) -> ChatGLM6BTokenizer:
+    return ChatGLM6BTokenizer.from_folder(real_folder)
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +90,8 @@ def file(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(file: Path) -> ChatGLMTokenizer:
-    return ChatGLMTokenizer(file)
+def tokenizer(file: Path) -> ChatGLM6BTokenizer:
+    return ChatGLM6BTokenizer(file)
 
 
 QWEN2_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -152,9 +154,8 @@ def chatglm3_folder(train_file: TrainFile, tmp_path_factory: pytest.TempPathFact
 def glm4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small `tokenizer.model` of GLM-4: the bytes, and some merges of them."""
     folder = tmp_path_factory.mktemp("glm4")
-    words = ["he", "ll", "你".encode()[:2], "你", "好"]
     pieces = [bytes([byte]) for byte in range(256)]
-    pieces += [word.encode() if isinstance(word, str) else word for word in words]
+    pieces += [b"he", b"ll", "你".encode()[:2], "你".encode(), "好".encode()]
     lines = [b"%s %d\n" % (base64.b64encode(one), rank) for rank, one in enumerate(pieces)]
     (folder / "tokenizer.model").write_bytes(b"".join(lines))
     return folder
@@ -190,34 +191,97 @@ def qwen2_older_folder(qwen2_folder: Path, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("qwen2_older")
     content = json.loads((qwen2_folder / "tokenizer.json").read_text("utf-8"))
     (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]), "utf-8")
-    merges = "\n".join(content["model"]["merges"])
+    # The library writes a merge as a text or as a pair, depending on its version.
+    merges = "\n".join(
+        one if isinstance(one, str) else " ".join(one) for one in content["model"]["merges"]
+    )
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", "utf-8")
     added = {one["id"]: one for one in content["added_tokens"]}
     write_config(folder, tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=added)
     return folder
 
 
+def golden_json(name: str) -> dict[str, Any]:
+    """A small `tokenizer.json` ("tokenizer") and the ids of some texts ("cases")."""
+    content: dict[str, Any] = json.loads(
+        (golden_folder("tokenizer_json") / f"{name}.json").read_text("utf-8")
+    )
+    return content
+
+
+class Family(NamedTuple):
+    """A folder as it is published: whose vocabulary, and what `tokenizer_config.json` says."""
+
+    vocabulary: str
+    template: str
+    eos_token: str
+    bos_token: Optional[str] = None
+    added: tuple[str, ...] = ()
+
+
+FAMILIES = {
+    "llama2": Family("llama_spm", templates.LLAMA_2, "</s>", "<s>"),
+    "tiny_llama": Family("llama_spm", templates.TINY_LLAMA, "</s>", "<s>"),
+    "mistral": Family("llama_spm", templates.MISTRAL, "</s>", "<s>"),
+    "llama3": Family("llama_bpe", templates.LLAMA_3, "<|eot_id|>", "<|begin_of_text|>"),
+    "smollm2": Family("qwen2", templates.SMOL_LM_2, "<|im_end|>", "<|im_start|>"),
+    "qwen3": Family(
+        *("qwen2", templates.QWEN_3, "<|im_end|>", None),
+        ("<tool_call>", "</tool_call>", "<tool_response>", "<think>", "</think>"),
+    ),
+    "glm4_0414": Family("glm4", templates.GLM_4_0414, "<|user|>"),
+}
+
+
+@pytest.fixture(scope="session")
+def family_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each of `FAMILIES`."""
+    folders = {}
+    for name, family in FAMILIES.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        content = golden_json(family.vocabulary)["tokenizer"]
+        token = content["added_tokens"][0]
+        first = max(one["id"] for one in content["added_tokens"]) + 1
+        content["added_tokens"] += [
+            {**token, "content": one, "id": first + place, "special": False}
+            for place, one in enumerate(family.added)
+        ]
+        (folders[name] / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+        write_config(
+            folders[name],
+            tokenizer_class="PreTrainedTokenizerFast",
+            chat_template=family.template,
+            bos_token=family.bos_token and {"content": family.bos_token},
+            eos_token=family.eos_token,
+        )
+    return folders
+
+
 def _load(name: str, request: pytest.FixtureRequest) -> ChatTokenizer:
     folder: Path
     if name == "chatglm":
-        return ChatGLMTokenizer(request.getfixturevalue("trained_file"))
+        return ChatGLM6BTokenizer(request.getfixturevalue("trained_file"))
     if name in ("chatglm2", "chatglm3"):
         folder = request.getfixturevalue("chatglm3_folder")
-        return ChatGLM3Tokenizer.from_folder(folder, version=int(name[-1]))
+        return ChatGLM2Tokenizer.from_folder(folder, version=int(name[-1]))
     if name == "glm4":
         folder = request.getfixturevalue("glm4_folder")
         return GLM4Tokenizer.from_file(folder / "tokenizer.model")
     if name == "qwen2":
-        return Qwen2Tokenizer.from_folder(request.getfixturevalue("qwen2_folder"))
+        return HuggingFaceTokenizer.from_folder(request.getfixturevalue("qwen2_folder"))
+    if name in FAMILIES:
+        found = load_tokenizer(request.getfixturevalue("family_folders")[name])
+        assert found is not None
+        return found
     if name in ("e2e_chatglm_6b", "tokenizer_chatglm_6b"):
-        return ChatGLMTokenizer.from_folder(golden_folder(name, "ice_text.model"))
+        return ChatGLM6BTokenizer.from_folder(golden_folder(name, "ice_text.model"))
     folder = golden_folder(name, "tokenizer.model")
     if name == "tokenizer_glm4":
         return GLM4Tokenizer.from_file(folder / "tokenizer.model")
-    return ChatGLM3Tokenizer.from_folder(folder)
+    return ChatGLM2Tokenizer.from_folder(folder)
 
 
-SMALL = ["chatglm", "chatglm2", "chatglm3", "glm4", "qwen2"]
+SMALL = ["chatglm", "chatglm2", "chatglm3", "glm4", "qwen2", "llama2", "llama3", "glm4_0414"]
 REFERENCE = [
     *("e2e_chatglm_6b", "tokenizer_chatglm_6b"),
     *("e2e_chatglm3_6b", "tokenizer_chatglm2_chatglm3", "tokenizer_glm4"),

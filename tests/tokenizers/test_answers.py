@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.tokenizers import AnswerReader, ToolCall
-from glm_multiuser.tokenizers.answers import PlainAnswerReader
+from glm_multiuser.tokenizers.answers import TaggedAnswerReader
 from glm_multiuser.tokenizers.calls import LONGEST_CALL, read_python_call, write_python_call
-from glm_multiuser.tokenizers.glm4 import _read_call
-from glm_multiuser.tokenizers.header_reader import HeaderAnswerReader
-from glm_multiuser.tokenizers.tagged_reader import TaggedAnswerReader
+from glm_multiuser.tokenizers.glm4 import read_call
+from glm_multiuser.tokenizers.headers import HeaderAnswerReader
 
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather"}},
@@ -40,7 +39,7 @@ def chatglm3(tools: Any = ()) -> AnswerReader:
 
 
 def glm4(tools: Any = ()) -> AnswerReader:
-    return HeaderAnswerReader(tools, _read_call)
+    return HeaderAnswerReader(tools, read_call)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ PARTS = [
 @given(
     parts=st.lists(st.sampled_from(PARTS), max_size=8),
     marks=st.lists(st.integers(0, 400), max_size=8),
-    kind=st.sampled_from([chatglm3, glm4, TaggedAnswerReader, lambda _: PlainAnswerReader()]),
+    kind=st.sampled_from([chatglm3, glm4, TaggedAnswerReader, lambda _: AnswerReader()]),
 )
 def test_the_result_does_not_depend_on_the_pieces(
     parts: list[str], marks: list[int], kind: Any
@@ -154,7 +153,7 @@ def test_the_result_does_not_depend_on_the_pieces(
 
 @given(text=st.text())
 def test_plain_answers_stay(text: str) -> None:
-    assert read(PlainAnswerReader(), *text) == (text, ())
+    assert read(AnswerReader(), *text) == (text, ())
 
 
 json_values = st.recursive(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.tokenizers import StopStrings
-from glm_multiuser.tokenizers.matching import unfinished_match
+from glm_multiuser.tokenizers.text import unfinished_match
 
 # Two letters only, so that stop strings repeat, overlap and contain each other.
 texts = st.lists(st.text("ab", max_size=6), max_size=8)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm_multiuser.tokenizers import ChatTokenizer, IncrementalDetokenizer
-from glm_multiuser.tokenizers.chatglm import CLEAN_UP
+from glm_multiuser.tokenizers.chatglm_6b import CLEAN_UP
 from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
 
 MOST_HELD_BACK = 3 + sum(len(old) - 1 for old, _ in CLEAN_UP)
@@ -56,6 +56,7 @@ def draw_splits(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     return [ids[start:end] for start, end in zip([0, *marks], [*marks, len(ids)])]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_deltas_join_to_the_decoded_text(any_tokenizer: ChatTokenizer, data: st.DataObject) -> None:
@@ -65,6 +66,7 @@ def test_deltas_join_to_the_decoded_text(any_tokenizer: ChatTokenizer, data: st.
     assert "".join(deltas) + detokenizer.flush() == any_tokenizer.decode(ids)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_every_delta_is_final_and_little_waits(

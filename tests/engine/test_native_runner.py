@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glm_multiuser import MultiUserLLM, SamplingParams
-from glm_multiuser.config import CausalConfig
+from glm_multiuser import MultiUserLLM, SamplingParams, memory
+from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.one_graph import OneGraphRunner
+from glm_multiuser.engine.native import NativeRunner, read_cache, write_cache
 from glm_multiuser.handle import Handle
-from glm_multiuser.kernels.packing import TILE
-from glm_multiuser.models.kv_past import CellLayout
-from glm_multiuser.models.user_past import read_user_past, write_user_past
-from glm_multiuser.models.users import MultiUserModel
+from glm_multiuser.models.multi_user import MultiUserModel
 from tests.engine.small_model import (
+    CAUSAL,
     FLOAT32,
     GREEDY,
     MODEL,
@@ -36,20 +35,6 @@ from tests.engine.small_model import (
     prompt,
 )
 
-CAUSAL = CausalConfig(
-    family="qwen2",
-    vocab_size=96,
-    hidden_size=64,
-    num_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    inner_hidden_size=128,
-    max_sequence_length=64,
-    eos_token_ids=(93,),
-    rotary_dim=16,
-)
-
 
 def open_llm(users: int, model: Any = MODEL, **settings: Any) -> MultiUserLLM:
     return MultiUserLLM.from_config(
@@ -59,9 +44,9 @@ def open_llm(users: int, model: Any = MODEL, **settings: Any) -> MultiUserLLM:
     )
 
 
-def runner_of(llm: MultiUserLLM) -> OneGraphRunner:
+def runner_of(llm: MultiUserLLM) -> NativeRunner:
     runner = llm._runner
-    assert isinstance(runner, OneGraphRunner)
+    assert isinstance(runner, NativeRunner)
     return runner
 
 
@@ -93,12 +78,12 @@ def expected(llm: MultiUserLLM) -> list[Any]:
 
 @pytest.mark.parametrize("users", [1, 2, 33])
 def test_one_graph_serves_any_number_of_users(users: int) -> None:
-    told: list[tuple[int, int, str]] = []
-    with open_llm(users, progress=lambda *what: told.append(what)) as llm:
-        whats = ["the graph of every step", "several users in it"][: min(users, 2)]
-        count = len(whats)
-        assert told[-count - 1 :] == [
-            *((number, count, what) for number, what in enumerate(whats)),
+    reports: list[tuple[int, int, str]] = []
+    with open_llm(users, progress=lambda *what: reports.append(what)) as llm:
+        jobs = ["compile step graph", "check batch invariance"][: min(users, 2)]
+        count = len(jobs)
+        assert reports[-count - 1 :] == [
+            *((number, count, what) for number, what in enumerate(jobs)),
             (count, count, "ready"),
         ]
         assert llm.stats().compiles == 1
@@ -151,7 +136,10 @@ def test_where_a_prompt_is_cut_and_who_is_beside_it_changes_no_bit(causal: Multi
         assert bits(one_by_one(whole, prompts)) == together
 
 
-@pytest.mark.parametrize("chunk", [1, 12, 20])
+@pytest.mark.parametrize(
+    "chunk",
+    [pytest.param(1, marks=pytest.mark.rare), 12, pytest.param(20, marks=pytest.mark.rare)],
+)
 def test_a_prompt_that_goes_through_some_layers_in_each_step_gets_the_same_bits(
     llm: MultiUserLLM, chunk: int
 ) -> None:
@@ -169,11 +157,11 @@ def test_a_prompt_that_goes_through_some_layers_in_each_step_gets_the_same_bits(
 
 def test_a_prompt_behind_what_its_slot_still_holds_changes_no_bit(causal: MultiUserLLM) -> None:
     first = prompt(7, 9)
-    handle = causal.submit(first, GREEDY, user="me")
+    handle = causal.submit(first, params=GREEDY, user="me")
     token_ids = [*first, *handle.result().token_ids][:14]
-    again = causal.submit(token_ids, GREEDY, user="me").result()
+    again = causal.submit(token_ids, params=GREEDY, user="me").result()
     assert again.usage.cached_tokens == 13
-    fresh = causal.submit(token_ids, replace(GREEDY, cache_prompt=False), user="me").result()
+    fresh = causal.submit(token_ids, params=replace(GREEDY, cache_prompt=False), user="me").result()
     assert fresh.usage.cached_tokens == 0
     assert Heard(again).bits == Heard(fresh).bits
 
@@ -184,19 +172,25 @@ def test_a_prompt_behind_what_its_slot_still_holds_changes_no_bit(causal: MultiU
 @pytest.mark.parametrize("users", [1, 3])
 def test_bytes_per_user_are_those_of_the_caches(users: int) -> None:
     with open_llm(users, seq_length=2 * TILE) as llm:
-        claimed = llm.stats().cache_bytes_per_user
-        assert claimed == 2 * TILE * MODEL.num_layers * 2 * MODEL.hidden_size * FLOAT32
-        assert cache_bytes(llm) == users * claimed
+        assert_bytes_per_user(llm, 2 * TILE, 2 * TILE)
 
 
 def test_keys_of_a_sequence_that_is_no_whole_number_of_tiles_are_filled_up(
     llm: MultiUserLLM,
 ) -> None:
-    per_position = MODEL.num_layers * MODEL.hidden_size * FLOAT32
-    assert SEQ_LENGTH % TILE
-    filled_up = (TILE - SEQ_LENGTH % TILE) * per_position
-    stats = llm.stats()
-    assert cache_bytes(llm) == stats.users * (stats.cache_bytes_per_user + filled_up)
+    assert TILE < SEQ_LENGTH < 2 * TILE
+    assert_bytes_per_user(llm, 2 * TILE, SEQ_LENGTH)
+
+
+def assert_bytes_per_user(llm: MultiUserLLM, keys: int, values: int) -> None:
+    """That each user has so many positions of keys and of values, and nothing else says more."""
+    stats, engine = llm.stats(), runner_of(llm).engine
+    assert (
+        stats.cache_bytes_per_user
+        == (keys + values) * MODEL.num_layers * MODEL.hidden_size * FLOAT32
+        == memory.user_bytes(MODEL, engine)
+    )
+    assert cache_bytes(llm) == stats.users * stats.cache_bytes_per_user
 
 
 def test_a_closed_engine_that_nobody_holds_is_gone() -> None:
@@ -217,8 +211,8 @@ def test_a_closed_engine_that_nobody_holds_is_gone() -> None:
 def poison(model: MultiUserModel, slots: list[int]) -> None:
     """NaN in all keys and values of some slots, as if their last users had filled them."""
     for slot in slots:
-        past = read_user_past(model, slot, model.layout.seq_length)
-        write_user_past(model, slot, [np.full_like(one, np.nan) for one in past])
+        past = read_cache(model, slot, model.layout.seq_length)
+        write_cache(model, slot, [np.full_like(one, np.nan) for one in past])
 
 
 def test_a_slot_that_held_nan_is_handed_on(llm: MultiUserLLM, expected: list[Any]) -> None:
@@ -234,10 +228,12 @@ def test_nan_of_one_user_is_noticed_by_nobody_else(llm: MultiUserLLM, expected: 
     model = runner_of(llm).model
 
     def begin_and_poison() -> list[Handle]:
-        handles = [llm.submit(one, GREEDY, user=user) for user, one in enumerate(PROMPTS)]
+        handles = [llm.submit(one, params=GREEDY, user=user) for user, one in enumerate(PROMPTS)]
         while [slot.generated_tokens for slot in llm._engine.slots()] < [2, 0, 0]:
             llm._engine.step()
-        poison(model, [llm._engine._scheduler.slots.slot_of(1)])
+        slot = llm._engine._scheduler.slots.slot_of(1)
+        assert slot is not None
+        poison(model, [slot])
         return handles
 
     first, poisoned, third = DEVICE_THREAD.call(begin_and_poison)
@@ -247,7 +243,7 @@ def test_nan_of_one_user_is_noticed_by_nobody_else(llm: MultiUserLLM, expected: 
     assert failed.finish_reason == "error"
     assert "not finite" in str(failed.error)
     # Whoever gets that slot next, and its user itself.
-    later = [llm.submit(PROMPTS[1], GREEDY, user=user) for user in (1, "next", "one more")]
+    later = [llm.submit(PROMPTS[1], params=GREEDY, user=user) for user in (1, "next", "one more")]
     assert [Heard(one.result()).bits for one in later] == [expected[1]] * 3
 
 
@@ -276,7 +272,7 @@ def moved(llm: MultiUserLLM, prompts: list[list[int]], steps: int, users: int) -
     """Requests that pause for a resize after so many steps."""
 
     def move() -> list[Handle]:
-        handles = [llm.submit(one, GREEDY) for one in prompts]
+        handles = [llm.submit(one, params=GREEDY) for one in prompts]
         for _ in range(steps):
             assert llm._engine.step()
         llm._engine._resize(users, lambda *what: None)
@@ -312,7 +308,7 @@ def test_a_resize_counts_no_compilation_after_ready(llm: MultiUserLLM) -> None:
     stats = llm.stats()
     assert (stats.users, stats.compiles_after_ready) == (2, 0)
     slots = {one.name for one in runner_of(llm).model.get_parameters() if "key_past" in one.name}
-    assert len(slots) == MODEL.num_layers  # one cell for everybody
+    assert len(slots) == MODEL.num_layers  # one cell for all users
 
 
 def test_a_resize_that_the_device_refuses_goes_back(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glm_multiuser.errors import CheckpointError, ConfigError
-from glm_multiuser.tokenizers import ChatGLM3Tokenizer, load_tokenizer
+from glm_multiuser.tokenizers import ChatGLM2Tokenizer, load_tokenizer
 from tests.golden_data import golden_folder
 from tests.tokenizers.conftest import TrainFile, write_config
 
@@ -28,13 +28,13 @@ def golden(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def second(folder: Path) -> ChatGLM3Tokenizer:
-    return ChatGLM3Tokenizer.from_folder(folder, version=2)
+def second(folder: Path) -> ChatGLM2Tokenizer:
+    return ChatGLM2Tokenizer.from_folder(folder, version=2)
 
 
 @pytest.fixture(scope="module")
-def third(folder: Path) -> ChatGLM3Tokenizer:
-    return ChatGLM3Tokenizer.from_folder(folder)
+def third(folder: Path) -> ChatGLM2Tokenizer:
+    return ChatGLM2Tokenizer.from_folder(folder)
 
 
 def in_openai_form(message: dict[str, Any]) -> dict[str, Any]:
@@ -59,16 +59,16 @@ class TestAgainstTheOriginal:
         assert len(golden["chatglm3_build_single_message"]) == 8
 
     def test_ids(
-        self, second: ChatGLM3Tokenizer, third: ChatGLM3Tokenizer, golden: dict[str, Any]
+        self, second: ChatGLM2Tokenizer, third: ChatGLM2Tokenizer, golden: dict[str, Any]
     ) -> None:
         prefix = [third.special["[gMASK]"], third.special["sop"]]
         for one in golden["cases"]:
             assert third.encode(one["text"]) == second.encode(one["text"]) == one["sp_ids"]
-            # The originals read no special token in a text either, unless they are told to.
+            # The originals read no special token in a text either, unless they are asked to.
             assert [*prefix, *one["sp_ids"]] == one["chatglm3_input_ids"]
             assert one["chatglm2_input_ids"] == one["chatglm3_input_ids"]
 
-    def test_decoded(self, third: ChatGLM3Tokenizer, golden: dict[str, Any]) -> None:
+    def test_decoded(self, third: ChatGLM2Tokenizer, golden: dict[str, Any]) -> None:
         with_prefixes = 0
         for one in golden["cases"]:
             ids = one["sp_ids"]
@@ -79,31 +79,33 @@ class TestAgainstTheOriginal:
                 assert prefixes == one["prefix_decoded"]
         assert with_prefixes > 150
 
-    def test_prompts_of_chatglm2(self, second: ChatGLM3Tokenizer, golden: dict[str, Any]) -> None:
+    def test_prompts_of_chatglm2(self, second: ChatGLM2Tokenizer, golden: dict[str, Any]) -> None:
         for one in golden["chatglm2_build_prompt"]:
             assert second.encode_prompt(one["query"], one["history"]) == one["input_ids"]
 
-    def test_prompts_of_chatglm3(self, third: ChatGLM3Tokenizer, golden: dict[str, Any]) -> None:
+    def test_prompts_of_chatglm3(self, third: ChatGLM2Tokenizer, golden: dict[str, Any]) -> None:
         tools_seen = 0
         for one in golden["chatglm3_build_chat_input"]:
             history = one["history"]
             tools = [function for message in history for function in message.get("tools", ())]
             tools_seen += len(tools)
             # The system message of the golden case with tools is what this library writes.
-            told = [in_openai_form(message) for message in history if "tools" not in message]
-            told.append(in_openai_form({"role": one["role"], "content": one["query"]}))
+            conversation = [
+                in_openai_form(message) for message in history if "tools" not in message
+            ]
+            conversation.append(in_openai_form({"role": one["role"], "content": one["query"]}))
             offered = [{"type": "function", "function": function} for function in tools]
-            assert third.encode_messages(told, offered) == one["input_ids"]
+            assert third.encode_messages(conversation, offered) == one["input_ids"]
             if not tools:
-                assert third.encode_prompt(one["query"], told[:-1]) == one["input_ids"]
+                assert third.encode_prompt(one["query"], conversation[:-1]) == one["input_ids"]
         assert tools_seen == 1
 
-    def test_single_messages(self, third: ChatGLM3Tokenizer, golden: dict[str, Any]) -> None:
+    def test_single_messages(self, third: ChatGLM2Tokenizer, golden: dict[str, Any]) -> None:
         for one in golden["chatglm3_build_single_message"]:
             role = {"observation": "tool"}.get(one["role"], one["role"])
             assert third.encode_message(role, one["metadata"], one["message"]) == one["ids"]
 
-    def test_process_response(self, third: ChatGLM3Tokenizer, golden: dict[str, Any]) -> None:
+    def test_process_response(self, third: ChatGLM2Tokenizer, golden: dict[str, Any]) -> None:
         texts = 0
         for one in golden["chatglm3_process_response"]:
             expected = one["content"]
@@ -115,7 +117,7 @@ class TestAgainstTheOriginal:
         assert texts == 3
 
     def test_numbers_of_the_released_file(
-        self, second: ChatGLM3Tokenizer, third: ChatGLM3Tokenizer, golden: dict[str, Any]
+        self, second: ChatGLM2Tokenizer, third: ChatGLM2Tokenizer, golden: dict[str, Any]
     ) -> None:
         special = golden["special_ids"]
         assert third.vocab_size == golden["vocab_size"]
@@ -138,20 +140,20 @@ def expected(place: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def small(place: Path) -> ChatGLM3Tokenizer:
+def small(place: Path) -> ChatGLM2Tokenizer:
     found = load_tokenizer(place)
-    assert isinstance(found, ChatGLM3Tokenizer)
+    assert isinstance(found, ChatGLM2Tokenizer)
     assert found.version == 3
     return found
 
 
 class TestEndToEnd:
     @staticmethod
-    def answer(one: dict[str, Any], tokenizer: ChatGLM3Tokenizer) -> str:
+    def answer(one: dict[str, Any], tokenizer: ChatGLM2Tokenizer) -> str:
         """As the original `chat` does it: without the last id, which it takes for the end."""
         return tokenizer.process_response(tokenizer.decode(one["output_ids"][:-1]))
 
-    def test_single_questions(self, small: ChatGLM3Tokenizer, expected: dict[str, Any]) -> None:
+    def test_single_questions(self, small: ChatGLM2Tokenizer, expected: dict[str, Any]) -> None:
         assert small.vocab_size == expected["vocab"]
         assert len(expected["single"]) == 11
         for one in expected["single"]:
@@ -161,7 +163,7 @@ class TestEndToEnd:
             assert small.encode_prompt(one["query"], history) == one["input_ids"]
             assert self.answer(one, small) == one["response"]
 
-    def test_session(self, small: ChatGLM3Tokenizer, expected: dict[str, Any]) -> None:
+    def test_session(self, small: ChatGLM2Tokenizer, expected: dict[str, Any]) -> None:
         first, *later = expected["session"]
         assert small.encode_messages(first["history"]) == first["input_ids"]
         parts = first["response"]
@@ -177,7 +179,7 @@ class TestEndToEnd:
 
 
 def test_a_system_message_and_tools(chatglm3_folder: Path) -> None:
-    tokenizer = ChatGLM3Tokenizer.from_folder(chatglm3_folder)
+    tokenizer = ChatGLM2Tokenizer.from_folder(chatglm3_folder)
     function = {"name": "get_weather", "parameters": {"type": "object"}}
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     ids = tokenizer.encode_messages(messages, [{"type": "function", "function": function}])
@@ -196,7 +198,7 @@ def test_a_system_message_and_tools(chatglm3_folder: Path) -> None:
 
 
 def test_words_before_a_call_are_a_message_of_their_own(chatglm3_folder: Path) -> None:
-    tokenizer = ChatGLM3Tokenizer.from_folder(chatglm3_folder)
+    tokenizer = ChatGLM2Tokenizer.from_folder(chatglm3_folder)
     function = {"name": "f", "arguments": '{"a-b": true, "from": [1, null], "c": "d"}'}
     call = {"role": "assistant", "content": "wait", "tool_calls": [{"function": function}]}
     ids = tokenizer.encode_messages(
@@ -212,7 +214,7 @@ def test_words_before_a_call_are_a_message_of_their_own(chatglm3_folder: Path) -
 
 
 def test_the_beginning_of_the_next_message_is_shown(chatglm3_folder: Path) -> None:
-    tokenizer = ChatGLM3Tokenizer.from_folder(chatglm3_folder)
+    tokenizer = ChatGLM2Tokenizer.from_folder(chatglm3_folder)
     ids = [*tokenizer.encode("\n fox"), tokenizer.special["<|assistant|>"], *tokenizer.encode("f")]
     assert tokenizer.decode([*ids, tokenizer.special["<|user|>"], 2]) == "\n fox<|assistant|>f"
     assert tokenizer.process_response("\n fox<|assistant|>\n dog ") == "dog"
@@ -242,15 +244,15 @@ class TestVersion:
         if config is not None:
             (tmp_path / "config.json").write_text(json.dumps(config))
         found = load_tokenizer(tmp_path)
-        assert isinstance(found, ChatGLM3Tokenizer)
+        assert isinstance(found, ChatGLM2Tokenizer)
         assert found.version == version
-        other = ChatGLM3Tokenizer.from_folder(tmp_path, version=5 - version)
+        other = ChatGLM2Tokenizer.from_folder(tmp_path, version=5 - version)
         assert other.version == 5 - version
 
     def test_another_one_is_refused(self, chatglm3_folder: Path) -> None:
         with pytest.raises(ConfigError, match="version is 4"):
-            ChatGLM3Tokenizer(chatglm3_folder / "tokenizer.model", version=4)
+            ChatGLM2Tokenizer(chatglm3_folder / "tokenizer.model", version=4)
 
     def test_the_file_of_chatglm_6b_is_refused(self, train_file: TrainFile) -> None:
         with pytest.raises(CheckpointError, match=r"ice_text\.model of ChatGLM-6B"):
-            ChatGLM3Tokenizer(train_file())
+            ChatGLM2Tokenizer(train_file())

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from glm_multiuser.errors import CheckpointError, InvalidParameterError
-from glm_multiuser.tokenizers import Qwen2Tokenizer, load_tokenizer
-from glm_multiuser.tokenizers.tagged_reader import TaggedAnswerReader
+from glm_multiuser.tokenizers import HuggingFaceTokenizer, load_tokenizer
+from glm_multiuser.tokenizers.answers import TaggedAnswerReader
 from tests.tokenizers.conftest import QWEN2_SHOWN, QWEN2_SPECIAL, write_config
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "<|im_end|> <tool_call>"}}]
@@ -24,9 +24,9 @@ tricky_texts = st.lists(st.sampled_from([*NAMES, *FRAGMENTS]), max_size=6).map("
 
 
 @pytest.fixture(scope="module")
-def tokenizer(qwen2_folder: Path) -> Qwen2Tokenizer:
+def tokenizer(qwen2_folder: Path) -> HuggingFaceTokenizer:
     found = load_tokenizer(qwen2_folder)
-    assert isinstance(found, Qwen2Tokenizer)
+    assert isinstance(found, HuggingFaceTokenizer)
     return found
 
 
@@ -47,14 +47,14 @@ def messages(*texts: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": text} for role, text in zip(roles, texts)]
 
 
-def count(ids: list[int], tokenizer: Qwen2Tokenizer) -> dict[str, int]:
+def count(ids: list[int], tokenizer: HuggingFaceTokenizer) -> dict[str, int]:
     return {name: ids.count(tokenizer.special[name]) for name in NAMES}
 
 
 class TestText:
     @pytest.mark.parametrize("text", ["", " ", "你好, world!\n\n  it's", "\x00👋", "e\u0301"])
     def test_ids_are_those_of_the_library(
-        self, tokenizer: Qwen2Tokenizer, original: Any, text: str
+        self, tokenizer: HuggingFaceTokenizer, original: Any, text: str
     ) -> None:
         ids = tokenizer.encode(text)
         assert ids == original.encode(text, add_special_tokens=False).ids
@@ -62,16 +62,18 @@ class TestText:
 
     @settings(deadline=None, max_examples=100)
     @given(text=tricky_texts)
-    def test_text_never_becomes_a_special_token(self, tokenizer: Qwen2Tokenizer, text: str) -> None:
+    def test_text_never_becomes_a_special_token(
+        self, tokenizer: HuggingFaceTokenizer, text: str
+    ) -> None:
         ids = tokenizer.encode(text)
         assert not set(tokenizer.special.values()).intersection(ids)
         assert tokenizer.decode(ids) == text
 
-    def test_answers_show_only_some_special_tokens(self, tokenizer: Qwen2Tokenizer) -> None:
+    def test_answers_show_only_some_special_tokens(self, tokenizer: HuggingFaceTokenizer) -> None:
         assert tokenizer.decode(list(tokenizer.special.values())) == "<tool_call></tool_call>"
         assert tokenizer.token_bytes(tokenizer.special["<|im_end|>"]) == b"<|im_end|>"
 
-    def test_ends(self, tokenizer: Qwen2Tokenizer) -> None:
+    def test_ends(self, tokenizer: HuggingFaceTokenizer) -> None:
         names = ["<|im_end|>", "<|endoftext|>"]
         assert tokenizer.stop_token_ids == tuple(tokenizer.special[name] for name in names)
         assert tokenizer.process_response(" a\n") == " a\n"
@@ -79,7 +81,7 @@ class TestText:
 
 class TestTemplate:
     def test_ids_are_those_of_the_rendered_text(
-        self, tokenizer: Qwen2Tokenizer, original: Any
+        self, tokenizer: HuggingFaceTokenizer, original: Any
     ) -> None:
         ids = tokenizer.encode_messages(messages("be brief", "\n\n你好 ", "hi", "the fox"))
         rendered = (
@@ -91,10 +93,10 @@ class TestTemplate:
         history = [{"role": "system", "content": "be brief"}, ("\n\n你好 ", "hi")]
         assert tokenizer.encode_prompt("the fox", history) == ids
 
-    def test_tools_and_calls(self, tokenizer: Qwen2Tokenizer, original: Any) -> None:
+    def test_tools_and_calls(self, tokenizer: HuggingFaceTokenizer, original: Any) -> None:
         tools = [{"type": "function", "function": {"name": "f", "description": "天气"}}]
         function = {"name": "f", "arguments": '{"city":"北京"}'}
-        told = [
+        conversation: list[dict[str, Any]] = [
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
             {"role": "tool", "content": "22"},
@@ -107,13 +109,14 @@ class TestTemplate:
             "<|im_start|>user\n<tool_response>\n22\n</tool_response><|im_end|>\n"
             "<|im_start|>assistant\n"
         )
-        assert tokenizer.encode_messages(told, tools) == original.encode(rendered).ids
+        assert tokenizer.encode_messages(conversation, tools) == original.encode(rendered).ids
         assert isinstance(tokenizer.answer_reader(tools), TaggedAnswerReader)
 
+    @pytest.mark.slow
     @settings(deadline=None, max_examples=100)
     @given(texts=st.lists(tricky_texts, min_size=4, max_size=4))
     def test_no_text_writes_a_special_token(
-        self, tokenizer: Qwen2Tokenizer, texts: list[str]
+        self, tokenizer: HuggingFaceTokenizer, texts: list[str]
     ) -> None:
         plain = tokenizer.encode_messages(messages("a", "b", "c", "d"), TOOLS)
         ids = tokenizer.encode_messages(messages(*texts), TOOLS)
@@ -124,19 +127,22 @@ class TestTemplate:
         shown = "".join(tokenizer.token_bytes(one).decode("latin-1") for one in ids)
         assert texts[3].strip().encode().decode("latin-1") in shown
 
-    def test_no_argument_writes_a_special_token(self, tokenizer: Qwen2Tokenizer) -> None:
+    def test_no_argument_writes_a_special_token(self, tokenizer: HuggingFaceTokenizer) -> None:
         def ids(text: str) -> list[int]:
             function = {"name": "f", "arguments": json.dumps({text: [text, {"role": text}]})}
-            call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-            told = [{"role": "user", "content": "a"}, call, {"role": "tool", "content": text}]
-            return tokenizer.encode_messages(told, TOOLS)
+            conversation: list[dict[str, Any]] = [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+                {"role": "tool", "content": text},
+            ]
+            return tokenizer.encode_messages(conversation, TOOLS)
 
         for name in QWEN2_SPECIAL:
             assert count(ids(name), tokenizer) == count(ids("a"), tokenizer)
 
     def test_without_a_template_chat_ml_is_written(self, copied: Path, original: Any) -> None:
         write_config(copied, eos_token={"content": "<|im_end|>"})
-        found = Qwen2Tokenizer.from_folder(copied)
+        found = HuggingFaceTokenizer.from_folder(copied)
         rendered = "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
         assert found.encode_prompt(" hi ") == original.encode(rendered).ids
         for use in (found.answer_reader, lambda tools: found.encode_messages([], tools)):
@@ -148,7 +154,7 @@ class TestTemplate:
     def test_a_template_that_refuses(self, copied: Path) -> None:
         write_config(copied, chat_template="{{ raise_exception('no ' + messages[0].role) }}")
         with pytest.raises(InvalidParameterError, match="chat template: no user"):
-            Qwen2Tokenizer.from_folder(copied).encode_prompt("a")
+            HuggingFaceTokenizer.from_folder(copied).encode_prompt("a")
 
     @pytest.mark.parametrize(
         "template",
@@ -157,7 +163,7 @@ class TestTemplate:
     def test_a_template_that_cannot_be_rendered(self, copied: Path, template: str) -> None:
         write_config(copied, chat_template=template)
         with pytest.raises(InvalidParameterError, match="messages cannot be written"):
-            Qwen2Tokenizer.from_folder(copied).encode_prompt("a")
+            HuggingFaceTokenizer.from_folder(copied).encode_prompt("a")
 
     @pytest.mark.parametrize(
         ("template", "message"),
@@ -175,17 +181,19 @@ class TestTemplate:
             {"name": "tool_use", "template": "{{ tools }}2"},
         ]
         write_config(copied, chat_template=named)
-        found = Qwen2Tokenizer.from_folder(copied)
+        found = HuggingFaceTokenizer.from_folder(copied)
         assert found.encode_prompt("a") == found.encode("None2")
         (copied / "chat_template.jinja").write_text("{{ eos_token }}3")
-        found = Qwen2Tokenizer.from_folder(copied)
+        found = HuggingFaceTokenizer.from_folder(copied)
         assert found.encode_prompt("a") == found.encode("3")
 
 
 class TestFiles:
-    def test_the_older_files(self, qwen2_older_folder: Path, tokenizer: Qwen2Tokenizer) -> None:
+    def test_the_older_files(
+        self, qwen2_older_folder: Path, tokenizer: HuggingFaceTokenizer
+    ) -> None:
         found = load_tokenizer(qwen2_older_folder)
-        assert isinstance(found, Qwen2Tokenizer)
+        assert isinstance(found, HuggingFaceTokenizer)
         assert found.special == tokenizer.special
         assert found.stop_token_ids == tokenizer.stop_token_ids
         text = "你好, the quick brown fox. it's\n\n123"
@@ -215,9 +223,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"model": {}}, "byte-level BPE"),
-            ({"model": 5}, "byte-level BPE"),
-            ({"added_tokens": [{}]}, "byte-level BPE"),
+            ({"model": {}}, "not a BPE vocabulary"),
+            ({"model": 5}, "not a BPE vocabulary"),
+            ({"added_tokens": [{}]}, "added token of another shape"),
             ({"decoder": {"type": "WordPiece"}}, "'WordPiece'"),
             ({"normalizer": {"type": "no such"}}, "cannot be read by tokenizers"),
         ],
@@ -229,12 +237,16 @@ class TestFiles:
             load_tokenizer(copied)
         assert "tokenizer.json" in str(caught.value)
 
-    def test_merges_as_pairs(self, copied: Path, tokenizer: Qwen2Tokenizer) -> None:
+    def test_merges_as_pairs(self, copied: Path, tokenizer: HuggingFaceTokenizer) -> None:
         file = copied / "tokenizer.json"
         content = json.loads(file.read_text())
-        content["model"]["merges"] = [one.split(" ") for one in content["model"]["merges"]]
+        content["model"]["merges"] = [
+            one.split(" ") if isinstance(one, str) else one for one in content["model"]["merges"]
+        ]
         file.write_text(json.dumps(content))
-        assert Qwen2Tokenizer.from_folder(copied).encode("the fox") == tokenizer.encode("the fox")
+        assert HuggingFaceTokenizer.from_folder(copied).encode("the fox") == tokenizer.encode(
+            "the fox"
+        )
 
     def test_a_special_token_that_users_could_write(self, copied: Path) -> None:
         file = copied / "tokenizer.json"
@@ -246,10 +258,12 @@ class TestFiles:
         with pytest.raises(CheckpointError, match=f"{name!r} as ordinary text"):
             load_tokenizer(copied)
 
-    def test_ends_of_the_generation_config(self, copied: Path, tokenizer: Qwen2Tokenizer) -> None:
+    def test_ends_of_the_generation_config(
+        self, copied: Path, tokenizer: HuggingFaceTokenizer
+    ) -> None:
         (copied / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
         write_config(copied)
-        assert Qwen2Tokenizer.from_folder(copied).stop_token_ids[:2] == (7, 8)
+        assert HuggingFaceTokenizer.from_folder(copied).stop_token_ids[:2] == (7, 8)
 
     def test_no_end_at_all(self, copied: Path) -> None:
         file = copied / "tokenizer.json"

@@ -75,7 +75,7 @@ def small(glm4_folder: Path) -> GLM4Tokenizer:
 def test_tools_and_calls(small: GLM4Tokenizer) -> None:
     function = {"name": "f", "description": "天气", "parameters": {"type": "object"}}
     call = {"function": {"name": "f", "arguments": '{"a":1}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
