@@ -1,11 +1,15 @@
-"""Servers that several files of tests ask."""
+"""Servers that several files of tests ask, and the quick tests of `make check`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from glm_multiuser.backends.native.compiler import FLAGS
 from tests.server.process import ServerProcess
 
 USERS = 4
@@ -18,3 +22,35 @@ def server() -> Iterator[ServerProcess]:
     """One for all tests that leave it as it was."""
     with ServerProcess(*ARGUMENTS) as process:
         yield process
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-compile",
+        action="store_true",
+        help="skip every test as soon as it compiles a graph or kernels, or starts another Python",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_compile(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--no-compile`; no list of tests has to be kept."""
+    if not request.config.getoption("no_compile"):
+        yield
+        return
+    from mindspore.common import api
+
+    def compile(*args: Any, **options: Any) -> None:
+        pytest.skip("compiles a graph")
+
+    class Popen(subprocess.Popen[Any]):
+        def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
+            if sys.executable in args or FLAGS[0] in args:
+                pytest.skip("starts another Python, or compiles kernels")
+            super().__init__(args, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api._CellGraphExecutor, "compile", compile)
+        patch.setattr(api._JitExecutor, "compile", compile)
+        patch.setattr(subprocess, "Popen", Popen)
+        yield

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from glm_multiuser.models.user_past import read_user_past, write_user_past
+from glm_multiuser.engine.native import read_cache, write_cache
 
 
 def fill_with_nan(runner: Any, slot: int) -> None:
@@ -16,5 +16,5 @@ def fill_with_nan(runner: Any, slot: int) -> None:
         for block, zeros in enumerate(runner._zeros):
             runner._replace(slot, block, Tensor(np.full(zeros.shape, np.nan, np.float32)))
         return
-    past = read_user_past(runner.model, slot, runner.engine.seq_length)
-    write_user_past(runner.model, slot, [np.full_like(one, np.nan) for one in past])
+    past = read_cache(runner.model, slot, runner.engine.seq_length)
+    write_cache(runner.model, slot, [np.full_like(one, np.nan) for one in past])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
-from glm_multiuser.tokenizers import AnswerReader, IncrementalDetokenizer
-from glm_multiuser.tokenizers.answers import PlainAnswerReader
-from glm_multiuser.tokenizers.history import messages_of
+from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer
+from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.messages import read_messages, refuse_tools
 from tests.engine.mock_runner import EOS, FAILS_LATER, VOCAB
 
@@ -24,39 +23,35 @@ PIECES: dict[int, bytes] = {
 }
 
 
-class FakeTokenizer:
-    """Fulfils `ChatTokenizer`."""
-
-    vocab_size = VOCAB
+class FakeTokenizer(ChatTokenizer):
     stop_token_ids = (EOS,)
 
-    def encode(self, text: str) -> list[int]:
-        return [1 + ord(character) % (FAILS_LATER - 1) for character in text]
-
-    def encode_prompt(self, query: str, history: Optional[Sequence[Any]] = ()) -> list[int]:
-        return self.encode_messages(messages_of(query, history))
+    def __init__(self) -> None:
+        super().__init__(Vocabulary(_encode, PIECES, {}), replacements=[("[A]", "[a]")])
 
     def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        continue_final_message: bool = False,
     ) -> list[int]:
         refuse_tools(tools, "the mock")
-        told = read_messages(messages, with_tools=False)
+        told = read_messages(
+            messages, with_tools=False, continue_final_message=continue_final_message
+        )
         texts = [message.content for message in told]
         return self.encode("|".join(texts if told[0].role == "system" else ["", *texts]))
 
-    def answer_reader(self, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerReader:
+    def answer_reader(
+        self, tools: Sequence[Mapping[str, Any]] = (), *, continued: bool = False
+    ) -> AnswerReader:
         refuse_tools(tools, "the mock")
-        return PlainAnswerReader()
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        detokenizer = self.detokenizer()
-        return detokenizer.push(token_ids) + detokenizer.flush()
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return PIECES[token_id]
-
-    def detokenizer(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(PIECES.__getitem__, replacements=[("[A]", "[a]")])
+        return AnswerReader()
 
     def process_response(self, text: str) -> str:
         return f"<{text}>"
+
+
+def _encode(text: str) -> list[int]:
+    return [1 + ord(character) % (FAILS_LATER - 1) for character in text]

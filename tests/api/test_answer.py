@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import pytest
 
-from glm_multiuser.answer import Answer, Logprob, Piece, Timings, Usage
+from glm_multiuser.answer import AnswerCollector, Logprob, Piece, Timings, Usage
 from glm_multiuser.engine.request import End, Request, Token
 from glm_multiuser.errors import GenerationError
 from glm_multiuser.sampling import Choice, SamplingParams
@@ -17,14 +17,14 @@ from tests.engine.mock_runner import EOS, VOCAB
 AB, C, CD, YOU_BEGINS, YOU_ENDS, BRACKET, A = 1, 2, 3, 4, 5, 6, 7
 
 
-def new_answer(tokenizer: Optional[ChatTokenizer] = None, **params: Any) -> Answer:
+def new_answer(tokenizer: Optional[ChatTokenizer] = None, **params: Any) -> AnswerCollector:
     request = Request(
         [1, 2, 3], SamplingParams(**params), "user", (EOS,), 50, VOCAB, lambda event: None
     )
-    return Answer(request, tokenizer or FakeTokenizer())
+    return AnswerCollector(request, tokenizer or FakeTokenizer())
 
 
-def feed(answer: Answer, *token_ids: int) -> list[Piece]:
+def feed(answer: AnswerCollector, *token_ids: int) -> list[Piece]:
     """The pieces for these tokens, up to the last of an answer that ends."""
     pieces: list[Piece] = []
     for number, token_id in enumerate(token_ids):
@@ -34,7 +34,7 @@ def feed(answer: Answer, *token_ids: int) -> list[Piece]:
     return pieces
 
 
-def end(answer: Answer, reason: str, error: Optional[GenerationError] = None) -> Piece:
+def end(answer: AnswerCollector, reason: str, error: Optional[GenerationError] = None) -> Piece:
     return answer.take(End(reason, error, 0.5, 9.0))
 
 
@@ -156,7 +156,7 @@ def test_an_error_keeps_what_came_before_it() -> None:
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     request = Request([1], SamplingParams(), "user", (EOS,), 50, VOCAB, lambda event: None)
-    answer = Answer(request, None)
+    answer = AnswerCollector(request, None)
     assert [piece.text for piece in feed(answer, AB, C)] == ["", ""]
     assert end(answer, "length").text == ""
     assert answer.result is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser import InvalidParameterError, MultiUserLLM, SamplingParams
+from glm_multiuser import EngineConfig, InvalidParameterError, MultiUserLLM, SamplingParams
 from glm_multiuser.server.settings import ModelSettings
 from glm_multiuser.tokenizers import ToolCall
 from tests.server.echoing import call, echo_llm, message, together
@@ -21,7 +21,7 @@ CALLED = (ToolCall("get_time", '{"city": "Oslo"}'),)
 
 @pytest.fixture
 def llm() -> Iterator[MultiUserLLM]:
-    with echo_llm(ModelSettings("echo", FOLDER, users=2)) as llm:
+    with echo_llm(ModelSettings("echo", FOLDER, EngineConfig(users=2))) as llm:
         yield llm
 
 
@@ -63,7 +63,7 @@ def test_stop_strings_are_looked_for_in_the_content_only(llm: MultiUserLLM) -> N
         (together(SAYS, message("so")), "\nso", "wait"),
     ):
         params = SamplingParams(temperature=0.0, stop=(stop,))
-        result = llm.submit(ids_of(llm, says), params, reader=reader_of(llm)).result()
+        result = llm.submit(ids_of(llm, says), params=params, reader=reader_of(llm)).result()
         assert (result.text, result.finish_reason) == (text, "stop")
         assert result.tool_calls == (CALLED if SAYS in says else ())
 
@@ -71,13 +71,13 @@ def test_stop_strings_are_looked_for_in_the_content_only(llm: MultiUserLLM) -> N
 def test_a_call_that_is_cut_is_text(llm: MultiUserLLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=10)
     says = call("get_time")
-    result = llm.submit(ids_of(llm, says), params, reader=reader_of(llm)).result()
+    result = llm.submit(ids_of(llm, says), params=params, reader=reader_of(llm)).result()
     assert (result.text, result.tool_calls, result.finish_reason) == (says[:10], (), "length")
 
 
 def test_a_conversation_that_cannot_be_is_refused(llm: MultiUserLLM) -> None:
-    with pytest.raises(InvalidParameterError, match=r"messages\[0\] has role 'assistant'"):
-        llm.chat_token_ids([{"role": "assistant", "content": "x"}])
+    with pytest.raises(InvalidParameterError, match=r"messages\[0\] has role 'tool'"):
+        llm.chat_token_ids([{"role": "tool", "content": "x"}])
     with pytest.raises(InvalidParameterError, match=r"tools\[0\] is"):
         llm.chat_token_ids([{"role": "user", "content": "x"}], [{}])
 

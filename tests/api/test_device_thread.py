@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Callable
 
 import pytest
@@ -102,7 +103,7 @@ def test_steppers_take_turns_and_rest_when_they_have_nothing_to_do(thread: Devic
 def test_a_call_comes_between_the_steps_of_a_busy_engine(thread: DeviceThread) -> None:
     going = threading.Event()
     thread.attach(lambda: not going.is_set())
-    assert [thread.call(lambda number=number: number) for number in range(5)] == [0, 1, 2, 3, 4]
+    assert [thread.call(partial(int, number)) for number in range(5)] == [0, 1, 2, 3, 4]
     going.set()
 
 
@@ -144,7 +145,7 @@ def test_while_it_waits_it_holds_on_to_nothing(thread: DeviceThread) -> None:
     model = Model()
     thread.attach(model.step)
     gone = weakref.ref(model)
-    thread.call(lambda model=model: model)
+    thread.call(partial(vars, model))
     thread.detach(model.step)
     del model
     thread.call(lambda: None)
@@ -194,7 +195,7 @@ def test_a_long_call_gives_way_to_the_engines(thread: DeviceThread) -> None:
 
     def long_call() -> None:
         log.append("begin")
-        thread.give_way(PATIENCE)
+        thread.yield_to_engines(PATIENCE)
         log.append("end")
 
     release = held(thread)
@@ -212,8 +213,17 @@ def test_a_long_call_gives_way_to_the_engines(thread: DeviceThread) -> None:
 def test_a_call_that_gives_way_goes_on_when_its_time_is_over(thread: DeviceThread) -> None:
     steps: list[int] = []
     busy = threading.Event()
-    thread.attach(lambda: steps.append(1) is None and not busy.is_set())
-    assert thread.call(lambda: (thread.give_way(0.01), "went on")[1]) == "went on"
+
+    def step() -> bool:
+        steps.append(1)
+        return not busy.is_set()
+
+    def call() -> str:
+        thread.yield_to_engines(0.01)
+        return "went on"
+
+    thread.attach(step)
+    assert thread.call(call) == "went on"
     assert steps
     busy.set()
 
@@ -223,8 +233,12 @@ def test_a_call_that_has_no_time_to_give_makes_no_step(thread: DeviceThread) -> 
 
     def call() -> int:
         before = len(steps)
-        thread.give_way(0.0)
+        thread.yield_to_engines(0.0)
         return len(steps) - before
 
-    thread.attach(lambda: steps.append(1) is not None)
+    def step() -> bool:
+        steps.append(1)
+        return False
+
+    thread.attach(step)
     assert thread.call(call) == 0

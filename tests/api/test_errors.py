@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
+
+import pytest
 
 import glm_multiuser
 from glm_multiuser import errors
 
 CLASSES = {name: one for name, one in vars(errors).items() if inspect.isclass(one)}
+OF_REQUESTS = [one for one in CLASSES.values() if issubclass(one, errors.RequestError)]
 
 
-def drawn_tree() -> dict[str, str]:
-    """Name -> name of its parent, as the docstring draws it."""
-    parents: dict[str, str] = {}
+def drawn_tree() -> dict[str, set[str]]:
+    """Name -> names of its parents, as the docstring draws them."""
+    parents: dict[str, set[str]] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
         found = re.match(r"[\s│├└─]*(\w+Error)\b", line)
         if found:
             column, name = found.start(1), found.group(1)
             above = [entry for entry in above if entry[0] < column]
-            parents[name] = above[-1][1] if above else "Exception"
+            parents.setdefault(name, set()).add(above[-1][1] if above else "Exception")
             above.append((column, name))
     return parents
 
 
-def test_the_drawing_shows_every_class_under_its_parent() -> None:
-    assert drawn_tree() == {name: one.__base__.__name__ for name, one in CLASSES.items()}
+def test_the_drawing_shows_every_class_under_its_parents() -> None:
+    assert drawn_tree() == {
+        name: {parent.__name__ for parent in one.__bases__} for name, one in CLASSES.items()
+    }
 
 
 def test_every_class_is_public() -> None:
@@ -40,3 +46,19 @@ def test_every_class_says_when_it_is_raised() -> None:
 def test_the_root_catches_everything() -> None:
     assert all(issubclass(one, errors.GLMMultiUserError) for one in CLASSES.values())
     assert not issubclass(errors.GLMMultiUserError, RuntimeError)
+
+
+def test_one_parent_catches_both_limits_of_requests() -> None:
+    for one in (errors.QueueFullError, errors.UserBusyError):
+        assert issubclass(one, errors.TooManyRequestsError)
+    assert issubclass(errors.UserBusyError, errors.RequestError)
+    assert not issubclass(errors.QueueFullError, errors.RequestError)
+
+
+@pytest.mark.parametrize("kind", OF_REQUESTS)
+def test_an_error_of_a_request_carries_its_field(kind: type[errors.RequestError]) -> None:
+    error = kind("top_k is -1; it must be at least 0", field="top_k")
+    assert (str(error), error.field) == ("top_k is -1; it must be at least 0", "top_k")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied), copied.field) == (type(error), str(error), "top_k")
+    assert kind("something else").field is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glm_multiuser import GenerationError, Handle
-from glm_multiuser.answer import Answer
+from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.sampling import Choice, SamplingParams
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -24,7 +24,7 @@ class Held:
         )
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.cancels = 0
-        self.handle = Handle(Answer(request, FakeTokenizer()), self.events, self.cancel)
+        self.handle = Handle(AnswerCollector(request, FakeTokenizer()), self.events, self.cancel)
 
     def cancel(self) -> None:
         self.cancels += 1

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from glm_multiuser import ConfigError, EngineConfig
-from glm_multiuser.build import choose_numerics
-from glm_multiuser.kernels import library
+from glm_multiuser.backends.native import library
+from glm_multiuser.build import choose_backend
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(**settings: Any) -> tuple[bool, str, str]:
-    numerics = choose_numerics(EngineConfig(**settings))
-    return numerics.native, numerics.compute, numerics.weight
+    backend = choose_backend(EngineConfig(**settings))
+    return backend.name == "native", backend.compute_dtype, backend.weight_dtype
 
 
 @pytest.mark.parametrize("kernels", ["auto", "native"])

@@ -10,15 +10,15 @@ import pytest
 from safetensors import safe_open
 
 from glm_multiuser import EngineConfig, ModelConfig, memory
-from glm_multiuser.config import AnyModelConfig, CausalConfig
-from glm_multiuser.kernels import library
+from glm_multiuser.backends.native import library
+from glm_multiuser.config import MOST_USERS, AnyModelConfig, CausalConfig
 from glm_multiuser.memory import cache_bytes_per_user, weight_count
 
 FOLDER = Path(__file__).resolve().parents[2] / "ckpt" / "glm-tiny"
 CHATGLM_6B = ModelConfig(130528, 4096, 28, 32, 16384)
 
 CHATGLM3_6B = CausalConfig(
-    family="chatglm",
+    family="chatglm2",
     vocab_size=65024,
     hidden_size=4096,
     num_layers=28,
@@ -44,6 +44,35 @@ QWEN2_HALF_B = CausalConfig(
     rotary_dim=64,
     tied=True,
 )
+LLAMA_3_8B = CausalConfig(
+    family="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    inner_hidden_size=14336,
+    max_sequence_length=8192,
+    eos_token_ids=(128001,),
+    rotary_dim=128,
+    qkv_bias=False,
+)
+QWEN3_8B = replace(
+    LLAMA_3_8B,
+    family="qwen3",
+    vocab_size=151936,
+    num_layers=36,
+    inner_hidden_size=12288,
+    query_key_norm=True,
+)
+GLM4_9B_0414 = replace(
+    CHATGLM3_6B,
+    family="glm4_0414",
+    vocab_size=151552,
+    num_layers=40,
+    norm_position="both",
+)
 
 
 def test_weights_are_those_of_the_file() -> None:
@@ -61,11 +90,15 @@ def test_the_published_model_has_the_published_size() -> None:
 
 
 def test_published_causal_models() -> None:
-    # The number of parameters that the model cards give: 6.24 and 0.49 billion.
+    # The number of parameters that the model cards give: 6.24, 0.49, 8.03, 8.19, 9.4 billion.
     assert weight_count(CHATGLM3_6B) == 6_243_584_000
     assert weight_count(QWEN2_HALF_B) == 494_032_768
+    assert weight_count(LLAMA_3_8B) == 8_030_261_248
+    assert weight_count(QWEN3_8B) == 8_190_735_360
+    assert weight_count(GLM4_9B_0414) == 9_400_279_040
     assert cache_bytes_per_user(CHATGLM3_6B, 1, "float16") == 28 * 1024
     assert cache_bytes_per_user(QWEN2_HALF_B, 1, "float16") == 12 * 1024
+    assert cache_bytes_per_user(LLAMA_3_8B, 1, "float16") == 128 * 1024
     assert cache_bytes_per_user(CHATGLM3_6B, 512, "float32") == 512 * 56 * 1024
 
 
@@ -90,7 +123,7 @@ def test_zeros_are_one_block_of_each_length() -> None:
 
 
 def test_native_kernels_pack_weights_and_fill_keys_up_to_tiles() -> None:
-    reason = library.why_not("CPU")
+    reason = library.unavailable_reason("CPU")
     if reason:
         pytest.skip(reason)
     engine = EngineConfig(seq_length=1000, kernels="native", weight_dtype="int8")
@@ -108,7 +141,7 @@ def test_an_embedding_is_not_read_as_a_whole_unless_it_is_the_output_layer() -> 
         assert unread == tables * 2 * config.vocab_size * config.hidden_size
 
 
-@pytest.mark.parametrize("config", [CHATGLM_6B, CHATGLM3_6B, QWEN2_HALF_B])
+@pytest.mark.parametrize("config", [CHATGLM_6B, CHATGLM3_6B, QWEN2_HALF_B, QWEN3_8B, GLM4_9B_0414])
 def test_one_more_user_would_not_fit(config: AnyModelConfig) -> None:
     engine = EngineConfig(seq_length=1024, dtype="float16", device_target="Ascend")
 
@@ -119,4 +152,4 @@ def test_one_more_user_would_not_fit(config: AnyModelConfig) -> None:
     for users in (1, 3, 40):
         assert memory.users_that_fit(config, engine, needed(users)) == users
         assert memory.users_that_fit(config, engine, needed(users) - 1) == users - 1
-    assert memory.users_that_fit(config, engine, 2**50) == memory.MOST_USERS
+    assert memory.users_that_fit(config, engine, 2**50) == MOST_USERS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from glm_multiuser import EngineConfig
-from glm_multiuser.published import PUBLISHED
-from glm_multiuser.roofline import DEVICES, decode_step, operations_per_token, user_counts
+from glm_multiuser.cli.published import PUBLISHED
+from glm_multiuser.cli.roofline import DEVICES, decode_step, operations_per_token, user_counts
 
 CONFIG = PUBLISHED["chatglm-6b"]
 ENGINE = EngineConfig(dtype="float16", device_target="Ascend")

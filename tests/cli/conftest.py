@@ -10,14 +10,15 @@ from typer.testing import CliRunner
 
 from glm_multiuser.cli import app, loading
 from tests.cli.fake import FakeLLM, Params, Stats
+from tests.server.process import ROOT
 
-GLM_TINY = loading.CHECKOUT / "ckpt" / "glm-tiny"
+GLM_TINY = ROOT / "ckpt" / "glm-tiny"
 
 
 def separate_streams() -> CliRunner:
     """A runner that keeps stdout and stderr apart; before click 8.2 that was an option."""
     try:
-        return CliRunner(mix_stderr=False)
+        return CliRunner(mix_stderr=False)  # type: ignore[call-arg]
     except TypeError:
         return CliRunner()
 
@@ -34,10 +35,11 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A folder that looks like glm-tiny's to the commands."""
+    """A copy of glm-tiny's folder."""
     folder = tmp_path / "glm-tiny"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    for path in GLM_TINY.iterdir():
+        (folder / path.name).symlink_to(path)
     return folder
 
 

@@ -11,9 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Optional, Union
 
 from glm_multiuser.cli.questions import KNOWN
-from glm_multiuser.errors import GenerationError, PromptTooLongError
+from glm_multiuser.errors import GenerationError, InvalidParameterError, PromptTooLongError
 
 Prompt = Union[str, Sequence[int]]
+
+WITH_FAKE_MODEL = """
+from glm_multiuser.cli import loading, main
+from tests.cli.fake import FakeLLM
+loading.llm_class = lambda: FakeLLM
+main()
+"""
+"""The command as a program of its own, with this model."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,11 @@ class Params:
     ignore_eos: bool = False
     logprobs: Optional[int] = None
     cache_prompt: bool = True
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise InvalidParameterError(f"temperature is {self.temperature}", "temperature")
 
 
 @dataclass(frozen=True)
@@ -132,27 +145,29 @@ class FakeLLM:
 
     def stream_chat(
         self,
-        query: str,
-        history: Sequence[tuple[str, str]] = (),
+        prompt: str,
+        *,
         user: Optional[str] = None,
+        history: Sequence[tuple[str, str]] = (),
         params: Any = None,
     ) -> Iterator[Piece]:
-        asked = (query, user, list(history))
+        asked = (prompt, user, list(history))
         wrong = user in self.wrong_for and self.asked.count(asked) % 2 == 1
         self.asked.append(asked)
-        for piece in self.pieces(query, params, wrong):
-            if query == "interrupt me" and piece.text == "r":
+        for piece in self.pieces(prompt, params, wrong):
+            if prompt == "interrupt me" and piece.text == "r":
                 raise KeyboardInterrupt
-            if query == "fail":
+            if prompt == "fail":
                 raise GenerationError("logits of this request are not finite")
             yield piece
 
     def submit(
         self,
         prompt: Prompt,
-        params: Any,
+        *,
         user: Optional[str] = None,
         history: Sequence[tuple[str, str]] = (),
+        params: Any = None,
     ) -> Handle:
         self.asked.append((str(prompt), user, list(history)))
         if len(prompt) > 400:
@@ -160,7 +175,7 @@ class FakeLLM:
         return Handle(self.pieces(prompt, params), len(prompt))
 
     def generate(self, prompts: Sequence[Prompt], params: Sequence[Any]) -> list[Result]:
-        return [self.submit(prompt, one).result() for prompt, one in zip(prompts, params)]
+        return [self.submit(prompt, params=one).result() for prompt, one in zip(prompts, params)]
 
     def stats(self) -> Stats:
         users = self.settings.get("users", 8)

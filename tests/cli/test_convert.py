@@ -13,10 +13,9 @@ from typing import Any, Callable
 import pytest
 from safetensors.numpy import load_file
 
-from glm_multiuser.cli import loading
 from glm_multiuser.config import ModelConfig
 from tests.checkpoint.folders import (
-    CHATGLM,
+    CHATGLM2,
     CONFIG,
     MODEL,
     QWEN2,
@@ -26,8 +25,9 @@ from tests.checkpoint.folders import (
     write_folder,
     write_json,
 )
+from tests.server.process import ROOT
 
-GLM_TINY = loading.CHECKOUT / "ckpt" / "glm-tiny"
+GLM_TINY = ROOT / "ckpt" / "glm-tiny"
 HOW_TO_LOAD = "MindFormers loads it with\n"
 
 Run = Callable[..., Any]
@@ -84,8 +84,8 @@ def test_to_huggingface(run: Run, mindformers: Path, tmp_path: Path) -> None:
 
 
 def test_another_family_to_mindformers(run: Run, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "hf", arrays_of(CHATGLM))
-    write_json(folder / "config.json", CHATGLM)
+    folder = write_folder(tmp_path / "hf", arrays_of(CHATGLM2))
+    write_json(folder / "config.json", CHATGLM2)
     result = run("convert", folder, tmp_path / "new")
     assert result.exit_code == 0
     assert names(tmp_path / "new") == ["config.json", "mindformers_config.json", "model.ckpt"]

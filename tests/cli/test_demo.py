@@ -9,12 +9,13 @@ from typing import Any, Callable
 import pytest
 from rich.console import Console
 
-from glm_multiuser.cli import demo, loading, panes
-from glm_multiuser.cli.asking import Answer, ask_together
+from glm_multiuser.cli import demo, panes
+from glm_multiuser.cli.chat_answers import ChatAnswer, chat_together, start_chats
 from glm_multiuser.cli.questions import KNOWN, questions
 from tests.cli.fake import FakeLLM, Params, Stats
+from tests.server.process import ROOT
 
-CORPUS = loading.CHECKOUT / "examples" / "train_glm_tiny" / "corpus.jsonl"
+CORPUS = ROOT / "examples" / "train_glm_tiny" / "corpus.jsonl"
 
 
 def test_transcript_and_proof(
@@ -85,7 +86,7 @@ def test_grid_shape(count: int, width: int, height: int, expected: tuple[int, in
     assert panes.grid_shape(count, width, height) == expected
 
 
-def frame(answers: list[Answer], width: int, height: int) -> list[str]:
+def frame(answers: list[ChatAnswer], width: int, height: int) -> list[str]:
     console = Console(width=width, height=height, force_terminal=True, color_system=None)
     with console.capture() as capture:
         console.print(panes.frame(console, answers))
@@ -109,10 +110,12 @@ def test_wrap(text: str, width: int, lines: list[str]) -> None:
 
 
 def test_panes_show_question_answer_and_state(fake_llm: type[FakeLLM]) -> None:
-    answers = [Answer(f"user {place}", text) for place, text in enumerate(questions(8), start=1)]
+    answers = [
+        ChatAnswer(f"user {place}", text) for place, text in enumerate(questions(8), start=1)
+    ]
     waiting = frame(answers, 120, 40)
     assert "\n".join(waiting).count("waiting") == 8
-    ask_together(fake_llm(), answers, Params(max_tokens=400))  # type: ignore[arg-type]
+    chat_together(fake_llm(), answers, Params(max_tokens=400))  # type: ignore[arg-type]
     lines = frame(answers, 120, 40)
     text = "\n".join(lines)
     assert text.count("✓") == 8
@@ -123,8 +126,8 @@ def test_panes_show_question_answer_and_state(fake_llm: type[FakeLLM]) -> None:
 
 
 def test_a_long_answer_keeps_its_end_in_sight_and_a_small_window_says_what_is_missing() -> None:
-    long = Answer("user 1", "question", text="word " * 500 + "END", finish_reason="stop")
-    answers = [long, *(Answer(f"user {number}", "?") for number in range(2, 60))]
+    long = ChatAnswer("user 1", "question", text="word " * 500 + "END", finish_reason="stop")
+    answers = [long, *(ChatAnswer(f"user {number}", "?") for number in range(2, 60))]
     lines = frame(answers, 80, 24)
     assert "END" in "\n".join(lines)
     assert "users not shown" in lines[-1]
@@ -132,9 +135,9 @@ def test_a_long_answer_keeps_its_end_in_sight_and_a_small_window_says_what_is_mi
 
 
 def test_a_terminal_gets_panes(fake_llm: type[FakeLLM]) -> None:
-    answers = [Answer("user 1", KNOWN[0].question)]
+    answers = [ChatAnswer("user 1", KNOWN[0].question)]
     console = Console(width=100, height=30, force_terminal=True, color_system=None)
-    threads = demo.start_asking(fake_llm(), answers, Params(max_tokens=99))  # type: ignore[arg-type]
+    threads = start_chats(fake_llm(), answers, Params(max_tokens=99))  # type: ignore[arg-type]
     with console.capture() as capture:
         panes.show(console, answers, threads)
     assert "user 1 ✓" in capture.get()
@@ -142,7 +145,7 @@ def test_a_terminal_gets_panes(fake_llm: type[FakeLLM]) -> None:
 
 
 def test_a_cut_answer_says_so() -> None:
-    answer = Answer("user 1", "?", token_ids=[1], finish_reason="length")
+    answer = ChatAnswer("user 1", "?", token_ids=[1], finish_reason="length")
     assert panes.status(answer).endswith(", cut at --max-tokens")
 
 

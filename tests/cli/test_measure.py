@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,9 +117,9 @@ def test_random_prompts_repeat_and_end_with_the_special_ids() -> None:
 
 
 def test_run_round_reads_every_token(fake_llm: type[FakeLLM]) -> None:
-    llm = fake_llm(users=3)
+    llm: Any = fake_llm(users=3)
     seen: list[int] = []
-    params = Params(max_tokens=5, ignore_eos=True)
+    params: Any = Params(max_tokens=5, ignore_eos=True)
     requests = measure.run_round(llm, [[1], [2], [3]], params, seen.append)
     assert [len(request.tokens) for request in requests] == [5, 5, 5]
     assert all(request.submitted <= request.tokens[0] for request in requests)
@@ -126,8 +127,10 @@ def test_run_round_reads_every_token(fake_llm: type[FakeLLM]) -> None:
 
 
 def test_run_round_raises_what_a_user_saw(fake_llm: type[FakeLLM]) -> None:
+    llm: Any = fake_llm()
+    params: Any = Params(max_tokens=2)
     with pytest.raises(Exception, match="the limit is 400"):
-        measure.run_round(fake_llm(), [[1] * 500, [2]], Params(max_tokens=2))
+        measure.run_round(llm, [[1] * 500, [2]], params)
 
 
 def test_peak_memory_is_that_of_this_process() -> None:

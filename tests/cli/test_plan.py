@@ -10,7 +10,7 @@ import pytest
 
 from glm_multiuser import memory
 from glm_multiuser.cli import plan
-from glm_multiuser.published import PUBLISHED
+from glm_multiuser.cli.published import PUBLISHED
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,29 @@ def test_what_it_prints(run: Callable[..., Any]) -> None:
     assert "roofline" in result.stdout
 
 
+def test_an_unknown_model_lists_the_known_ones(run: Callable[..., Any]) -> None:
+    result = run("plan", "--model", "foo")
+    assert result.exit_code == 2
+    assert "model is 'foo'; it must be a folder with config.json, or one of " in result.stderr
+    assert all(name in result.stderr for name in PUBLISHED)
+
+
+def test_a_model_that_does_not_fit(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    words = ("plan", "--model", "glm-4-9b-chat", "--seq-length", "512", "--json", file)
+    small = run(*words, "--device-memory", "16GiB")
+    assert small.exit_code == 0, small.output
+    plan = json.loads(file.read_text(encoding="utf-8"))
+    assert plan["users"] == 0
+    needed = plan["total_bytes"]
+    assert (
+        "glm-4-9b-chat does not fit on 910A: with one user of 512 tokens it takes "
+        f"{needed / 2**30:.4g} GiB, and there are 16 GiB." in small.stdout
+    )
+    assert "does not fit" not in run(*words, "--device-memory", needed).stdout
+    assert "does not fit" in run(*words, "--device-memory", needed - 1).stdout
+
+
 def test_a_checkpoint_folder(run: Callable[..., Any], glm_tiny: Any) -> None:
     result = run("plan", "--model", glm_tiny, "--seq-length", "512", "--dtype", "float32")
     assert result.exit_code == 0, result.output
@@ -71,6 +94,7 @@ def test_a_cpu_has_a_roofline_only_if_it_is_told_how_fast_it_is(run: Callable[..
     assert "roofline" in run(*words, "--bandwidth", "30GB", "--compute", "0.2").stdout
 
 
+@pytest.mark.slow
 def test_the_sweep_is_a_table_and_a_picture(run: Callable[..., Any], tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
     words = ("plan", "--model", "chatglm-6b", "--sweep", "--plot", picture)

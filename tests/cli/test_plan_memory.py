@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.kernels import library
+from glm_multiuser.backends.native import library
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "plan_memory.py"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_a_plan_is_within_five_percent_of_measured_memory() -> None:
-    reason = library.why_not("CPU")
+    reason = library.unavailable_reason("CPU")
     if reason:
         pytest.skip(reason)
     child = subprocess.run(

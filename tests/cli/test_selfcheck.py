@@ -99,12 +99,11 @@ def test_other_golden_logits_fail(
 def test_what_cannot_be_checked_is_skipped_with_its_reason(
     run: Callable[..., Any],
     fake_llm: type[FakeLLM],
+    checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    other = tmp_path / "another-model"
-    other.mkdir()
-    (other / "config.json").write_text("{}")
+    other = checkpoint.rename(tmp_path / "another-model")
     monkeypatch.setattr(fake_llm, "final_stats", Stats(batch_invariant=None))
     result = check(run, other, tmp_path / "nowhere")
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""Two replicas behind their door as a process, and what tests ask of them."""
+"""Two replicas behind their ingress as a process, and what tests ask of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Replicas(ServerProcess):
         return {family.name: family for family in text_string_to_metric_families(text)}
 
     def sent_again(self) -> float:
-        """Requests that the door has sent to another replica."""
+        """Requests that the ingress has sent to another replica."""
         samples = self.metrics()["glm_door_sent_again"].samples
         return sum(sample.value for sample in samples if sample.name.endswith("_total"))
 

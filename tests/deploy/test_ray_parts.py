@@ -24,18 +24,22 @@ from tests.server.in_process import MODEL, mock_llm, mock_settings
 if sys.version_info < (3, 10):
     pytest.skip("Ray Serve needs Python 3.10", allow_module_level=True)
 
-from glm_multiuser.deploy.ray_arguments import Arguments, Scale
-from glm_multiuser.deploy.ray_everyone import DoorMetrics, answer_of_all, asks_everyone
-from glm_multiuser.deploy.ray_local import need_ray
-from glm_multiuser.deploy.ray_replica import Answered, Asked, Replica
+from glm_multiuser.deploy.ray_arguments import Scale, read_arguments
+from glm_multiuser.deploy.ray_broadcast import IngressMetrics, is_broadcast, merge_responses
+from glm_multiuser.deploy.ray_local import require_ray
+from glm_multiuser.deploy.ray_replica import Replica, ReplicaRequest, ReplicaResponse
 from glm_multiuser.deploy.ray_route import Route, user_of
 
 Version = namedtuple("Version", "major minor")
 YAML = Path(__file__).resolve().parents[2] / "deploy/serve.yaml"
 
 
-def request(path: str, body: Any, method: str = "POST", **headers: str) -> Asked:
-    given = {**RED, **{name.replace("_", "-"): value for name, value in headers.items()}}
+def make_request(path: str, body: Any, method: str = "POST", **headers: str) -> ReplicaRequest:
+    given = {
+        "host": "localhost",
+        **RED,
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
     scope = {
         "type": "http",
         "http_version": "1.1",
@@ -45,25 +49,29 @@ def request(path: str, body: Any, method: str = "POST", **headers: str) -> Asked
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
-    return Asked(scope, body if isinstance(body, bytes) else json.dumps(body).encode())
+    return ReplicaRequest(scope, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 INFER = {"inputs": [{"name": "prompt", "datatype": "BYTES", "shape": [1, 1], "data": ["ab"]}]}
 SEQUENCE = {"parameters": {"sequence_id": 7}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("asked", "user"),
+    ("sent", "user"),
     [
-        (request("/v1/completions", {"prompt": "ab", "user": "u"}), "red/u"),
-        (request("/v1/completions", {"prompt": "ab", "user": "u"}, x_session_id="h"), "red/h"),
-        (request("/v1/completions", {"prompt": "ab"}), None),
-        (request("/", {"prompt": "ab"}, x_session_id="h"), "red/h"),
-        (request(f"/v2/models/{MODEL}/generate", {"prompt": "ab", **SEQUENCE}), "red/7"),
-        (request(f"/v2/models/{MODEL}/generate", {"prompt": "ab", "sequence_id": "s"}), "red/s"),
-        (request(f"/v2/models/{MODEL}/generate", {"prompt": "ab", "sequence_id": 0}), None),
+        (make_request("/v1/completions", {"prompt": "ab", "user": "u"}), "red/u"),
+        (make_request("/v1/completions", {"prompt": "ab", "user": "u"}, x_session_id="h"), "red/h"),
+        (make_request("/v1/completions", {"prompt": "ab"}), None),
+        (make_request("/", {"prompt": "ab"}, x_session_id="h"), "red/h"),
+        (make_request(f"/v2/models/{MODEL}/generate", {"prompt": "ab", **SEQUENCE}), "red/7"),
         (
-            request(
+            make_request(f"/v2/models/{MODEL}/generate", {"prompt": "ab", "sequence_id": "s"}),
+            "red/s",
+        ),
+        (make_request(f"/v2/models/{MODEL}/generate", {"prompt": "ab", "sequence_id": 0}), None),
+        (
+            make_request(
                 f"/v2/models/{MODEL}/infer",
                 gzip.compress(json.dumps({**INFER, **SEQUENCE}).encode()),
                 content_encoding="gzip",
@@ -72,12 +80,14 @@ SEQUENCE = {"parameters": {"sequence_id": 7}}
         ),
     ],
 )
-def test_the_door_knows_the_user_as_the_replica_does(asked: Asked, user: Optional[str]) -> None:
+def test_the_ingress_knows_the_user_as_the_replica_does(
+    sent: ReplicaRequest, user: Optional[str]
+) -> None:
     async def run() -> None:
         replica = Replica("a", mock_settings(keys=KEYS), mock_llm)
         await replica.start()
         try:
-            answer = await replica.answer_whole(asked)
+            answer = await replica.call(sent)
             assert answer.status == 200, answer.body
             slots = replica.service.models.get(None).llm.slots()
         finally:
@@ -87,8 +97,8 @@ def test_the_door_knows_the_user_as_the_replica_does(asked: Asked, user: Optiona
         )
 
     asyncio.run(run())
-    headers = Headers(scope=asked.scope)
-    found = user_of(asked.scope["path"], headers, asked.body, Caller("red"), 1 << 20)
+    headers = Headers(scope=sent.scope)
+    found = user_of(sent.scope["path"], headers, sent.body, Caller("red"), 1 << 20)
     assert found == (user or "")
 
 
@@ -100,7 +110,7 @@ def test_a_body_that_cannot_be_read_has_no_user(body: bytes) -> None:
 
 
 def test_a_route_survives_its_way() -> None:
-    for route in (Route(), Route("red/\n\u4f60", "a"), Route("u").avoiding("a").avoiding("b")):
+    for route in (Route(), Route("red/\n\u4f60", "a"), Route("u").excluding("a").excluding("b")):
         assert Route.decode(route.encode()) == route
     assert Route.decode("") == Route()
 
@@ -111,7 +121,7 @@ def test_cancelling_an_answer_frees_its_slot() -> None:
         await replica.start()
         try:
             body = {"prompt": long_prompts(1)[0], "stream": True}
-            answer = replica.answer(request("/v1/completions", body))
+            answer = replica.stream(make_request("/v1/completions", body))
             first = await answer.__anext__()
             assert first[0]["status"] == 200
             assert replica.service.running == 1
@@ -124,12 +134,12 @@ def test_cancelling_an_answer_frees_its_slot() -> None:
 
 
 def test_a_replica_that_does_not_hold_a_generation_says_so() -> None:
-    async def run() -> Answered:
+    async def run() -> ReplicaResponse:
         replica = Replica("b", mock_settings(keys=KEYS), mock_llm)
         await replica.start()
         try:
-            asked = request("/llm/generate", {"cache_id": "c", "query": "ab"})
-            return await replica.answer_whole(Asked(asked.scope, asked.body, holder="a"))
+            request = make_request("/llm/generate", {"cache_id": "c", "query": "ab"})
+            return await replica.call(ReplicaRequest(request.scope, request.body, holder="a"))
         finally:
             await replica.close()
 
@@ -141,33 +151,36 @@ def test_a_replica_that_does_not_hold_a_generation_says_so() -> None:
 def test_answers_of_everyone() -> None:
     paths = ["/metrics", "/status", f"/v2/models/{MODEL}/stats"]
 
-    async def run() -> dict[str, list[Answered]]:
-        replicas = [Replica(name, mock_settings(keys=KEYS), mock_llm) for name in "ab"]
-        said: dict[str, list[Answered]] = {}
+    async def run() -> dict[str, list[ReplicaResponse]]:
+        settings = mock_settings(keys=KEYS, model_control="all")
+        replicas = [Replica(name, settings, mock_llm) for name in "ab"]
+        said: dict[str, list[ReplicaResponse]] = {}
         await replicas[0].start()
         said["one starts"] = [
-            await one.answer_whole(request("/v2/health/ready", b"", "GET")) for one in replicas
+            await one.call(make_request("/v2/health/ready", b"", "GET")) for one in replicas
         ]
         await replicas[1].start()
         try:
             for one in replicas:
-                await one.answer_whole(request("/", {"prompt": "ab"}))
+                await one.call(make_request("/", {"prompt": "ab"}))
             for path in paths:
-                asked = request(path, b"", "GET")
-                said[path] = [await one.answer_whole(asked) for one in replicas]
-            unload = request(f"/v2/repository/models/{MODEL}/unload", {})
-            said["unload"] = [await one.answer_whole(unload) for one in replicas]
+                request = make_request(path, b"", "GET")
+                said[path] = [await one.call(request) for one in replicas]
+            unload = make_request(f"/v2/repository/models/{MODEL}/unload", {})
+            said["unload"] = [await one.call(unload) for one in replicas]
         finally:
             for one in replicas:
                 await one.close()
         return said
 
     said = asyncio.run(run())
-    assert answer_of_all("/v2/health/ready", said["one starts"], DoorMetrics()).status_code == 200
+    assert (
+        merge_responses("/v2/health/ready", said["one starts"], IngressMetrics()).status_code == 200
+    )
     none = [said["one starts"][1]] * 2
-    assert answer_of_all("/v2/health/ready", none, DoorMetrics()).status_code == 503
+    assert merge_responses("/v2/health/ready", none, IngressMetrics()).status_code == 503
 
-    text = bytes(answer_of_all("/metrics", said["/metrics"], DoorMetrics()).body).decode()
+    text = bytes(merge_responses("/metrics", said["/metrics"], IngressMetrics()).body).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert text.count("# TYPE glm_requests_total counter") == 1
     ended = {
@@ -177,19 +190,21 @@ def test_answers_of_everyone() -> None:
     }
     assert ended == {"a": 1, "b": 1}
 
-    status = json.loads(answer_of_all("/status", said["/status"], DoorMetrics()).body)
+    status = json.loads(bytes(merge_responses("/status", said["/status"], IngressMetrics()).body))
     assert [slot["slot"] for slot in status["slots"]] == [0, 1, 2, 3]
     assert [slot["replica"] for slot in status["slots"]] == ["a", "a", "b", "b"]
     assert (status["totals"]["requests"], status["models"][0]["users"]) == (2, 4)
 
     path = f"/v2/models/{MODEL}/stats"
-    (counts,) = json.loads(answer_of_all(path, said[path], DoorMetrics()).body)["model_stats"]
+    (counts,) = json.loads(bytes(merge_responses(path, said[path], IngressMetrics()).body))[
+        "model_stats"
+    ]
     assert (counts["name"], counts["inference_count"]) == (MODEL, 2)
 
-    changed = answer_of_all("/v2/repository/models/m/unload", said["unload"], DoorMetrics())
-    assert (changed.status_code, json.loads(changed.body)) == (200, {})
-    worst = answer_of_all(
-        "/v2/repository/models/m/load", [said["unload"][0], none[0]], DoorMetrics()
+    changed = merge_responses("/v2/repository/models/m/unload", said["unload"], IngressMetrics())
+    assert (changed.status_code, json.loads(bytes(changed.body))) == (200, {})
+    worst = merge_responses(
+        "/v2/repository/models/m/load", [said["unload"][0], none[0]], IngressMetrics()
     )
     assert worst.status_code == 503
 
@@ -197,8 +212,8 @@ def test_answers_of_everyone() -> None:
 def test_which_requests_concern_everyone() -> None:
     everyone = [("GET", "/metrics"), ("POST", "/v2/repository/models/m/load")]
     one = [("POST", "/metrics"), ("GET", "/"), ("POST", "/v2/repository/index")]
-    assert all(asks_everyone(*asked) for asked in everyone)
-    assert not any(asks_everyone(*asked) for asked in one)
+    assert all(is_broadcast(*request) for request in everyone)
+    assert not any(is_broadcast(*request) for request in one)
 
 
 def test_the_file_for_a_cluster_builds() -> None:
@@ -213,9 +228,9 @@ def test_the_file_for_a_cluster_builds() -> None:
     module, _, name = described.import_path.partition(":")
     assert (module, getattr(ray_serve, name)) == (ray_serve.__name__, ray_serve.build)
     assert isinstance(ray_serve.build(described.args), Application)
-    arguments = Arguments.read(described.args)
-    assert arguments.settings().limits.requests_per_key == 512
-    assert arguments.scale() == Scale(2, 8, 4)
+    settings, scale = read_arguments(described.args)
+    assert settings.limits.requests_per_key == 512
+    assert scale == Scale(2, 8, 4)
 
 
 @pytest.mark.parametrize(
@@ -231,25 +246,20 @@ def test_the_file_for_a_cluster_builds() -> None:
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], word: str) -> None:
-    def read() -> None:
-        found = Arguments.read(arguments)
-        found.settings()
-        found.scale()
-
     with pytest.raises(ConfigError, match=word):
-        read()
+        read_arguments(arguments)
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'glm-multiuser\[ray\]'"):
-        need_ray()
+        require_ray()
 
 
 def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", Version(3, 9))
     with pytest.raises(ConfigError, match=r"needs Python 3\.10 or newer; this is 3\.9"):
-        need_ray()
+        require_ray()
 
 
 def test_a_device_of_all_replicas_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Two replicas of the real model behind one door, by real clients, in a network of their own."""
+"""Two replicas of the real model behind one ingress, by real clients, in a network of their own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def all_idle(server: Replicas, alone: Alone) -> Iterator[None]:
 
 
 def test_a_session_stays_where_its_cache_is(server: Replicas) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=server.http)
+    http: Any = server.http  # some versions of the client are typed for httpx2 alone
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http)
 
     users = server.users()
 
@@ -118,7 +119,7 @@ def test_metrics_and_status_are_those_of_both(server: Replicas) -> None:
     assert len(server.status()["slots"]) == REPLICAS * USERS
 
 
-def test_when_all_are_full_the_door_says_so_in_our_words(server: Replicas, alone: Alone) -> None:
+def test_when_all_are_full_the_ingress_rejects_in_our_shape(server: Replicas, alone: Alone) -> None:
     places = REPLICAS * (USERS + QUEUE)
 
     def ask(number: int) -> Any:
@@ -186,7 +187,7 @@ def test_other_replicas_without_a_failed_request(server: Replicas, alone: Alone)
     before = set(server.status()["replicas"])
     wait = server.update(count=2)
     updated = threading.Event()
-    asked = []
+    asked: list[tuple[str, httpx.Response]] = []
 
     def ask_on(number: int) -> None:
         while not updated.is_set():

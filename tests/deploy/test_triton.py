@@ -52,7 +52,7 @@ pytest.importorskip("pytriton", reason="needs pip install 'glm-multiuser[triton]
 pytestmark = pytest.mark.slow
 
 PROMISED_SECONDS = 10.0
-SAMPLED = {"top_k": 20, "top_p": 0.95, "seed": 5}
+SAMPLED: dict[str, Any] = {"top_k": 20, "top_p": 0.95, "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def llm() -> Iterator[MultiUserLLM]:
 def alone(llm: MultiUserLLM) -> list[str]:
     """Answers to the questions, one after the other, without a server."""
     params = SamplingParams(temperature=0.0, max_tokens=int(MAX_TOKEN))
-    return [llm.submit(question, params).result().text for question in QUESTIONS]
+    return [llm.submit(question, params=params).result().text for question in QUESTIONS]
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_sampling_parameters_beside_the_inputs(
     triton: TritonProcess, stream: Callable[..., GrpcStream], llm: MultiUserLLM
 ) -> None:
     params = SamplingParams(max_tokens=30, temperature=0.8, **SAMPLED)
-    expected = llm.submit("hello", params).result().text
+    expected = llm.submit("hello", params=params).result().text
     texts = {"temperature": "0.8", "max_token": "30"}
     body = {"prompt": "hello", **texts, "parameters": SAMPLED}
     assert generate_stream(triton, WHOLE, body)[0]["response"] == expected

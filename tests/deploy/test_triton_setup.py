@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import threading
 from pathlib import Path
@@ -15,7 +17,7 @@ from tritonclient.utils import deserialize_bytes_tensor
 from typer.testing import CliRunner
 
 from glm_multiuser.cli import app
-from glm_multiuser.deploy import triton_parameters, triton_server, triton_supervisor
+from glm_multiuser.deploy import triton_supervisor
 from glm_multiuser.deploy.triton_parameters import engine_arguments
 from glm_multiuser.deploy.triton_repository import MODELS, find_repository, write_repository
 from glm_multiuser.deploy.triton_supervisor import Supervisor
@@ -52,7 +54,7 @@ def test_parameters_become_arguments_of_the_engine() -> None:
     [
         ({"checkpoint": "c", "users": "many"}, "parameters.users: .*whole|integer.*'many'"),
         ({"checkpoint": "c", "cache_prompt": "maybe"}, "parameters.cache_prompt: .*'maybe'"),
-        ({"checkpoint": "c", "slots": "4"}, "parameters.slots: there is no such field here"),
+        ({"checkpoint": "c", "slots": "4"}, "parameters.slots: unknown field"),
         ({"checkpoint": " "}, "parameters.checkpoint: Field required"),
     ],
 )
@@ -62,7 +64,7 @@ def test_a_parameter_that_cannot_be_is_named(texts: dict[str, str], message: str
 
 
 def test_a_path_that_the_interpreter_cannot_write_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_parameters.os, "fsencode", lambda path: str(path).encode("ascii"))
+    monkeypatch.setattr(os, "fsencode", lambda path: str(path).encode("ascii"))
     with pytest.raises(ConfigError, match=r"parameters.checkpoint is .* names in ascii only"):
         engine_arguments(given(checkpoint="/模型"), FOLDER)
 
@@ -156,7 +158,7 @@ def test_another_backend_is_refused() -> None:
 
 
 def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_server.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'glm-multiuser[triton]'" in refused()
 
 
@@ -209,7 +211,7 @@ class FakeServer:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Lets a supervisor watch a fake server until it has looked 20 times."""
-    for name in ("LOOK_SECONDS", "PROBE_SECONDS", "RETRY_SECONDS", "UNLOAD_SECONDS"):
+    for name in ("CHECK_SECONDS", "PROBE_SECONDS", "RETRY_SECONDS", "UNLOAD_SECONDS"):
         monkeypatch.setattr(triton_supervisor, name, 0.001)
     stop = threading.Event()
 

@@ -79,7 +79,15 @@ def test_there_are_three_notebooks_in_two_languages() -> None:
 
 
 @pytest.mark.slow
-@every_source
+@pytest.mark.parametrize(
+    "source",
+    [
+        # What the third one runs is `glm-multiuser bench`, with its own tests.
+        pytest.param(source, marks=pytest.mark.rare if source.stem.startswith("03") else ())
+        for source in SOURCES
+    ],
+    ids=lambda source: source.stem,
+)
 def test_a_notebook_runs_top_to_bottom(build: ModuleType, clone: Path, source: Path) -> None:
     notebook = committed(source, "en")
     shown = kinds_of_outputs(notebook)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.cli.loading import CHECKOUT, installed
+from glm_multiuser.cli.loading import installed
+from tests.mindformers.children import CHECKOUT
 
 BENCHMARKS = CHECKOUT / "benchmarks"
 TINY = "--hidden 64 --layers 2 --inner 256 --heads 4 --vocab 256 --seq-length 64 --new-tokens 8"
@@ -30,7 +31,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.rare
 @pytest.mark.skipif(installed("mindformers") == "not installed", reason="needs MindFormers")
 def test_all_variants_give_the_same_tokens(tmp_path: Path) -> None:
-    words = [BENCHMARKS / "mindformers_comparison.py", "--users", "2", *TINY.split()]
+    words = [str(BENCHMARKS / "mindformers_comparison.py"), "--users", "2", *TINY.split()]
     ended = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, capture_output=True, encoding="utf-8"
     )

@@ -18,6 +18,8 @@ from glm_multiuser.errors import ConfigError, PatchError
 from glm_multiuser.mindformers import enable
 from tests.mindformers.fake import CONFIG, LAYERS, PATCHES, Release, contents, git
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def no_mindformers(release: Release, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -112,7 +114,7 @@ def test_again_only_changes_the_default() -> None:
 def test_what_exists_already_is_refused(installed: Path, kind: str) -> None:
     mindformers = imported()
 
-    class Own(mindformers.GLMChatModel):  # type: ignore[misc, name-defined]
+    class Own(mindformers.GLMChatModel):  # type: ignore[name-defined]
         pass
 
     config = mindformers.GLMConfig()

@@ -45,7 +45,7 @@ class Plain(NamedTuple):
 
 @pytest.fixture(scope="module")
 def three() -> Reference:
-    return read_reference("chatglm_6b_3layers", 5e-4)
+    return read_reference("chatglm_6b_3layers")
 
 
 NEWEST = VERSIONS[-1]
@@ -117,6 +117,7 @@ def test_the_patches_of_every_choice_apply_without_the_others(
         make_tree(tmp_path, request.config.cache, number, choice)
 
 
+@pytest.mark.rare
 def test_many_users_get_the_tokens_of_the_unpatched_model(plain: Plain) -> None:
     told = plain.users_only.result()
     assert answers_of(told["answers"]) == plain.unpatched.result()

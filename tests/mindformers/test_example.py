@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.cli.loading import CHECKOUT, installed
+from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.questions import KNOWN
+from tests.mindformers.children import CHECKOUT
 
 pytestmark = pytest.mark.skipif(
     installed("mindformers") == "not installed", reason="needs MindFormers"
@@ -27,7 +28,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """glm-tiny in both of its layouts."""
     if request.param == "Hugging Face":
         return GLM_TINY
-    words = ["-m", "glm_multiuser.cli", "convert", GLM_TINY, tmp_path / "ckpt"]
+    words = ["-m", "glm_multiuser.cli", "convert", str(GLM_TINY), str(tmp_path / "ckpt")]
     subprocess.run([sys.executable, *words], check=True, capture_output=True)
     return tmp_path / "ckpt"
 

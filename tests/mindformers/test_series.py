@@ -98,4 +98,4 @@ def test_a_result_that_is_not_the_promised_one(release: Release, tmp_path: Path)
     )
     change = read_patch(file, 1).changes[0]
     with pytest.raises(PatchError, match=rf"a patch of {CONFIG} gives \w+ instead of \w+"):
-        applied(change, (release.wheel / CONFIG).read_bytes())
+        applied((release.wheel / CONFIG).read_bytes(), change)

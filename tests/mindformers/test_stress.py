@@ -22,7 +22,7 @@ CUT = 4
 
 @pytest.fixture(scope="module")
 def three() -> Reference:
-    return read_reference("chatglm_6b_3layers", 5e-4)
+    return read_reference("chatglm_6b_3layers")
 
 
 @pytest.fixture(scope="module")

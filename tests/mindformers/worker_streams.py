@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Optional
 
@@ -78,7 +78,7 @@ class Streams:
 
     def stream(
         self, answer: Answer, user: int, tokenizer: Optional[Any] = None, **settings: Any
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Answers greedily, without a stop at an end token; once for each token of the stub."""
         self._of_user[user] = answer
         pieces = self.model._stream_chat(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.cli.loading import CHECKOUT
+from tests.server.process import ROOT
 
 SHAPE = {"hidden_size": 8, "inner_hidden_size": 16, "num_layers": 2, "vocab_size": 32}
 WEIGHTS = 2 * (4 * 64 + 2 * 128) + 32 * 8
@@ -18,7 +18,7 @@ CACHED = 2 * 2 * 8
 @pytest.fixture(autouse=True)
 def find_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files find each other as when it is run."""
-    monkeypatch.syspath_prepend(CHECKOUT / "benchmarks" / "peers")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "peers")
 
 
 def run(variant: str, *rounds: float, users: int = 1, **more: Any) -> dict[str, Any]:

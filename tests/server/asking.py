@@ -218,7 +218,7 @@ def is_idle(server: InProcessServer) -> bool:
     service = server.service
     entries = service.metrics.registry.get_sample_value("glm_step_entries")
     users = service.admission._by_user
-    return not (service.running or service.admission.inside or users or entries)
+    return not (service.running or service.admission.in_flight or users or entries)
 
 
 @contextmanager

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
+from glm_multiuser import MultiUserLLM, SamplingParams
 from glm_multiuser.engine.request import Request
 from glm_multiuser.server.settings import ModelSettings
-from glm_multiuser.tokenizers import AnswerReader, IncrementalDetokenizer
+from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer
+from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.calls import read_python_call, write_python_call
-from glm_multiuser.tokenizers.header_reader import SEPARATOR, HeaderAnswerReader
-from glm_multiuser.tokenizers.history import messages_of
+from glm_multiuser.tokenizers.headers import SEPARATOR, HeaderAnswerReader
 from glm_multiuser.tokenizers.messages import read_messages, read_tools
 from tests.engine.mock_runner import MockRunner
 
@@ -31,42 +32,36 @@ VOCAB = BYTES + 2
 CHUNK = 64
 
 
-class EchoTokenizer:
-    """Fulfils `ChatTokenizer`: a token is a byte of UTF-8."""
+class EchoTokenizer(ChatTokenizer):
+    """A token is a byte of UTF-8."""
 
-    vocab_size = VOCAB
     stop_token_ids = (END,)
+    _strips_answers = True
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def encode_prompt(self, query: str, history: Optional[Sequence[Any]] = ()) -> list[int]:
-        return self.encode_messages(messages_of(query, history))
+    def __init__(self) -> None:
+        pieces = {byte: bytes([byte]) for byte in range(BYTES)}
+        super().__init__(Vocabulary(lambda text: list(text.encode()), pieces, {}))
+        self.vocab_size = VOCAB
 
     def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        continue_final_message: bool = False,
     ) -> list[int]:
         texts = [json.dumps(read_tools(tools))] if tools else []
-        for message in read_messages(messages, with_tools=True):
+        for message in read_messages(
+            messages, with_tools=True, continue_final_message=continue_final_message
+        ):
             calls = [f"{call.name}\n{call.arguments}" for call in message.calls]
             texts.append("".join([*calls, message.content]))
         return [one for text in texts for one in (MESSAGE, *self.encode(text))]
 
-    def answer_reader(self, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerReader:
-        return HeaderAnswerReader(tools, read_python_call)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        detokenizer = self.detokenizer()
-        return detokenizer.push(token_ids) + detokenizer.flush()
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < BYTES else b""
-
-    def detokenizer(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self.token_bytes)
-
-    def process_response(self, text: str) -> str:
-        return text
+    def answer_reader(
+        self, tools: Sequence[Mapping[str, Any]] = (), *, continued: bool = False
+    ) -> AnswerReader:
+        return HeaderAnswerReader(tools, read_python_call, continued=continued)
 
 
 class EchoRunner(MockRunner):
@@ -87,10 +82,8 @@ class EchoRunner(MockRunner):
 
 def echo_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
     """In the place of `MultiUserLLM.from_pretrained`."""
-    config = EngineConfig(
-        settings.users, SEQ_LENGTH, settings.max_queue, cache_prompt=settings.cache_prompt
-    )
-    runner: Any = EchoRunner(settings.users, chunk=CHUNK)
+    config = replace(settings.engine, seq_length=SEQ_LENGTH)
+    runner: Any = EchoRunner(config.users, chunk=CHUNK)
     params = SamplingParams(temperature=0.0)
     return MultiUserLLM(runner, config, EchoTokenizer(), params, (END,), 0.0)
 

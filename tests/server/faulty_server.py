@@ -21,24 +21,24 @@ def nan() -> None:
     import numpy as np
 
     from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
-    from glm_multiuser.engine.one_graph import OneGraphRunner
+    from glm_multiuser.engine.native import NativeRunner, read_cache, write_cache
+    from glm_multiuser.engine.runner import DeviceResults
     from glm_multiuser.engine.scheduler import Step
-    from glm_multiuser.models.user_past import read_user_past, write_user_past
     from glm_multiuser.tokenizers import ChatGLMTokenizer
 
     tokenizer = ChatGLMTokenizer.from_folder(find_checkpoint(DEFAULT_CHECKPOINT))
     marker = set(tokenizer.encode(MARKER)[-3:])
-    run = OneGraphRunner.run
+    run = NativeRunner.run
 
-    def poisoned(runner: OneGraphRunner, step: Step) -> Any:
+    def poisoned(runner: NativeRunner, step: Step) -> DeviceResults:
         results = run(runner, step)
         for slot, piece in step.prompts.items():
             if marker <= set(piece.request.prompt_token_ids):
-                past = read_user_past(runner.model, slot, runner.engine.seq_length)
-                write_user_past(runner.model, slot, [np.full_like(one, np.nan) for one in past])
+                past = read_cache(runner.model, slot, runner.engine.seq_length)
+                write_cache(runner.model, slot, [np.full_like(one, np.nan) for one in past])
         return results
 
-    OneGraphRunner.run = poisoned  # type: ignore[method-assign]
+    NativeRunner.run = poisoned  # type: ignore[method-assign, assignment]
 
 
 def slow() -> None:

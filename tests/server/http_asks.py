@@ -81,7 +81,8 @@ def _chat(clients: Clients, ask: Ask) -> Heard:
         user=ask.session or openai.omit,
         extra_body=ask.sampling,
     )
-    texts, reason = [], None
+    texts: list[str] = []
+    reason = None
     with stream:
         for chunk in stream:
             if len(texts) == ask.leave_after:

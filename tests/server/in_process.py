@@ -10,11 +10,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
-from glm_multiuser.server.run import Life, listen, url_of
+from glm_multiuser.server.run import ServerLifecycle, listen
 from glm_multiuser.server.service import Service
 from glm_multiuser.server.settings import Limits, ModelSettings, ServerSettings
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -37,10 +38,8 @@ def mock_llm(
     **options: Any,
 ) -> MultiUserLLM:
     """A model in numpy in the place of `MultiUserLLM.from_pretrained`; causal with a chunk."""
-    config = EngineConfig(
-        settings.users, SEQ_LENGTH, settings.max_queue, cache_prompt=settings.cache_prompt
-    )
-    runner: Any = runner_class(settings.users, before, chunk=chunk)
+    config = replace(settings.engine, seq_length=SEQ_LENGTH)
+    runner: Any = runner_class(config.users, before, chunk=chunk)
     params = params or SamplingParams(temperature=0.0, max_tokens=64)
     return MultiUserLLM(runner, config, FakeTokenizer(), params, (EOS,), 0.0)
 
@@ -50,7 +49,8 @@ def mock_settings(
 ) -> ServerSettings:
     """Settings of a server with models in numpy; `limits` is a dict."""
     limits = Limits(**settings.pop("limits", {}))
-    models = tuple(ModelSettings(name, FOLDER, users, SEQ_LENGTH, max_queue) for name in names)
+    engine = EngineConfig(users, SEQ_LENGTH, max_queue=max_queue)
+    models = tuple(ModelSettings(name, FOLDER, engine) for name in names)
     return ServerSettings(models, limits, **{"warm_up": ("ab",), "drain_seconds": 5.0, **settings})
 
 
@@ -62,9 +62,9 @@ class InProcessServer:
         service: what its protocols share; to be touched with `call` only.
     """
 
-    def __init__(self, life: Life, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, life: ServerLifecycle, loop: asyncio.AbstractEventLoop) -> None:
         self.life = life
-        self.url = url_of(life.listening)
+        self.url = life.url
         self.service: Service = life.service
         self.loop = loop
 
@@ -79,9 +79,13 @@ class InProcessServer:
     def llm(self, name: str = MODEL) -> MultiUserLLM:
         return self.service.models.get(name).llm
 
+    def wait_until_running(self, count: int) -> None:
+        """Returns as soon as so many requests are running."""
+        wait_until(lambda: self.service.running == count)
+
     def end(self) -> None:
         """Asks it to drain and end."""
-        self.loop.call_soon_threadsafe(self.life.end)
+        self.loop.call_soon_threadsafe(self.life.request_stop)
 
 
 @contextmanager
@@ -95,7 +99,7 @@ def in_process_server(
     begun: Future[InProcessServer] = Future()
 
     async def live() -> None:
-        life = Life(settings, listen("127.0.0.1", 0), open_llm)
+        life = ServerLifecycle(settings, listen("127.0.0.1", 0), open_llm)
         begun.set_result(InProcessServer(life, asyncio.get_running_loop()))
         await life.run()
 

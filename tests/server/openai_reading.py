@@ -10,7 +10,11 @@ from typing import Any, Optional, TypeVar
 import httpx
 from openai import AsyncOpenAI, BaseModel, OpenAI
 from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessageParam,
+)
 
 PATIENCE = 120.0
 OPTIONS: Any = {
@@ -38,7 +42,7 @@ def _options(url: str, options: dict[str, Any]) -> dict[str, Any]:
     return {"base_url": f"{url}/v1", **defaults, **options}
 
 
-def question(text: str) -> list[dict[str, Any]]:
+def question(text: str) -> list[ChatCompletionMessageParam]:
     """Messages with nothing before it."""
     return [{"role": "user", "content": text}]
 

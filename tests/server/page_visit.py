@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Callable, Optional
 from urllib.parse import urlsplit
 
@@ -75,7 +77,9 @@ class Visit:
         assert self._errors == []
 
     def pane(self, name: str = "Conversation 1") -> Locator:
-        return self.page.get_by_role("region", name=name, exact=True)
+        """A conversation by its number, or by its title."""
+        label = re.compile(f"^{re.escape(name)}(: .*)?$|: {re.escape(name)}$")
+        return self.page.get_by_role("region", name=label)
 
     def field(self, name: str = "Conversation 1") -> Locator:
         return self.pane(name).get_by_role("textbox", name="Message")
@@ -122,7 +126,7 @@ class Visit:
     def bodies(self) -> list[dict[str, Any]]:
         """The bodies of all requests for answers so far."""
         asked = [one for one in self.requests if one.url.endswith("/v1/chat/completions")]
-        return [dict(one.post_data_json) for one in asked]
+        return [one.post_data_json or {} for one in asked]
 
     def kept(self) -> dict[str, Any]:
         """What the browser keeps for this page between visits."""
@@ -145,9 +149,40 @@ class Visit:
             self._errors.append(message.text)
 
 
-def stream_of(texts: Iterable[str], *, end: str = "stop") -> str:
-    """The body of a streamed answer in these pieces, as the server writes it."""
-    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in texts]
+@contextmanager
+def visitors(browser: Browser, url: str) -> Iterator[Callable[..., Visit]]:
+    """Makes visitors; whatever they did, the page sent nothing elsewhere and logged no error."""
+    visits: list[Visit] = []
+
+    def come(*, open_page: bool = True, **options: Any) -> Visit:
+        visits.append(Visit(browser, url, **options))
+        if open_page:
+            visits[-1].open()
+        return visits[-1]
+
+    yield come
+    for visit in visits:
+        visit.end()
+
+
+def stream_of(
+    texts: Iterable[str], *, calls: Sequence[tuple[str, str]] = (), end: str = "stop"
+) -> str:
+    """The body of a streamed answer in these pieces, as the server writes it.
+
+    Args:
+        texts: of the answer.
+        calls: of tools, each a name and arguments.
+        end: why it ended.
+    """
+    deltas: list[dict[str, Any]] = [{"content": text} for text in texts]
+    for place, (name, arguments) in enumerate(calls):
+        function = {"name": name, "arguments": arguments}
+        call = {"index": place, "id": f"call_{place}", "type": "function", "function": function}
+        deltas.append({"tool_calls": [call]})
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": delta, "finish_reason": None} for delta in deltas
+    ]
     choices.append({"index": 0, "delta": {}, "finish_reason": end})
     chunks: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
     chunks.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": len(choices)}})
@@ -165,6 +200,20 @@ def refusing(
     """For `page.route`: a server that refuses, in the shape of OpenAI's errors."""
     error = {"message": message, "type": "error", "param": None, "code": code}
     return lambda route: route.fulfill(status=status, headers=headers, json={"error": error})
+
+
+def status_of(**changes: Any) -> Callable[[Route], None]:
+    """For `page.route`: a server in this state, otherwise ready and idle."""
+    status: dict[str, Any] = {
+        "state": "ready",
+        "loading": None,
+        "models": [{"name": "big", "state": "ready", "users": 2, "seq_length": 100}],
+        "slots": [],
+        "queue": {"waiting": 3, "limit": 64},
+        "tokens_per_second": {"now": 12.4, "last_minute": [0.0, 88.0, 12.4]},
+        "totals": {"requests": 1234567, "tokens_generated": 0, "compiles_after_ready": 0},
+    }
+    return lambda route: route.fulfill(json={**status, **changes})
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "glm-tiny"
@@ -18,6 +18,8 @@ START_SECONDS = 240.0
 END_SECONDS = 60.0
 
 SERVE = (sys.executable, "-m", "glm_multiuser.cli", "serve")
+
+Started = TypeVar("Started", bound="ServerProcess")
 
 
 class ServerProcess:
@@ -28,6 +30,7 @@ class ServerProcess:
         command: what to run instead of it.
         environment: variables beside our own.
         ready: whether to wait until it takes requests.
+        folder: that it is started in.
     """
 
     def __init__(
@@ -36,10 +39,11 @@ class ServerProcess:
         command: Sequence[str] = SERVE,
         environment: Optional[dict[str, str]] = None,
         ready: bool = True,
+        folder: Path = ROOT,
     ) -> None:
         self.process = subprocess.Popen(
             [*command, "--port", "0", *arguments],
-            cwd=ROOT,
+            cwd=folder,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -109,7 +113,7 @@ class ServerProcess:
         if self.process.stderr is not None:
             self.process.stderr.close()
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self: Started) -> Started:
         return self
 
     def __exit__(

@@ -12,8 +12,8 @@ import pytest
 
 from glm_multiuser import MultiUserLLM
 from glm_multiuser.server.admission import Admission
-from glm_multiuser.server.ask import Ask
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.service import Service
 from glm_multiuser.server.settings import Limits, ModelSettings
@@ -63,7 +63,7 @@ def fill(server: InProcessServer, *prompts: str) -> list[Future[httpx.Response]]
     for prompt in prompts:
         entered = server.service.running
         asked.append(in_background(ask, server, prompt))
-        wait_until(lambda entered=entered: server.service.running == entered + 1)
+        server.wait_until_running(entered + 1)
     return asked
 
 
@@ -189,6 +189,7 @@ def test_a_session_whose_name_cannot_be(session: str) -> None:
         assert is_idle(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("body", "outcome", "status"),
@@ -216,7 +217,7 @@ def test_every_end_is_counted_out(
         assert server.service.metrics.registry.get_sample_value("glm_requests_total", labels) == 3
 
 
-def start(server: InProcessServer, *asks: Ask) -> Any:
+def start(server: InProcessServer, *asks: GenerationRequest) -> Any:
     """Starts several answers of one request, on the server's loop."""
     service: Service = server.service
     starting = service.start(Caller(), service.models.get(None), asks)
@@ -226,24 +227,40 @@ def start(server: InProcessServer, *asks: Ask) -> Any:
 @pytest.mark.parametrize(
     ("asks", "code"),
     [
-        ([Ask("ab"), Ask("ab"), Ask("ab"), Ask("ab")], "queue_full"),
-        ([Ask("ab"), Ask("ab"), Ask("p" * 200)], "context_length_exceeded"),
-        ([Ask("ab"), Ask("abc", max_length=3)], "context_length_exceeded"),
-        ([Ask("ab"), Ask([])], "invalid_value"),
+        (
+            [
+                GenerationRequest("ab"),
+                GenerationRequest("ab"),
+                GenerationRequest("ab"),
+                GenerationRequest("ab"),
+            ],
+            "queue_full",
+        ),
+        (
+            [GenerationRequest("ab"), GenerationRequest("ab"), GenerationRequest("p" * 200)],
+            "context_length_exceeded",
+        ),
+        (
+            [GenerationRequest("ab"), GenerationRequest("abc", max_length=3)],
+            "context_length_exceeded",
+        ),
+        ([GenerationRequest("ab"), GenerationRequest([])], "invalid_value"),
     ],
 )
-def test_of_several_answers_all_start_or_none(asks: list[Ask], code: str) -> None:
+def test_of_several_answers_all_start_or_none(asks: list[GenerationRequest], code: str) -> None:
     settings = mock_settings(users=1, max_queue=2)
     with in_process_server(settings) as server, nothing_stays(server), SingleSteps() as steps:
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(APIError) as refused:
             start(server, *asks)
         assert refused.value.code == code
         assert is_idle(server)
         steps.step()  # the engine forgets those that had begun
         assert server.llm().stats().waiting == 0
         assert server.llm().stats().active_users == 0
-        three = start(server, Ask("ab"), Ask("ab"), Ask("ab"))
-        assert server.service.admission.inside == 3
+        three = start(
+            server, GenerationRequest("ab"), GenerationRequest("ab"), GenerationRequest("ab")
+        )
+        assert server.service.admission.in_flight == 3
         for generation in three:
             server.call(generation.close)
 
@@ -251,17 +268,17 @@ def test_of_several_answers_all_start_or_none(asks: list[Ask], code: str) -> Non
 def test_a_defect_in_the_middle_of_a_start_leaves_nothing_counted() -> None:
     with in_process_server() as server, nothing_stays(server):
         llm: Any = server.llm()
-        submitted = []
+        submitted: list[Any] = []
 
-        def broken(*args: Any) -> Any:
+        def broken(*args: Any, **named: Any) -> Any:
             if submitted:
                 raise ZeroDivisionError("a defect")
-            submitted.append(MultiUserLLM.asubmit(llm, *args))
+            submitted.append(MultiUserLLM.asubmit(llm, *args, **named))
             return submitted[0]
 
         llm.asubmit = broken
-        with pytest.raises(Refusal, match="the server failed; its log says why"):
-            start(server, Ask("ab"), Ask("ab"))
+        with pytest.raises(APIError, match="the server failed; its log says why"):
+            start(server, GenerationRequest("ab"), GenerationRequest("ab"))
         del llm.asubmit
         assert is_idle(server)
 
@@ -269,16 +286,16 @@ def test_a_defect_in_the_middle_of_a_start_leaves_nothing_counted() -> None:
 def test_admission_counts_all_or_none() -> None:
     admission = Admission(Limits(requests_per_user=3, requests_per_key=4))
     me, you = Caller("me"), Caller("you")
-    admission.enter(me, "me/a", 2)
-    with pytest.raises(Refusal, match="requests_per_user is 3"):
-        admission.enter(me, "me/a", 2)
-    with pytest.raises(Refusal, match=r"'me' has 2 .* asks for 3 more; requests_per_key is 4"):
-        admission.enter(me, None, 3)
-    assert admission.inside == 2
-    admission.enter(you, "you/a", 3)
-    admission.enter(me, None, 2)
+    admission.admit(me, "me/a", 2)
+    with pytest.raises(APIError, match="requests_per_user is 3"):
+        admission.admit(me, "me/a", 2)
+    with pytest.raises(APIError, match=r"'me' has 2 .* asks for 3 more; requests_per_key is 4"):
+        admission.admit(me, None, 3)
+    assert admission.in_flight == 2
+    admission.admit(you, "you/a", 3)
+    admission.admit(me, None, 2)
     for caller, user, count in ((me, "me/a", 2), (me, None, 2), (you, "you/a", 3)):
         for _ in range(count):
-            admission.leave(caller, user)
-    assert admission.inside == 0
+            admission.release(caller, user)
+    assert admission.in_flight == 0
     assert (admission._by_key, admission._by_user) == ({}, {})  # names of the past take no memory

@@ -27,6 +27,8 @@ from tests.server.in_process import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 SHORT = "0.01"
 MESSAGE = "the request took more than 0.01 seconds"
 
@@ -41,7 +43,7 @@ def shared() -> Iterator[InProcessServer]:
 def wait_until_expired(server: InProcessServer) -> None:
     """Until every request that runs is past its deadline; the engine may stand still."""
     running = server.service._running
-    wait_until(lambda: all(one._refusal is not None for one, _ in list(running.values())))
+    wait_until(lambda: all(one._error is not None for one, _ in list(running.values())))
 
 
 def start_expired(server: InProcessServer, body: dict[str, Any], **headers: str) -> Any:
@@ -90,7 +92,7 @@ def test_a_deadline_counts_while_a_request_is_queued_and_is_nobody_elses() -> No
             steps.step()
             queued = in_background(post, server, "/", {"prompt": second}, x_request_timeout=SHORT)
             wait_until(lambda: server.service.running == 2)
-            wait_until(lambda: sum(one._refusal is not None for one, _ in _running(server)) == 1)
+            wait_until(lambda: sum(one._error is not None for one, _ in _running(server)) == 1)
             steps.step()
             assert server.llm().stats().waiting == 0
             assert queued.result(PATIENCE).status_code == 504

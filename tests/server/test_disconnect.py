@@ -10,13 +10,13 @@ from typing import Any, Callable
 import pytest
 from starlette.requests import Request
 
-from glm_multiuser.answer import Answer
+from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import End, Event, Token
 from glm_multiuser.engine.request import Request as EngineRequest
 from glm_multiuser.handle import AsyncHandle
 from glm_multiuser.sampling import Choice, SamplingParams
 from glm_multiuser.server import step as step_api
-from glm_multiuser.server.disconnect import ClientGone, unless_disconnected
+from glm_multiuser.server.disconnect import ClientDisconnected, unless_disconnected
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.settings import Limits
@@ -43,12 +43,14 @@ from tests.server.in_process import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 STEP_SECONDS = 0.02
 """How long the step API waits for a client to come back, in these tests."""
 
 Ending = Callable[[Wire], None]
 
-WAITING = "Entry.hear"
+WAITING = "Entry.receive"
 """What the step API does until there is something to return."""
 
 
@@ -99,7 +101,7 @@ def server_of(users: int) -> Any:
 
 def assert_is_taken(server: InProcessServer, count: int) -> None:
     wait_until(lambda: server.service.running == count)
-    assert server.service.admission.inside == count
+    assert server.service.admission.in_flight == count
 
 
 @of_every_protocol
@@ -153,7 +155,7 @@ def test_who_goes_away_in_the_middle_of_an_answer_frees_the_slot(
 def test_who_goes_away_before_the_body_is_whole_has_asked_nothing() -> None:
     with in_process_server() as server, nothing_stays(server):
         wire = Wire(server.url)
-        wire.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        wire.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
         wire.close()
         assert ask(server, "ab").status_code == 200
         assert server.service.requests == 1
@@ -215,7 +217,7 @@ class Talk:
     def __init__(self) -> None:
         request = EngineRequest([1], SamplingParams(), "me", (EOS,), 50, VOCAB, lambda event: None)
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        handle = AsyncHandle(Answer(request, FakeTokenizer()), self.events, lambda: None)
+        handle = AsyncHandle(AnswerCollector(request, FakeTokenizer()), self.events, lambda: None)
         self.entries = step_api.Entries(Limits())
         self.entry = self.entries.find(("anonymous", "an id"))
         self.entry.generation = Generation(handle, 60.0, lambda generation, how: None)
@@ -242,7 +244,9 @@ class Talk:
             "headers": [],
         }
         request = Request(scope, receive)
-        return await step_api.generate(request, step_api.StepRequest(cache_id="an id"))
+        return await step_api.generate(
+            request, step_api.StepRequest.model_validate({"cache_id": "an id"})
+        )
 
 
 @pytest.mark.parametrize("turns", range(-4, 5))
@@ -269,7 +273,7 @@ def test_text_that_comes_just_as_the_client_goes_is_there_for_the_next_call(
             await asyncio.sleep(0)
         second()
         answers = []
-        with contextlib.suppress(ClientGone):
+        with contextlib.suppress(ClientDisconnected):
             answers.append(await calling)
         if not whole:
             talk.end()
@@ -291,7 +295,7 @@ def test_a_failure_that_comes_just_as_the_client_goes_is_told_to_the_next_call()
             await asyncio.sleep(0)
         gone.set()
         talk.events.put_nowait(End("error", None, 0.0, 1.0))
-        with pytest.raises(ClientGone):
+        with pytest.raises(ClientDisconnected):
             await calling
         with pytest.raises(Exception, match="the request failed"):
             await talk.call(asyncio.Event())
@@ -313,7 +317,7 @@ def test_work_is_over_when_its_client_is_known_to_be_gone() -> None:
         return {"type": "http.disconnect"}
 
     async def scenario() -> None:
-        with pytest.raises(ClientGone):
+        with pytest.raises(ClientDisconnected):
             await unless_disconnected(Request({"type": "http"}, receive), work())
         assert ended == ["work"]
         assert len(asyncio.all_tasks()) == 1
@@ -329,7 +333,7 @@ def test_nothing_is_given_out_to_a_client_that_is_gone_already() -> None:
         return {"type": "http.disconnect"}
 
     async def scenario() -> None:
-        with pytest.raises(ClientGone):
+        with pytest.raises(ClientDisconnected):
             await unless_disconnected(Request({"type": "http"}, receive), work())
 
     asyncio.run(scenario())

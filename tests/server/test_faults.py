@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from glm_multiuser import MultiUserLLM
-from glm_multiuser.server import connections, events
+from glm_multiuser.server import http_protocol
 from glm_multiuser.server.settings import ModelSettings
 from glm_multiuser.tokenizers import IncrementalDetokenizer
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -46,6 +46,8 @@ from tests.server.in_process import (
 )
 from tests.server.process import ServerProcess
 from tests.server.proxy import ChaosProxy, Fault
+
+pytestmark = pytest.mark.slow
 
 HEADER_BYTES = 60
 """Of a request: somewhere in the middle of its header."""
@@ -118,7 +120,7 @@ class HugeTokenizer(FakeTokenizer):
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([ord("a") + token_id % 26]) * (1 << 18)
 
-    def detokenizer(self) -> IncrementalDetokenizer:
+    def detokenizer(self, *, continued: bool = False) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.token_bytes)
 
 
@@ -128,16 +130,17 @@ def huge_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
     return llm
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_reader_that_stands_still_holds_no_slot_and_is_let_go(
-    monkeypatch: pytest.MonkeyPatch,
+    stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "SEND_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "SEND_SECONDS", 0.2)
     (prompt,) = long_prompts(1)
     with in_process_server(mock_settings(users=1), huge_llm) as server, nothing_stays(server):
         files = open_files()
         reader = Wire(server.url, receive_buffer=4096)
-        reader.request("/", {"prompt": prompt, "stream": True})
-        reader.read_until(b"data: ")
+        reader.request("/", {"prompt": prompt, "stream": stream})
+        reader.read_until(b"\r\n\r\n")
         # The only slot becomes free for the next one, although nobody reads.
         assert ask(server, prompt, max_tokens=4).status_code == 200
         wait_until(lambda: server.service.running == 0)
@@ -167,11 +170,11 @@ def test_a_slow_reader_gets_everything_and_slows_nobody() -> None:
         reader.close()
 
 
-@pytest.mark.parametrize("beginning", [b"", b"POST / HTTP/1.1\r\nHost: x\r\nContent-"])
+@pytest.mark.parametrize("beginning", [b"", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-"])
 def test_a_connection_that_asks_for_nothing_is_closed(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 1.0)
     with in_process_server() as server, nothing_stays(server):
         wires = [Wire(server.url) for _ in range(20)]
         for wire in wires:
@@ -188,7 +191,7 @@ def test_a_connection_that_was_used_before_is_closed_too(monkeypatch: pytest.Mon
         for beginning in (b"\r\n", b"GET /status HTTP/1.1\r\n"):
             wire = Wire(server.url).request("/", {"prompt": "ab"})
             wire.read_until(b'"finish_reason"')
-            monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+            monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.1)
             wire.send(beginning)
             assert b"200 OK" in wire.read_to_end()
             wire.close()
@@ -196,7 +199,7 @@ def test_a_connection_that_was_used_before_is_closed_too(monkeypatch: pytest.Mon
 
 
 def test_a_request_that_has_come_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 1.0)
     with in_process_server() as server, nothing_stays(server):
         with SingleSteps():
             asked = in_background(ask, server, "ab")
@@ -211,7 +214,7 @@ def test_idle_and_half_open_connections_cost_the_others_nothing() -> None:
     with in_process_server(mock_settings(users=2)) as server, nothing_stays(server):
         wires = [Wire(server.url) for _ in range(50)]
         for wire in wires[::2]:
-            wire.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            wire.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
         asked = [in_background(ask, server, prompt) for prompt in long_prompts(4)]
         for prompt, one in zip(long_prompts(4), asked):
             assert one.result(PATIENCE).json()["response"] == answer_alone(prompt)
@@ -314,7 +317,7 @@ def test_the_real_process_keeps_nothing_of_bad_connections(poisoned: ServerProce
             victims = [in_background(try_to_ask, proxy, "你好", True) for _ in range(6)]
             wires = [Wire(poisoned.url) for _ in range(6)]
             for wire in wires:
-                wire.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+                wire.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
             assert greedy(poisoned, QUESTION).json()["response"] == alone
             for wire in wires:
                 wire.reset()

@@ -9,7 +9,7 @@ import pytest
 
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server import keys as keys_module
-from glm_multiuser.server.errors import Refusal
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.keys import ENVIRONMENT, Caller, KeyRing, read_keys
 from tests.server.in_process import mock_settings
 
@@ -30,22 +30,35 @@ def file_with(folder: Path, text: str) -> Path:
 
 def test_a_line_is_a_name_and_a_key_or_a_key_alone(tmp_path: Path) -> None:
     text = f"# who may ask\n\nred {RED}\n   \n  {BLUE}  \r\n#red other-key-0123456789\n"
-    assert read_keys(file_with(tmp_path, text)) == {"red": RED, "key-2": BLUE}
+    assert read_keys(file_with(tmp_path, text)).keys == {"red": RED, "key-2": BLUE}
 
 
 def test_the_environment_holds_the_same_with_commas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read_keys(None) == {}
+    assert read_keys(None) == ({}, frozenset())
     monkeypatch.setenv(ENVIRONMENT, f"{RED}, blue {BLUE},")
-    assert read_keys(None) == {"key-1": RED, "blue": BLUE}
+    assert read_keys(None).keys == {"key-1": RED, "blue": BLUE}
     file = file_with(tmp_path, "green green-key-0123456789")
-    assert read_keys(file) == {"green": "green-key-0123456789", "key-2": RED, "blue": BLUE}
+    assert read_keys(file).keys == {"green": "green-key-0123456789", "key-2": RED, "blue": BLUE}
+
+
+def test_a_key_with_a_name_may_have_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "green green-key-0123456789 admin")
+    found = read_keys(file_with(tmp_path, f"red  {RED}\tadmin\nblue {BLUE}"))
+    assert found.keys == {"red": RED, "blue": BLUE, "green": "green-key-0123456789"}
+    assert found.admins == {"red", "green"}
+    ring = KeyRing(*found)
+    assert ring.caller(f"Bearer {RED}") == Caller("red", admin=True)
+    assert ring.caller(f"Bearer {BLUE}") == Caller("blue")
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (f"red {RED} root", "line 1 of {file} is not a name and a key, or a name, a key and the"),
+        (f"red {RED} admin {BLUE}", "line 1 of {file} is not a name and a key"),
+        (f"{RED} admin", "line 1 of {file} has a key of 5 characters"),
         ("red too-short", "line 1 of {file} has a key of 9 characters; it must have 16 to 512"),
         ("\nred " + "x" * 513, "line 2 of {file} has a key of 513 characters"),
         ("red keyé-0123456789abcdef", "line 1 of {file} has a key of 21 characters"),
@@ -101,7 +114,7 @@ def test_without_keys_everybody_is_anonymous() -> None:
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", RED, f"Basic {RED}", f",{RED}"])
 def test_no_key(header: str) -> None:
-    with pytest.raises(Refusal, match="an API key is needed") as refused:
+    with pytest.raises(APIError, match="an API key is needed") as refused:
         KeyRing(KEYS).caller(header)
     assert (refused.value.status, refused.value.code) == (401, "missing_api_key")
     assert refused.value.headers["WWW-Authenticate"] == "Bearer"
@@ -109,7 +122,7 @@ def test_no_key(header: str) -> None:
 
 @pytest.mark.parametrize("key", [RED[:-1], RED + "0", RED.upper(), "red", "x", RED + BLUE, "é\x80"])
 def test_a_wrong_key(key: str) -> None:
-    with pytest.raises(Refusal, match="not known here") as refused:
+    with pytest.raises(APIError, match="not known here") as refused:
         KeyRing(KEYS).caller(f"Bearer {key}")
     assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
     assert key not in str(refused.value)
@@ -127,7 +140,7 @@ def test_every_key_is_compared_in_constant_time(key: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(keys_module, "hmac", type("hmac", (), {"compare_digest": counted}))
     try:
         ring.caller(f"Bearer {key}")
-    except Refusal:
+    except APIError:
         assert key.startswith("wrong")
     assert len(set(compared)) == 3
     assert all(len(known) == 32 for known in compared)  # digests, whatever the keys' lengths
@@ -155,7 +168,7 @@ def test_a_session_is_inside_its_key() -> None:
 
 @pytest.mark.parametrize("session", ["x" * 129, "a\nb", "\x00", "\ud800", "\u2028"])
 def test_a_session_that_cannot_be(session: str) -> None:
-    with pytest.raises(Refusal, match="at most 128, all printable") as refused:
+    with pytest.raises(APIError, match="at most 128, all printable") as refused:
         Caller("red").user(session)
     assert refused.value.status == 400
     assert Caller("red").user("x" * 128) == "red/" + "x" * 128

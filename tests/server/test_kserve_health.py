@@ -78,6 +78,7 @@ class Device:
             assert generate(server).status_code == 500
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_is_started_again() -> None:
     device, opening = Device(), HeldOpening()
     opening.go.set()
@@ -98,6 +99,7 @@ def test_a_model_that_fails_is_started_again() -> None:
         assert generate(server).json()["response"] == answer_alone("hello")
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_for_good_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_host, "RESTARTS", 1)
     device = Device()

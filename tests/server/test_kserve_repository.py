@@ -93,6 +93,7 @@ def test_loading_returns_when_the_model_is_ready() -> None:
         assert get(server, f"{PATH}/ready").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [33, "33", {"string_value": "33"}, {"string_value": 33}])
 def test_a_configuration_changes_a_model(server: InProcessServer, value: Any) -> None:
     assert load(server, {"parameters": {"users": value}}).status_code == 200
@@ -103,8 +104,8 @@ def test_a_configuration_changes_a_model(server: InProcessServer, value: Any) ->
 def test_a_configuration_changes_everything_that_can_be_changed(server: InProcessServer) -> None:
     wanted = {"users": 3, "seq_length": 64, "max_queue": 0}
     assert load(server, {"parameters": wanted}).status_code == 200
-    settings = server.service.models.get(MODEL).settings
-    assert {name: getattr(settings, name) for name in wanted} == wanted
+    engine = server.service.models.get(MODEL).settings.engine
+    assert {name: getattr(engine, name) for name in wanted} == wanted
     config = get(server, f"{PATH}/config").json()
     assert config["parameters"] == {
         name: {"string_value": str(value)} for name, value in wanted.items()

@@ -63,9 +63,9 @@ def asked() -> Iterator[tuple[InProcessServer, list[SamplingParams]]]:
         llm = mock_llm(settings, params=defaults, **options)
         submit = llm.asubmit
 
-        def listening(ids: Any, wanted: Any, user: Any, **more: Any) -> Any:
-            params.append(wanted)
-            return submit(ids, wanted, user, **more)
+        def listening(ids: Any, **named: Any) -> Any:
+            params.append(named["params"])
+            return submit(ids, **named)
 
         llm.asubmit = listening  # type: ignore[method-assign, assignment]
         return llm

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from glm_multiuser.server.errors import Refusal
-from glm_multiuser.server.kserve.asks import rows_of
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.kserve.infer_bodies import Input
 from glm_multiuser.server.kserve.infer_codec import decompress, read_inputs, split
+from glm_multiuser.server.kserve.questions import rows_of
 from glm_multiuser.server.kserve.tensors import from_binary, from_json, to_binary
 
-TEXTS = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=40), max_size=8)
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=8)
 INT16 = st.lists(st.integers(-(2**15), 2**15 - 1), max_size=8)
 
 
@@ -59,12 +59,12 @@ def test_texts_survive_json(texts: list[str]) -> None:
 @given(st.sampled_from(["BYTES", "INT16"]), st.binary(max_size=64))
 def test_any_bytes_are_read_or_refused(datatype: str, data: bytes) -> None:
     elements: list[Any] = []
-    refusals: list[tuple[int, Optional[str]]] = []
+    errors: list[tuple[int, Optional[str]]] = []
     try:
         elements = from_binary("prompt", datatype, data)
-    except Refusal as refusal:
-        refusals = [(refusal.status, refusal.field)]
-    assert refusals in ([], [(400, "prompt")])
+    except APIError as error:
+        errors = [(error.status, error.field)]
+    assert errors in ([], [(400, "prompt")])
     assert {type(one) for one in elements} <= {str if datatype == "BYTES" else int}
 
 
@@ -85,14 +85,14 @@ def test_the_two_forms_on_the_wire() -> None:
     ],
 )
 def test_texts_that_lie(data: bytes, problem: str) -> None:
-    with pytest.raises(Refusal, match=problem) as caught:
+    with pytest.raises(APIError, match=problem) as caught:
         from_binary("history", "BYTES", data)
     assert caught.value.status == 400
     assert caught.value.field == "history"
 
 
 def test_half_a_number() -> None:
-    with pytest.raises(Refusal, match="history_len has 3 bytes; INT16 elements have 2 each"):
+    with pytest.raises(APIError, match="history_len has 3 bytes; INT16 elements have 2 each"):
         from_binary("history_len", "INT16", b"abc")
 
 
@@ -111,14 +111,14 @@ def test_half_a_number() -> None:
 )
 def test_elements_of_another_type(datatype: str, element: Any, limit: str) -> None:
     good: Any = "a" if datatype == "BYTES" else 1
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(APIError) as caught:
         from_json("prompt", datatype, [good, element])
     assert f"prompt has {element!r} at place 1" in str(caught.value)
     assert limit in str(caught.value)
 
 
 def test_a_long_element_is_not_repeated_in_the_message() -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(APIError) as caught:
         from_json("prompt", "BYTES", [{"a": "x" * 10_000}])
     assert len(str(caught.value)) < 200
 
@@ -240,7 +240,7 @@ WRONG: dict[str, tuple[list[Input], bytes, str]] = {
 
 @pytest.mark.parametrize(("inputs", "data", "problem"), WRONG.values(), ids=WRONG.keys())
 def test_inputs_that_are_refused(inputs: list[Input], data: bytes, problem: str) -> None:
-    with pytest.raises(Refusal, match=problem) as caught:
+    with pytest.raises(APIError, match=problem) as caught:
         read_inputs(inputs, data, 2)
     assert caught.value.status == 400
 
@@ -253,7 +253,7 @@ def test_splitting_a_body() -> None:
 
 @pytest.mark.parametrize("length", ["3", "-1", "+2", "0x2", "", " 2", "2.0", "٢", "9" * 5000])
 def test_a_length_of_the_json_that_lies(length: str) -> None:
-    with pytest.raises(Refusal, match="the body has 2 bytes") as caught:
+    with pytest.raises(APIError, match="the body has 2 bytes") as caught:
         split(b"{}", length)
     assert caught.value.status == 400
 
@@ -278,7 +278,7 @@ def test_a_body_that_is_large_when_decompressed_is_not_decompressed(size: int) -
     bomb = zlib.compress(b"x" * size)
     tracemalloc.start()
     try:
-        with pytest.raises(Refusal, match="more than 1000 bytes") as caught:
+        with pytest.raises(APIError, match="more than 1000 bytes") as caught:
             decompress(bomb, "deflate", 1000)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
@@ -301,6 +301,6 @@ GZIPPED = gzip.compress(b"{}", mtime=0)
     ],
 )
 def test_a_body_that_is_not_compressed_as_it_says(body: bytes, encoding: str, problem: str) -> None:
-    with pytest.raises(Refusal, match=problem) as caught:
+    with pytest.raises(APIError, match=problem) as caught:
         decompress(body, encoding, 1000)
     assert caught.value.status == 400

@@ -99,6 +99,7 @@ def test_an_answer_leaves_two_lines_with_the_id_that_its_header_names(log: Log) 
     assert (ended["prompt_tokens"], ended["completion_tokens"]) == (3, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["abc", "a" * 64, "A.b_c-9"])
 def test_an_id_that_the_client_gave_is_kept(log: Log, given: str) -> None:
     with in_process_server() as server:
@@ -108,6 +109,7 @@ def test_an_id_that_the_client_gave_is_kept(log: Log, given: str) -> None:
         assert log.wait_for("request", 2)[1]["request_id"] == given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "a" * 65, "a b", 'a"b', "a\\n", "é", "<b>", "../x", "a\tb"])
 def test_an_id_that_could_do_harm_is_replaced(log: Log, given: str) -> None:
     with in_process_server() as server:
@@ -126,7 +128,7 @@ def test_requests_at_the_same_time_have_ids_of_their_own(log: Log) -> None:
             for number in range(4):
                 body = {"prompt": "ab", "stream": number % 2 == 0, "max_tokens": number + 1}
                 asked.append(in_background(post, server, "/", body, x_request_id=f"id-{number}"))
-                wait_until(lambda number=number: server.service.running == number + 1)
+                server.wait_until_running(number + 1)
         for one in asked:
             one.result(PATIENCE)
         log.wait_for("request", 4)
@@ -136,6 +138,7 @@ def test_requests_at_the_same_time_have_ids_of_their_own(log: Log) -> None:
     assert tokens == {f"id-{number}": number + 1 for number in range(4)}
 
 
+@pytest.mark.slow
 def test_what_was_refused_or_failed_has_a_line_too(log: Log) -> None:
     with in_process_server(mock_settings(keys={"me": "k" * 16}), llm_that_fails) as server:
         key = {"authorization": "Bearer " + "k" * 16}
@@ -161,15 +164,16 @@ def test_who_went_away_is_logged_as_that(log: Log) -> None:
         whole.close()
         log.wait_for("request", 1)
         half = Wire(server.url)
-        half.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        half.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         half.close()
         lines = log.wait_for("request", 2)
-    assert [line["status"] for line in lines] == [499, "client went away"]
+    assert [line["status"] for line in lines] == [499, "client disconnected"]
     assert [line["outcome"] for line in log.lines("generation ended")] == ["cancelled"]
     assert not log.lines("request failed")
     assert "error" not in {json.loads(line)["level"] for line in log.text.splitlines()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_prompts", [False, True])
 def test_prompts_and_answers_are_logged_only_where_that_is_wanted(
     log: Log, log_prompts: bool
@@ -214,7 +218,7 @@ def test_every_line_of_the_real_server_is_json(server: ServerProcess) -> None:
 
 def record(message: str, **fields: Any) -> logging.LogRecord:
     made = logging.LogRecord("a.logger", logging.WARNING, "file", 1, message, None, None)
-    made.fields = fields  # type: ignore[attr-defined]
+    made.fields = fields
     return made
 
 
@@ -254,13 +258,14 @@ def test_the_whole_process_logs_in_one_way(as_json: bool, monkeypatch: pytest.Mo
     root, access = logging.getLogger(), logging.getLogger("uvicorn.access")
     monkeypatch.setattr(root, "handlers", root.handlers)
     monkeypatch.setattr(access, "disabled", access.disabled)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
     level = root.level
     try:
         configure_logging(as_json)
         logging.getLogger("somebody.else").info("something", extra={FIELDS: {"count": 3}})
         access.info("a line of its own")
-        written = sys.stderr.getvalue()  # type: ignore[attr-defined]
+        written = stderr.getvalue()
     finally:
         root.setLevel(level)
     assert len(written.splitlines()) == 1

@@ -90,7 +90,7 @@ def test_every_end_is_counted_by_its_name() -> None:
             leaver.close()
             wait_until(lambda: server.service.running == 1)
             running = server.service._running
-            wait_until(lambda: all(one._refusal for one, _ in list(running.values())))
+            wait_until(lambda: all(one._error for one, _ in list(running.values())))
             steps.step()
         assert late.result(PATIENCE).status_code == 504
         outcomes = {"stop": 3, "length": 2, "error": 1, "deadline_exceeded": 1, "cancelled": 1}
@@ -172,7 +172,7 @@ def test_a_step_with_prompts_and_decode_rows_is_one_decode_step() -> None:
         with SingleSteps() as steps:
             for count in (1, 2):
                 asked.append(in_background(ask, server, long_prompts(1)[0]))
-                wait_until(lambda count=count: server.service.running == count)
+                server.wait_until_running(count)
                 steps.step()
             after = samples(server)
             assert after["glm_step_seconds_count", "prefill", "mock"] == 1
@@ -220,7 +220,8 @@ def test_a_slot_that_is_kept_for_its_user_is_idle() -> None:
 
 def test_a_graph_that_is_compiled_in_service_is_seen() -> None:
     with in_process_server() as server:
-        server.llm()._runner.compiles += 1
+        runner: Any = server.llm()._runner
+        runner.compiles += 1
         assert samples(server)["glm_compiles_after_ready", "mock"] == 1
 
 
@@ -231,8 +232,8 @@ def test_models_are_counted_apart_and_only_while_they_are_ready() -> None:
         assert found["glm_requests_total", "two", "length"] == 1
         assert ("glm_requests_total", "one", "length") not in found
         assert found["glm_ttft_seconds_count", "two"] == 1
-        server.service.models.get("one").become("failed", "")
+        server.service.models.get("one").set_state("failed", "")
         found = samples(server)
         assert ("glm_users", "one") not in found
         assert ("glm_users", "two") in found
-        server.service.models.get("one").become("ready")
+        server.service.models.get("one").set_state("ready")

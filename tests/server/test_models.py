@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 import pytest
 
-from glm_multiuser import ConfigError, GenerationError, MultiUserLLM
+from glm_multiuser import ConfigError, EngineConfig, GenerationError, MultiUserLLM
 from glm_multiuser.server.loading import memory_bytes
 from glm_multiuser.server.models import RESTARTS, ModelHost
 from glm_multiuser.server.settings import ModelSettings
@@ -41,6 +41,8 @@ from tests.server.in_process import (
     mock_settings,
     wait_until,
 )
+
+pytestmark = pytest.mark.slow
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "ckpt" / "glm-tiny"
 
@@ -188,10 +190,10 @@ def test_a_model_is_loaded_again_when_something_about_it_changes(device: Device)
 
 
 def test_a_model_for_which_there_is_no_memory_is_refused_with_numbers(device: Device) -> None:
-    one = ModelSettings("one", CHECKPOINT, users=2)
-    two = ModelSettings("two", CHECKPOINT, users=2, load=False)
-    needed = memory_bytes(one, mock_settings())
-    settings = replace(mock_settings(), models=(one, two), memory_bytes=int(1.5 * needed))
+    one = ModelSettings("one", CHECKPOINT, EngineConfig(users=2))
+    two = ModelSettings("two", CHECKPOINT, EngineConfig(users=2), load=False)
+    needed = memory_bytes(one)
+    settings = replace(mock_settings(), models=(one, two), memory_gib=1.5 * needed / 2**30)
     with in_process_server(settings, device.open_llm) as server, nothing_stays(server):
         with pytest.raises(ConfigError) as error:
             finish(server, server.service.models.load("two"))
@@ -212,7 +214,7 @@ def test_a_model_for_which_there_is_no_memory_is_refused_with_numbers(device: De
 
 def test_a_model_that_does_not_fit_at_the_start_ends_the_server(device: Device) -> None:
     model = ModelSettings("one", CHECKPOINT)
-    settings = replace(mock_settings(), models=(model,), memory_bytes=2**20)
+    settings = replace(mock_settings(), models=(model,), memory_gib=2**-10)
     told = pytest.raises(ConfigError, match=r"of 1\.0 MiB are taken")
     with told, in_process_server(settings, device.open_llm) as server:
         assert not server.service.ready
@@ -263,12 +265,14 @@ def broken_engine(server: InProcessServer, device: Device) -> list[Any]:
         asked = []
         for number, stream in enumerate((False, True, False, True)):
             asked.append(in_background(ask, server, long_prompts(1)[0], stream=stream))
-            wait_until(lambda number=number: server.service.running == number + 1)
+            server.wait_until_running(number + 1)
         steps.step()
         device.broken = True
         for _ in range(3):
             steps.step()
-        assert isinstance(server.service.models.get(None).engine.failure, GenerationError)
+        engine = server.service.models.get(None).engine
+        assert engine is not None
+        assert isinstance(engine.failure, GenerationError)
     return [one.result(PATIENCE) for one in asked]
 
 

@@ -45,8 +45,9 @@ def test_models_that_answer_are_listed(client: openai.OpenAI) -> None:
     assert listed.object == "list"
     assert [model.id for model in listed.data] == [MODEL, OTHER]
     for model in listed.data:
-        parse(Model, model.to_dict())
+        parse(Model, model.to_dict(), vendor=["max_model_len"])
         assert client.models.retrieve(model.id) == model
+        assert model.to_dict()["max_model_len"] == SEQ_LENGTH
 
 
 def test_a_model_that_nobody_knows(client: openai.OpenAI) -> None:

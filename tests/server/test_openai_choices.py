@@ -152,6 +152,7 @@ def test_a_final_stop_token_has_no_logprobs_but_others_have(
     assert count_of(cut.logprobs) == len(cut.token_ids) < 12
 
 
+@pytest.mark.slow
 def test_an_ignored_end_of_sequence_is_a_token_like_any_other(mock: InProcessServer) -> None:
     found = 0
     for seed in range(20):

@@ -11,9 +11,9 @@ from openai.types.chat import completion_create_params as chat_params
 from pydantic import ValidationError
 
 from glm_multiuser.server.openai.requests import (
+    BaseRequest,
     ChatRequest,
     CompletionRequest,
-    GenerationRequest,
 )
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -21,10 +21,38 @@ CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": 
 NEUTRAL: dict[str, list[Any]] = {
     "frequency_penalty": [0, 0.0],
     "presence_penalty": [0, -0.0],
-    "logit_bias": [{}],
+    "logit_bias": [{}, []],
+    "best_of": [1],
+    "echo": [False],
+    # vLLM
+    "chat_template": [],
+    "chat_template_kwargs": [{}],
+    "guided_json": [],
+    "include_stop_str_in_output": [False],
+    "length_penalty": [1, 1.0],
+    "min_p": [0, 0.0],
+    "priority": [0],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "use_beam_search": [False],
+    # llama.cpp
+    "dry_multiplier": [0.0],
+    "dynatemp_range": [0.0],
+    "grammar": [""],
+    "id_slot": [-1],
+    "mirostat": [0],
+    "n_predict": [-1],
+    "n_probs": [0],
+    "repeat_penalty": [1.0],
+    "samplers": [],
+    "timings_per_token": [False],
+    "top_n_sigma": [-1, -1.0],
+    "typical_p": [1.0],
+    "xtc_probability": [0.0],
 }
 NEUTRAL_IN_CHAT: dict[str, list[Any]] = {
     **NEUTRAL,
+    "add_special_tokens": [False],
     "audio": [],
     "function_call": ["none", "auto"],
     "functions": [[]],
@@ -37,8 +65,7 @@ NEUTRAL_IN_CHAT: dict[str, list[Any]] = {
 }
 NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {
     **NEUTRAL,
-    "best_of": [1],
-    "echo": [False],
+    "add_special_tokens": [True],
     "suffix": [],
 }
 NEVER_NEUTRAL: tuple[Any, ...] = (0.5, "x", ["x"], {"x": 1})
@@ -48,6 +75,9 @@ TYPED_OTHERWISE = {
     "presence_penalty": False,
     "best_of": True,
     "echo": 0,
+    "min_p": False,
+    "mirostat": False,
+    "skip_special_tokens": 1,
 }
 WITHOUT_EFFECT = {
     "metadata": {"a": "b"},
@@ -70,7 +100,7 @@ def completion(**fields: Any) -> CompletionRequest:
     return CompletionRequest.model_validate(json.loads(json.dumps({"prompt": "hello", **fields})))
 
 
-def problem_of(kind: type[GenerationRequest], fields: dict[str, Any]) -> tuple[str, str]:
+def problem_of(kind: type[BaseRequest], fields: dict[str, Any]) -> tuple[str, str]:
     """Where the first problem is, and what it is."""
     try:
         kind.model_validate(json.loads(json.dumps(fields)))
@@ -177,7 +207,7 @@ def test_tools_are_not_without_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["temprature", "min_p", "guided_json", "chat_template_kwargs", "best_of"]
+    "field", ["temprature", "min_pp", "prompt", "suffix", "provider_specific_fields"]
 )
 def test_a_field_that_chat_does_not_have_is_refused(field: str) -> None:
     assert chat_problem(**{field: None})[0] == field
@@ -188,11 +218,11 @@ def test_a_field_that_chat_does_not_have_is_refused(field: str) -> None:
     [
         ("temperature", [0, 0.0, 1, 2.0, 100], [-0.1, 100.1, "1", True, [1], float("nan")]),
         ("top_p", [0.001, 1], [0, 1.001, "1", True, float("nan")]),
-        ("max_tokens", [1, 10**12], [0, -1, 1.5, "1", True]),
-        ("max_completion_tokens", [1], [0, "1"]),
-        ("seed", [0, 2**63 - 1], [-1, 2**63, 0.5, "1"]),
+        ("max_tokens", [1, 10**12, -1], [0, -2, -1.0, 1.5, "1", True]),
+        ("max_completion_tokens", [1, -1], [0, "1"]),
+        ("seed", [0, 2**63 - 1], [-2, 2**63, 0.5, "1"]),
         ("n", [1, 128], [0, -1, 1.5, "1"]),
-        ("top_k", [0, 50], [-1, 1.5]),
+        ("top_k", [0, 50, -1], [-2, 1.5]),
         ("repetition_penalty", [0.1, 1, 100], [0, 101, "1"]),
         ("min_tokens", [0, 5], [-1, 1.5]),
         ("ignore_eos", [True, False], [1, "true"]),
@@ -299,8 +329,11 @@ def test_the_part_that_is_no_text_is_named() -> None:
         ({"role": "assistant", "content": None, "tool_calls": []}, "messages.0.content"),
         ({"role": "user"}, "messages.0.content"),
         ({"content": "x"}, "messages.0.role"),
-        ({"role": "user", "content": "x", "name": "anna"}, "messages.0.name"),
-        ({"role": "user", "content": "x", "nmae": None}, "messages.0.nmae"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "1"}}, "messages.0.audio"),
+        (
+            {"role": "assistant", "content": "x", "function_call": {"name": "f"}},
+            "messages.0.function_call",
+        ),
         ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages.0.tool_calls.0.id"),
         ("x", "messages.0"),
     ],
@@ -309,8 +342,42 @@ def test_a_message_that_cannot_be_is_named(message: Any, place: str) -> None:
     assert chat_problem(messages=[message])[0] == place
 
 
+def test_minus_one_is_what_it_is_for_other_servers() -> None:
+    read = chat(top_k=-1, seed=-1, max_tokens=-1)
+    assert (read.top_k, read.seed) == (0, None)
+    assert read.max_tokens is not None
+    assert read.max_tokens > 10**6  # so a checkpoint's own limit does not count, either
+    assert completion(top_k=-1).top_k == 0
+
+
+def test_the_description_says_what_is_accepted() -> None:
+    properties = ChatRequest.model_json_schema()["properties"]
+    for field in ("top_k", "seed", "max_tokens", "max_completion_tokens"):
+        (beside,) = (one for one in properties[field]["anyOf"] if "const" in one)
+        assert beside["const"] == -1
+    assert properties["min_p"]["enum"] == [0, None]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"name": "anna"},
+        {"refusal": "no", "annotations": [{"type": "url_citation"}]},
+        {"provider_specific_fields": {"refusal": None}},
+        {"reasoning_content": "well", "reasoning": "well", "reasoning_details": [{"text": "x"}]},
+        {"audio": None, "function_call": None, "parsed": {"a": 1}, "cache_control": {}},
+    ],
+)
+def test_what_clients_add_to_messages_is_ignored(beside: dict[str, Any]) -> None:
+    plain = {"role": "assistant", "content": "x", "tool_calls": [CALLED]}
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    called = {**CALLED, "index": 0, "function": function}
+    told = chat(messages=[*MESSAGES, {**plain, **beside, "tool_calls": [called]}])
+    assert told == chat(messages=[*MESSAGES, plain])
+
+
 def test_an_answer_can_be_sent_back_as_it_came() -> None:
-    answer = {
+    answer: dict[str, Any] = {
         "role": "assistant",
         "content": "hi",
         "refusal": None,
@@ -356,7 +423,7 @@ def test_completions_want_a_number_of_logprobs() -> None:
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
-def test_the_description_says_what_is_checked(kind: type[GenerationRequest]) -> None:
+def test_the_description_says_what_is_checked(kind: type[BaseRequest]) -> None:
     fields = kind.model_json_schema()["properties"]
     assert fields["presence_penalty"]["enum"] == [0, None]
     assert fields["stop"]["anyOf"][1]["maxItems"] == 16

@@ -132,6 +132,14 @@ def test_logprobs_are_those_of_one_distribution(server: ServerProcess) -> None:
             )
 
 
+@pytest.mark.parametrize("text", QUESTIONS)
+def test_texts_of_logprobs_join_to_the_answer(server: ServerProcess, text: str) -> None:
+    body = {"messages": question(text), "logprobs": True, "temperature": 0}
+    choice = ask_both_ways(server.url, CHAT, **body).choices[0]
+    written = b"".join(bytes(entry["bytes"]) for entry in choice.logprobs["content"])
+    assert written.decode() == choice.text
+
+
 def test_a_conversation_is_remembered(client: openai.OpenAI) -> None:
     first: Any = client.chat.completions.create(model=MODEL, messages=question(HELLO))
     answered = first.choices[0].message.model_dump(exclude_unset=True)

@@ -33,6 +33,7 @@ def drawn(seed: int, **more: Any) -> dict[str, Any]:
     return {"seed": seed, "temperature": 5.0, "max_tokens": 12, **more}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_streams_join_to_whole_answers(mock: InProcessServer, path: str, logprobs: bool) -> None:
@@ -63,6 +64,7 @@ def test_an_answer_without_text(mock: InProcessServer, path: str) -> None:
         assert len(stream_chunks(mock.url, path, **body)) == (2 if path == CHAT else 1)
 
 
+@pytest.mark.slow
 def test_stop_strings_never_leak(mock: InProcessServer) -> None:
     body: dict[str, Any] = {"messages": HELLO, "max_tokens": 24, "ignore_eos": True}
     known = ask(mock.url, CHAT, **body).choices[0].text

@@ -42,6 +42,7 @@ def schemathesis(server: InProcessServer, folder: Path, *arguments: str) -> None
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_every_path_of_every_protocol_is_described() -> None:
     with in_process_server() as server:
         paths = httpx.get(f"{server.url}/openapi.json", trust_env=False, timeout=PATIENCE).json()[
@@ -49,3 +50,4 @@ def test_every_path_of_every_protocol_is_described() -> None:
         ]
     assert {"/", "/llm/generate", "/status", "/metrics", "/v1/chat/completions"} <= set(paths)
     assert {"/v2/health/ready", "/v2/models/{name}/infer"} <= set(paths)
+    assert {"/health", "/ping", "/version", "/tokenize", "/detokenize"} <= set(paths)

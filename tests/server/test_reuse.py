@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from glm_multiuser import ConfigError, MultiUserLLM
+from glm_multiuser import ConfigError, EngineConfig, MultiUserLLM
 from glm_multiuser.cli import app
 from glm_multiuser.server import loading, logs, run
 from glm_multiuser.server.settings import ModelSettings, ServerSettings
@@ -75,7 +75,10 @@ def test_a_request_can_have_all_of_its_prompt_computed(path: str) -> None:
 
 def test_a_server_can_be_told_to_compute_every_prompt_whole() -> None:
     settings = mock_settings(users=2)
-    models = tuple(replace(model, cache_prompt=False) for model in settings.models)
+    models = tuple(
+        replace(model, engine=replace(model.engine, cache_prompt=False))
+        for model in settings.models
+    )
     with in_process_server(replace(settings, models=models), echo_llm) as server:
         assert [held for _, held in usages(server, FIRST, TOLD, user="anna")] == [0, 0]
 
@@ -95,7 +98,10 @@ def test_the_command_hears_how_prompts_enter(monkeypatch: pytest.MonkeyPatch) ->
         command = ("serve", "--port", "0", "--available", f"two={FOLDER}")
         assert CliRunner().invoke(app, [*command, *arguments]).exit_code == 0
     ways = [
-        [(model.prefill_chunk, model.cache_prompt, model.load) for model in settings.models]
+        [
+            (model.engine.prefill_chunk, model.engine.cache_prompt, model.load)
+            for model in settings.models
+        ]
         for settings in told
     ]
     assert ways == [
@@ -109,14 +115,15 @@ def test_a_model_is_opened_with_its_settings(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         MultiUserLLM, "from_pretrained", lambda folder, **settings: given.update(settings)
     )
-    loading.open_llm(ModelSettings("one", FOLDER, prefill_chunk=64, cache_prompt=False))
+    loading.open_llm(
+        ModelSettings("one", FOLDER, EngineConfig(prefill_chunk=64, cache_prompt=False))
+    )
     assert (given["prefill_chunk"], given["cache_prompt"]) == (64, False)
 
 
 def test_a_chunk_that_cannot_be_is_refused_before_anything_is_loaded() -> None:
-    model = ModelSettings("one", FOLDER, prefill_chunk=0)
     with pytest.raises(ConfigError, match="prefill_chunk is 0; it must be between"):
-        loading.check(model, [], mock_settings())
+        ModelSettings("one", FOLDER, EngineConfig(prefill_chunk=0))
 
 
 def test_no_protocol_shows_the_header_of_an_answer() -> None:

@@ -77,7 +77,7 @@ class AwkwardTokenizer(FakeTokenizer):
     def token_bytes(self, token_id: int) -> bytes:
         return self.pieces[token_id]
 
-    def detokenizer(self) -> IncrementalDetokenizer:
+    def detokenizer(self, *, continued: bool = False) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.token_bytes)
 
 
@@ -179,6 +179,7 @@ def parsed_by_splitlines(content: bytes) -> list[str]:
     return [line[6:] for line in content.decode("utf-8").splitlines() if line.startswith("data: ")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parse", [parsed_like_a_browser, parsed_by_splitlines])
 def test_no_character_of_an_answer_breaks_a_stream(parse: Any) -> None:
     seen = ""
@@ -193,6 +194,7 @@ def test_no_character_of_an_answer_breaks_a_stream(parse: Any) -> None:
     assert [text for text in AWKWARD if text not in seen] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", AWKWARD)
 def test_every_character_of_a_question_arrives(shared: InProcessServer, text: str) -> None:
     for prompt in (text, f"a{text}b"):

@@ -105,22 +105,22 @@ def test_loading_is_shown_step_by_step() -> None:
 
 def test_models_that_are_not_ready_have_no_slots() -> None:
     with in_process_server(mock_settings(names=("one", "two"))) as server:
-        server.service.models.get("one").become("failed", "for a reason")
+        server.service.models.get("one").set_state("failed", "for a reason")
         status = status_of(server)
         assert [model["state"] for model in status["models"]] == ["failed", "ready"]
         assert {slot["model"] for slot in status["slots"]} == {"two"}
         assert status["queue"]["limit"] == 4
-        server.service.models.get("one").become("ready")
+        server.service.models.get("one").set_state("ready")
 
 
 def test_the_speed_is_that_of_the_last_minute() -> None:
     prompt = long_prompts(1)[0]
     with in_process_server() as server:
         rate = server.service.token_rate
-        server.call(server.service.hear_second)
+        server.call(server.service.tick)
         before = sum(rate.per_second)
         ask(server, prompt)
-        server.call(server.service.hear_second)
+        server.call(server.service.tick)
         assert sum(rate.per_second) - before == len(tokens_alone(prompt))
         shown = status_of(server)["tokens_per_second"]
         assert shown["now"] == shown["last_minute"][-1]

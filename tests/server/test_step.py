@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from glm_multiuser import SamplingParams
 from glm_multiuser.server import step as step_api
-from glm_multiuser.server.errors import Refusal
-from glm_multiuser.server.settings import Limits
+from glm_multiuser.server.errors import APIError
+from glm_multiuser.server.settings import Limits, ModelSettings
 from tests.api.fake_tokenizer import PIECES
 from tests.engine.mock_runner import EOS
 from tests.engine.stepping import SingleSteps
@@ -81,6 +81,7 @@ def polled(server: InProcessServer, prompt: str, patterns: Iterator[int]) -> lis
     return answers
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     prompt=st.text("abcdefghijklmnop ", min_size=1, max_size=30),
@@ -104,6 +105,7 @@ def test_polls_of_any_pattern_get_the_whole_text_with_the_right_flags(
     ]
 
 
+@pytest.mark.slow
 def test_a_text_that_stops_inside_a_character_is_told_apart() -> None:
     prompt = next(one for one in long_prompts(40) if 4 in tokens_alone(one)[1:-1])
     tokens = tokens_alone(prompt)
@@ -129,9 +131,9 @@ def test_earlier_rounds_and_the_length_count(shared: InProcessServer) -> None:
 
 
 def test_do_sample_false_is_greedy_whatever_else_is_wanted() -> None:
-    def warm_llm(*args: Any, **options: Any) -> Any:
+    def warm_llm(settings: ModelSettings, **options: Any) -> Any:
         params = SamplingParams(temperature=50.0, max_tokens=64)
-        return mock_llm(*args, params=params, **options)
+        return mock_llm(settings, params=params, **options)
 
     (prompt,) = long_prompts(1)
     with in_process_server(open_llm=warm_llm) as server:
@@ -232,7 +234,7 @@ def test_so_many_generations_at_the_same_time_and_no_more() -> None:
             asked = []
             for number in range(2):
                 asked.append(in_background(step, server, f"id {number}", "question 0"))
-                wait_until(lambda number=number: server.service.running == number + 1)
+                server.wait_until_running(number + 1)
             response = step(server, "id 2", "ab")
         assert response.status_code == 429
         assert response.json()["code"] == "too_many_generations"
@@ -274,6 +276,7 @@ def test_a_generation_that_fails_is_forgotten_and_one_that_never_started_too() -
         assert step_to_end(server, "an id", "ab") == answer_alone("ab")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -312,7 +315,7 @@ def test_names_of_the_past_are_kept_for_a_while_only(monkeypatch: pytest.MonkeyP
         entries.find(name)
         entries.end(name)
     for name in names[1:]:
-        with pytest.raises(Refusal, match="has finished"):
+        with pytest.raises(APIError, match="has finished"):
             entries.find(name)
     entries.find(names[0])
     assert len(entries) == 1

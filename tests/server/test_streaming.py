@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glm_multiuser.answer import Answer, Piece
+from glm_multiuser.answer import AnswerCollector, Piece
 from glm_multiuser.engine.request import End, Request, Token
 from glm_multiuser.sampling import Choice, SamplingParams
 from glm_multiuser.server.events import event
@@ -42,7 +42,7 @@ def pieces_of(tokenizer: ChatTokenizer, ids: Sequence[int], **params: Any) -> li
         tokenizer.vocab_size,
         lambda end: None,
     )
-    answer, pieces = Answer(request, tokenizer), []
+    answer, pieces = AnswerCollector(request, tokenizer), []
     for token_id in ids:
         pieces.append(answer.take(Token(Choice(token_id, None, None), 1.0)))
         if pieces[-1].finish_reason is not None:
@@ -75,6 +75,7 @@ def ids_of(tokenizer: ChatTokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(part, max_size=16).map(lambda some: [one for ids in some for one in ids])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["glm-tiny", "fake"])
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
@@ -142,6 +143,7 @@ def shared() -> Iterator[InProcessServer]:
         yield server
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_no_stop_string_leaks_over_http(shared: InProcessServer, data: st.DataObject) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from glm_multiuser.tokenizers.header_reader import SEPARATOR
+from glm_multiuser.tokenizers.headers import SEPARATOR
 from tests.server.echoing import EchoTokenizer, call, echo_llm, message, together
 from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
 from tests.server.openai_reading import (
@@ -35,7 +35,7 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-TOOLS = [tool("get_weather"), tool("get_time")]
+TOOLS: list[Any] = [tool("get_weather"), tool("get_time")]
 CALL = call("get_weather", city="北京")
 ARGUMENTS = '{"city": "北京"}'
 
@@ -83,7 +83,8 @@ def test_content_and_calls(
 
 
 def test_without_tools_a_call_is_text(echo: InProcessServer) -> None:
-    for fields in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+    without: list[dict[str, Any]] = [{"tools": None}, {"tools": []}, {"tool_choice": "none"}]
+    for fields in without:
         choice = answer(echo, CALL, **fields)
         assert (choice.text, choice.tool_calls, choice.finish_reason) == (CALL, [], "stop")
     assert answer(echo, CALL, tool_choice="auto", parallel_tool_calls=False).tool_calls
@@ -109,6 +110,7 @@ def test_only_what_could_be_a_call_is_held_back(echo: InProcessServer) -> None:
     assert deltas(CALL) == ["", None, None]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
@@ -157,7 +159,7 @@ def test_logprobs_and_token_ids_are_those_of_all_tokens(echo: InProcessServer) -
     choice = answer(echo, says, logprobs=True, return_token_ids=True)
     assert len(choice.token_ids) == len(says.encode()) + 1
     written = [entry["bytes"] for entry in choice.logprobs["content"]]
-    assert b"".join(map(bytes, written)) == says.encode()
+    assert b"".join(map(bytes, written)) == says.lstrip().encode()
 
 
 def test_an_answer_that_is_cut_in_a_call_is_text(echo: InProcessServer) -> None:
@@ -216,7 +218,6 @@ def test_a_result_needs_a_call(echo: InProcessServer, call_ids: list[str]) -> No
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"messages": [*question("x"), {"role": "assistant", "content": "y"}]}, "messages"),
         ({"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]}, "messages"),
         ({"tools": [tool(" ")]}, "tools"),
         ({"tools": [tool("f")] * 129}, "tools"),
@@ -240,7 +241,7 @@ def test_the_clients_stream_helper(echo_client: openai.OpenAI) -> None:
     assert (done.name, done.arguments) == ("get_weather", ARGUMENTS)
     assert (final.message.content, final.finish_reason) == ("wait", "tool_calls")
     said: Any = final.message
-    result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": message("21")}
+    result: Any = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": message("21")}
     again = echo_client.chat.completions.create(
         model=MODEL, messages=[*messages, said, result], tools=tools
     )
@@ -252,8 +253,8 @@ def test_the_async_client_with_many_streams_at_once(echo: InProcessServer) -> No
         async with async_client(echo.url) as client:
 
             async def called(number: int) -> Any:
-                messages: Any = question(call("get_time", n=number))
-                stream = await client.chat.completions.create(
+                messages = question(call("get_time", n=number))
+                stream: Any = await client.chat.completions.create(
                     model=MODEL, messages=messages, tools=TOOLS, stream=True
                 )
                 deltas = [chunk.choices[0].delta async for chunk in stream]

@@ -66,7 +66,7 @@ def said(client: openai.OpenAI, **body: Any) -> tuple[Any, str, Any]:
 def said_streaming(client: openai.OpenAI, **body: Any) -> tuple[Any, str, Any]:
     """The same, joined by the client from a stream."""
     options: Any = {"include_usage": True}
-    tools = [
+    tools: Any = [
         {**tool, "function": {**tool["function"], "strict": True}} for tool in body.pop("tools")
     ]
     with client.chat.completions.stream(

@@ -1,4 +1,4 @@
-"""The door around replicas that the test plays itself: what clients get when replicas fail."""
+"""The ingress around replicas that the test plays itself: what clients get when replicas fail."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message
 
-from glm_multiuser.server.app import behind_the_door
-from glm_multiuser.server.errors import Refusal, error_response
+from glm_multiuser.server.app import wrap_middleware
+from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.settings import Limits
 from tests.server.asking import KEYS, RED, events_of
 from tests.server.in_process import mock_settings
@@ -22,16 +22,16 @@ from tests.server.in_process import mock_settings
 if sys.version_info < (3, 10):
     pytest.skip("Ray Serve needs Python 3.10", allow_module_level=True)
 
-from glm_multiuser.deploy.ray_answer import ReplicaLost
-from glm_multiuser.deploy.ray_door import ATTEMPTS, Door
-from glm_multiuser.deploy.ray_replica import Answered, Asked
+from glm_multiuser.deploy.ray_ingress import ATTEMPTS, Ingress
+from glm_multiuser.deploy.ray_replica import ReplicaRequest, ReplicaResponse
+from glm_multiuser.deploy.ray_response import ReplicaLost
 from glm_multiuser.deploy.ray_route import Route
 
 DIES = "dies"
 Says = Union[Response, str]
 
 
-class Played:
+class FakeReplicas:
     """Replicas by name. A request goes to its holder, else to the first that is not avoided.
 
     Args:
@@ -42,12 +42,14 @@ class Played:
         self.replicas = replicas
         self.routes: list[Route] = []
 
-    async def ask(self, asked: Asked, route: Route) -> AsyncGenerator[list[Message], None]:
+    async def send(
+        self, request: ReplicaRequest, route: Route
+    ) -> AsyncGenerator[list[Message], None]:
         self.routes.append(route)
-        free = [name for name in self.replicas if name not in route.without]
+        free = [name for name in self.replicas if name not in route.excluded]
         name = route.holder if route.holder in self.replicas else (free or list(self.replicas))[0]
-        if asked.holder not in ("", name):
-            said: Says = error_response("/llm/generate", Refusal(410, "replica_ended", "gone"))
+        if request.holder not in ("", name):
+            said: Says = error_response("/llm/generate", APIError(410, "replica_ended", "gone"))
         else:
             said = self.replicas[name]()
         if said == DIES:
@@ -56,7 +58,7 @@ class Played:
         assert isinstance(said, Response)
         said.headers["x-replica"] = name
         messages: asyncio.Queue[Message] = asyncio.Queue()
-        await said({"type": "http", **asked.scope}, _never, messages.put)
+        await said({"type": "http", **request.scope}, _never, messages.put)
         while not messages.empty():
             message = messages.get_nowait()
             if message.get("body") == DIES.encode():
@@ -64,8 +66,8 @@ class Played:
                 raise ReplicaLost
             yield [message]
 
-    async def ask_all(self, asked: Asked) -> Sequence[Answered]:
-        raise AssertionError("no test asks everyone")
+    async def broadcast(self, request: ReplicaRequest) -> Sequence[ReplicaResponse]:
+        raise AssertionError("no test broadcasts")
 
 
 async def _never() -> Message:
@@ -73,15 +75,15 @@ async def _never() -> Message:
     raise AssertionError("unreachable")
 
 
-def visit(played: Played, *asks: tuple[str, Any], **limits: Any) -> list[httpx.Response]:
+def visit(replicas: FakeReplicas, *asks: tuple[str, Any], **limits: Any) -> list[httpx.Response]:
     """Asks one after the other, through the guard."""
     settings = mock_settings(keys=KEYS, limits=limits)
-    door = Door(played, Limits(**limits))
-    app = behind_the_door(door, settings, door.metrics.hear_response)
+    ingress = Ingress(replicas, Limits(**limits))
+    app = wrap_middleware(ingress, settings, ingress.metrics.record_response)
 
     async def run() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.post(path, json=body, headers=RED) for path, body in asks]
 
     return asyncio.run(run())
@@ -92,8 +94,8 @@ def says(text: str, status: int = 200) -> Callable[[], Response]:
 
 
 def refuses(status: int, code: str) -> Callable[[], Response]:
-    refusal = Refusal(status, code, "not now", retry_after=3.0)
-    return lambda: error_response("/v1/completions", refusal)
+    error = APIError(status, code, "not now", retry_after=3.0)
+    return lambda: error_response("/v1/completions", error)
 
 
 def streams(*parts: str) -> Callable[[], Response]:
@@ -108,13 +110,13 @@ CHAT = ("/v1/chat/completions", {"user": "u"})
 
 
 def test_a_request_of_which_nothing_was_handed_out_goes_to_another_replica() -> None:
-    (answer,) = visit(Played(a=lambda: DIES, b=says("b")), CHAT)
+    (answer,) = visit(FakeReplicas(a=lambda: DIES, b=says("b")), CHAT)
     assert answer.json() == {"said": "b"}
 
 
 def test_a_stream_that_had_not_begun_goes_to_another_replica() -> None:
-    played = Played(a=streams(DIES), b=streams("data: {}\n\n"))
-    (answer,) = visit(played, CHAT)
+    replicas = FakeReplicas(a=streams(DIES), b=streams("data: {}\n\n"))
+    (answer,) = visit(replicas, CHAT)
     assert answer.text == "data: {}\n\n"
 
 
@@ -127,8 +129,8 @@ def test_a_stream_that_had_not_begun_goes_to_another_replica() -> None:
     ],
 )
 def test_a_stream_that_is_cut_ends_with_an_error_event(path: str, error: dict[str, Any]) -> None:
-    played = Played(a=streams('data: {"delta": "x"}\n\n', DIES), b=says("never"))
-    (answer,) = visit(played, (path, {}))
+    replicas = FakeReplicas(a=streams('data: {"delta": "x"}\n\n', DIES), b=says("never"))
+    (answer,) = visit(replicas, (path, {}))
     first, last = events_of(answer.text)
     assert first == {"delta": "x"}
     assert "the replica that gave this answer has ended" in json.dumps(last)
@@ -138,9 +140,11 @@ def test_a_stream_that_is_cut_ends_with_an_error_event(path: str, error: dict[st
 
 
 def test_what_is_whole_is_not_sent_again_when_its_replica_dies_after_it() -> None:
-    class DiesAfter(Played):
-        async def ask(self, asked: Asked, route: Route) -> AsyncGenerator[list[Message], None]:
-            async for messages in super().ask(asked, route):
+    class DiesAfter(FakeReplicas):
+        async def send(
+            self, request: ReplicaRequest, route: Route
+        ) -> AsyncGenerator[list[Message], None]:
+            async for messages in super().send(request, route):
                 yield messages
             raise ReplicaLost
 
@@ -150,33 +154,36 @@ def test_what_is_whole_is_not_sent_again_when_its_replica_dies_after_it() -> Non
 
 @pytest.mark.parametrize("status_code", [(429, "queue_full"), (503, "model_not_ready")])
 def test_a_full_or_ending_replica_passes_on(status_code: tuple[int, str]) -> None:
-    played = Played(a=refuses(*status_code), b=says("b"))
-    (answer,) = visit(played, CHAT)
+    replicas = FakeReplicas(a=refuses(*status_code), b=says("b"))
+    (answer,) = visit(replicas, CHAT)
     assert answer.json() == {"said": "b"}
-    assert played.routes == [Route("red/u"), Route("red/u", without=("a",))]
+    assert replicas.routes == [Route("red/u"), Route("red/u", excluded=("a",))]
 
 
 def test_when_all_are_full_their_own_refusal_is_the_answer() -> None:
-    played = Played(a=refuses(429, "queue_full"), b=refuses(429, "queue_full"))
-    (answer,) = visit(played, CHAT)
+    replicas = FakeReplicas(a=refuses(429, "queue_full"), b=refuses(429, "queue_full"))
+    (answer,) = visit(replicas, CHAT)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
     assert answer.json()["error"]["code"] == "queue_full"
-    assert len(played.routes) == ATTEMPTS
+    assert len(replicas.routes) == ATTEMPTS
 
 
 def test_a_session_with_too_many_requests_is_not_passed_on() -> None:
-    played = Played(a=refuses(429, "user_busy"), b=says("b"))
-    (answer,) = visit(played, CHAT)
+    replicas = FakeReplicas(a=refuses(429, "user_busy"), b=says("b"))
+    (answer,) = visit(replicas, CHAT)
     assert answer.json()["error"]["code"] == "user_busy"
 
 
+@pytest.mark.slow
 def test_without_a_replica_it_is_503_in_our_shape() -> None:
-    class Nobody(Played):
-        async def ask(self, asked: Asked, route: Route) -> AsyncGenerator[list[Message], None]:
+    class NoReplica(FakeReplicas):
+        async def send(
+            self, request: ReplicaRequest, route: Route
+        ) -> AsyncGenerator[list[Message], None]:
             raise ReplicaLost
             yield []
 
-    openai, plain = visit(Nobody(), CHAT, ("/", {}))
+    openai, plain = visit(NoReplica(), CHAT, ("/", {}))
     for answer in (openai, plain):
         assert answer.status_code == 503
         assert "retry-after" in answer.headers
@@ -186,27 +193,29 @@ def test_without_a_replica_it_is_503_in_our_shape() -> None:
 def test_the_limit_of_a_key_holds_for_all_replicas_together() -> None:
     held = asyncio.Event()
 
-    class Holding(Played):
-        async def ask(self, asked: Asked, route: Route) -> AsyncGenerator[list[Message], None]:
+    class Holding(FakeReplicas):
+        async def send(
+            self, request: ReplicaRequest, route: Route
+        ) -> AsyncGenerator[list[Message], None]:
             await held.wait()
-            async for messages in super().ask(asked, route):
+            async for messages in super().send(request, route):
                 yield messages
 
     settings = mock_settings(keys=KEYS)
     limits = Limits(requests_per_key=2)
-    app = behind_the_door(Door(Holding(a=says("a")), limits), settings, lambda status: None)
+    app = wrap_middleware(Ingress(Holding(a=says("a")), limits), settings, lambda status: None)
 
     async def run() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
-            asked = [
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            request = [
                 asyncio.ensure_future(client.post("/v1/completions", json={}, headers=RED))
                 for _ in range(3)
             ]
-            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(request, return_when=asyncio.FIRST_COMPLETED)
             assert len(done) == 1
             held.set()
-            return list(await asyncio.gather(*asked))
+            return list(await asyncio.gather(*request))
 
     answers = asyncio.run(run())
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429]
@@ -217,9 +226,9 @@ def test_the_limit_of_a_key_holds_for_all_replicas_together() -> None:
 
 def test_a_generation_of_the_step_api_never_begins_anew_elsewhere() -> None:
     step = ("/llm/generate", {"cache_id": "c", "query": "q"})
-    played = Played(a=lambda: said.pop(0), b=says("b"))
+    replicas = FakeReplicas(a=lambda: said.pop(0), b=says("b"))
     said: list[Says] = [JSONResponse({"flag": "sending"}), DIES]
-    first, second = visit(played, step, step)
+    first, second = visit(replicas, step, step)
     assert first.status_code == 200
     assert (second.status_code, second.json()["code"]) == (410, "replica_ended")
-    assert played.routes[1] == Route("red/c", holder="a")
+    assert replicas.routes[1] == Route("red/c", holder="a")

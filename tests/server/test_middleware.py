@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.server.guard import Guard
 from glm_multiuser.server.keys import KeyRing
+from glm_multiuser.server.middleware import GuardMiddleware
 from glm_multiuser.server.settings import Limits
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
@@ -34,10 +34,9 @@ from tests.server.in_process import (
     InProcessServer,
     in_process_server,
     mock_settings,
-    wait_until,
 )
 
-OPEN = {"/", "/v2/health/live", "/v2/health/ready"}
+OPEN = {"/", "/v2/health/live", "/v2/health/ready", "/health", "/ping"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 UNKNOWN = [
     "/nothing",
@@ -80,6 +79,7 @@ def routes_of(server: InProcessServer) -> list[str]:
     return [re.sub(r"\{[^}]*\}", MODEL, path) for path in named]
 
 
+@pytest.mark.slow
 def test_every_route_needs_a_key(locked: InProcessServer) -> None:
     routes = routes_of(locked)
     assert {"/", "/status", "/metrics", "/llm/generate"} <= set(routes)
@@ -95,12 +95,28 @@ def test_every_route_needs_a_key(locked: InProcessServer) -> None:
             assert told.startswith("an API key is needed")
 
 
+@pytest.mark.slow
 def test_with_a_key_every_route_is_there(locked: InProcessServer) -> None:
     """Or the test above would find its 401s for another reason."""
     for path in routes_of(locked):
         assert HTTP.request("GET", locked.url + path, headers=RED).status_code in (200, 400, 405)
     for path in UNKNOWN[:2]:
         assert get(locked, path, **RED).status_code == 404
+
+
+def test_head_is_get_without_a_body(locked: InProcessServer) -> None:
+    for path in (*routes_of(locked), *UNKNOWN):
+        whole, head = (
+            HTTP.request(method, locked.url + path, headers=RED) for method in ("GET", "HEAD")
+        )
+        assert (head.status_code, head.content) == (whole.status_code, b""), path
+        for name in ("content-type", "allow"):
+            assert head.headers.get(name) == whole.headers.get(name), path
+    assert "HEAD" in HTTP.post(f"{locked.url}/status", headers=RED).headers["allow"]
+    health = Wire(locked.url)
+    health.send(b"HEAD /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 2)
+    assert health.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+    health.close()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +157,7 @@ def test_only_what_is_spoken_here_gets_past(locked: InProcessServer) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError("it got past")
 
-    guard = Guard(app, KeyRing({}), Limits(), ())
+    guard = GuardMiddleware(app, KeyRing({}), Limits(), ())
     asyncio.run(guard({"type": "websocket", "path": "/"}, None, None))  # type: ignore[arg-type]
     wire = Wire(locked.url)
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -188,11 +204,11 @@ def test_without_a_key_not_even_the_body_is_waited_for(locked: InProcessServer) 
 def test_who_runs_is_shown_to_its_own_key_only() -> None:
     with in_process_server(mock_settings(keys=KEYS, users=3)) as server, nothing_stays(server):
         with SingleSteps() as steps:
-            headers = [{**RED, "x_session_id": "secret plan"}, RED, {**BLUE, "x_session_id": "b"}]
+            headers = [{**RED, "x_session_id": "secret plan"}, {**BLUE, "x_session_id": "b"}, RED]
             asked = []
             for number, header in enumerate(headers):
                 asked.append(in_background(post, server, "/", {"prompt": "ab"}, **header))
-                wait_until(lambda number=number: server.service.running == number + 1)
+                server.wait_until_running(number + 1)
             for _ in range(6):
                 steps.step()
             seen_by_red, seen_by_blue = (
@@ -203,8 +219,8 @@ def test_who_runs_is_shown_to_its_own_key_only() -> None:
                 for key in (RED, BLUE)
             )
             text = get(server, "/status", **BLUE).text + get(server, "/metrics", **BLUE).text
-        assert seen_by_red == [("secret plan", True), (None, True), (None, False)]
-        assert seen_by_blue == [(None, False), (None, False), ("b", True)]
+        assert seen_by_red == [("secret plan", True), (None, False), (None, True)]
+        assert seen_by_blue == [(None, False), ("b", True), (None, False)]
         assert "secret" not in text
         assert {one.result(PATIENCE).status_code for one in asked} == {200}
 
@@ -317,7 +333,7 @@ def test_a_page_of_another_origin_may_not_ask(
 ) -> None:
     response = post(unlocked, path, {"prompt": "ab"}, origin=origin)
     assert response.status_code == 403
-    assert f"pages of {origin!r} may not ask this server" in response.text
+    assert f"pages of {origin!r} may not send requests to this server" in response.text
     assert not any(name.startswith("access-control") for name in response.headers)
 
 
@@ -347,6 +363,17 @@ def test_another_origin_that_was_let_in() -> None:
         assert preflight.headers["access-control-allow-origin"] == friend
         assert "POST" in preflight.headers["access-control-allow-methods"]
         assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+        for sent, allowed in (
+            ("X-Stainless-Lang,x-stainless-retry-count", True),
+            ("authorization, content-type, user-agent, x-stainless-os", True),
+            ("x-stainless-os, x-forwarded-for", False),
+            ("x-forwarded-for", False),
+        ):
+            asked = {**asks_first, "access-control-request-headers": sent}
+            preflight = HTTP.options(server.url, headers=asked)
+            assert (preflight.status_code == 200) is allowed
+            listed = preflight.headers["access-control-allow-headers"].lower().split(", ")
+            assert set(sent.lower().replace(" ", "").split(",")).issubset(listed) is allowed
         answered = post(server, "/", {"prompt": "ab"}, origin=friend, **RED)
         refused = post(server, "/", {"prompt": "ab"}, origin=friend)
         assert (answered.status_code, refused.status_code) == (200, 401)

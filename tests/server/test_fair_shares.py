@@ -1,0 +1,165 @@
+"""A key that sends as much as it can neither shuts others out nor makes them wait; mocks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from glm_multiuser import MultiUserLLM
+from glm_multiuser.engine.request import Request
+from glm_multiuser.server.settings import ModelSettings
+from tests.engine.mock_runner import MockRunner
+from tests.engine.stepping import SingleSteps
+from tests.server.asking import (
+    BLUE,
+    KEYS,
+    RED,
+    answer_alone,
+    in_background,
+    long_prompts,
+    nothing_stays,
+    post,
+    step,
+)
+from tests.server.in_process import (
+    PATIENCE,
+    InProcessServer,
+    in_process_server,
+    mock_llm,
+    mock_settings,
+    wait_until,
+)
+
+pytestmark = pytest.mark.slow
+
+ATTACKERS = 256
+"""As many requests as one key may have at the same time."""
+REQUESTS = 5
+STEP_SECONDS = 0.01
+"""Of a model that is slower than HTTP, as models are."""
+
+
+def served(server: InProcessServer) -> list[Request]:
+    """The requests that got a slot, in order, without those of the warm-up."""
+    runner: Any = server.llm()._runner
+    assert isinstance(runner, MockRunner)
+    return [request for request in runner.requests_of("prefill") if request.group]
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_the_first_token_comes_two_answers_later_than_alone_at_most(users: int) -> None:
+    (prompt,) = long_prompts(1)
+    capacity = users + 8
+    settings = mock_settings(users=users, max_queue=8, keys=KEYS)
+    with in_process_server(settings) as server, nothing_stays(server):
+        with SingleSteps() as steps:
+            flood = [
+                in_background(post, server, "/", {"prompt": prompt}, **RED)
+                for _ in range(2 * capacity)
+            ]
+            wait_until(lambda: sum(one.done() for one in flood) == capacity)
+            while len(served(server)) < users:
+                steps.step()
+            late = in_background(post, server, "/", {"prompt": "ab"}, **BLUE)
+            wait_until(lambda: late.done() or server.service.running == capacity + 1)
+            while served(server)[-1].group != "blue":
+                steps.step()
+            # Whoever came in between took the slot of an answer, and blue took another one.
+            assert len(served(server)) - users <= 2
+        assert late.result(PATIENCE).json()["response"] == answer_alone("ab")
+        statuses = [one.result(PATIENCE).status_code for one in flood]
+        assert (statuses.count(200), statuses.count(429)) == (capacity, capacity)
+
+
+def test_a_flood_of_one_key_makes_another_wait_for_less_than_a_second() -> None:
+    def slow_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
+        return mock_llm(settings, before=lambda call: time.sleep(STEP_SECONDS), **options)
+
+    settings = mock_settings(users=8, max_queue=64, keys=KEYS)
+    body = {"prompt": long_prompts(1)[0], "max_tokens": 24}
+    with in_process_server(settings, slow_llm) as server, flood(server, body):
+        wait_until(lambda: server.llm().stats().waiting >= 64)
+        for _ in range(REQUESTS):
+            response = post(server, "/", {"prompt": "ab"}, **BLUE)
+            assert response.json()["response"] == answer_alone("ab")
+        assert server.llm().stats().waiting >= 60, "the attack is over"
+        waits = [one.queued_seconds for one in served(server) if one.group == "blue"]
+    assert len(waits) == REQUESTS
+    assert max(waits) < 1.0
+
+
+@contextmanager
+def flood(server: InProcessServer, body: dict[str, Any]) -> Iterator[None]:
+    """Inside the block one key asks again and again, on so many connections."""
+    address = urlsplit(server.url)
+    content = json.dumps(body).encode()
+    head = f"POST / HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(content)}\r\n"
+    request = f"{head}Authorization: {RED['authorization']}\r\n\r\n".encode() + content
+    over = threading.Event()
+
+    async def attack(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(request)
+            answer = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
+            headers = dict(line.split(": ") for line in answer.strip().split("\r\n")[1:])
+            await reader.readexactly(int(headers["content-length"]))
+            await asyncio.sleep(float(headers.get("retry-after", 0)))
+
+    async def attack_all() -> None:
+        connections = [
+            await asyncio.open_connection(address.hostname, address.port) for _ in range(ATTACKERS)
+        ]
+        attacks = [asyncio.ensure_future(attack(*one)) for one in connections]
+        await asyncio.to_thread(over.wait)
+        for one in attacks:
+            one.cancel()
+        ended = await asyncio.gather(*attacks, return_exceptions=True)
+        for _, writer in connections:
+            writer.close()
+        assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
+
+    attacking = in_background(asyncio.run, attack_all())
+    try:
+        yield
+    finally:
+        over.set()
+        attacking.result(PATIENCE)
+
+
+def test_a_key_that_opens_all_generations_of_the_step_api_locks_nobody_out() -> None:
+    limits = {"step_entries": 4, "step_seconds": 0.01}
+    settings = mock_settings(max_queue=64, keys=KEYS, limits=limits)
+    with in_process_server(settings) as server, nothing_stays(server), SingleSteps():
+        for key, count in ((RED, 4), (BLUE, 2)):
+            for number in range(count):
+                running = server.service.running
+                in_background(step_of, server, key, f"id {number}")
+                server.wait_until_running(running + 1)
+            refused = step_of(server, key, "one more")
+            assert refused.status_code == 429
+            assert refused.json()["code"] == "too_many_generations"
+            assert "step_entries is 4" in refused.json()["error"]
+
+
+def step_of(server: InProcessServer, key: dict[str, str], cache_id: str) -> Any:
+    return post(server, "/llm/generate", {"cache_id": cache_id, "query": "question 0"}, **key)
+
+
+def test_without_keys_everybody_is_in_one_group() -> None:
+    settings = mock_settings(users=1, max_queue=1, limits={"step_seconds": 0.01})
+    with in_process_server(settings) as server, nothing_stays(server), SingleSteps():
+        asked = [in_background(step, server, f"id {number}", "ab") for number in range(2)]
+        server.wait_until_running(2)
+        for session in ("a", "b"):
+            response = post(server, "/", {"prompt": "ab"}, x_session_id=session)
+            assert response.status_code == 429
+            assert response.json()["code"] == "queue_full"
+    assert [one.result(PATIENCE).status_code for one in asked] == [200, 200]
