@@ -4,10 +4,13 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-KERNELS := glm_multiuser/kernels/compiler.py $(wildcard glm_multiuser/kernels/cpu/*.[ch]pp)
+CLIENTS := .venv-clients
+KERNELS := glm_multiuser/backends/native/compiler.py $(wildcard glm_multiuser/backends/native/cpu/*.[ch]pp)
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 11) or \
     sys.exit("MindSpore needs Python 3.9, 3.10 or 3.11, this is %d.%d; try make PYTHON=..." % v)'
+
+AXE = axe-core@4.14.1
 
 TEST_OPTIONS = -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report= --durations=10
 
@@ -15,27 +18,36 @@ TEST_OPTIONS = -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report= -
 INSTALL = $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What the first import compiled has to be kept: without it, MindSpore takes 4 s longer each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all browser torch deploy notebooks coverage lint types bench selfcheck clean
+.PHONY: help demo serve check test test-all browser torch deploy clients notebooks coverage lint types bench \
+    selfcheck wheel clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
 	@echo "make serve      the server with its web page, on http://127.0.0.1:8000"
 	@echo "make bench      speed for 1, 2, 4 ... users, as a table, a plot and a line of JSON"
 	@echo "make selfcheck  the stored reference answers, on whatever device is there"
+	@echo "make check      ruff, mypy, and the tests that compile no graph"
 	@echo "make test       the tests; afterwards \`make coverage\` checks how much they covered"
 	@echo "make test-all   those too that take long and prove the same at another size or version"
-	@echo "make browser    Chromium for the tests of the web page, which are skipped without it (Debian, root)"
+	@echo "make browser    Chromium and axe-core for the tests of the web page, skipped without them (Debian, root)"
 	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
 	@echo "make deploy     Triton and Ray for the tests that need them, which are skipped without"
+	@echo "make clients    LiteLLM, LangChain, LangGraph, AutoGen and Node's OpenAI client ask the server"
 	@echo "make notebooks  runs the notebooks of examples/ anew and writes their outputs"
 	@echo "make lint       ruff"
-	@echo "make types      mypy --strict"
+	@echo "make types      mypy --strict, of the tests, too"
+	@echo "make wheel      the source archive and the manylinux wheel in dist/"
 	@echo "make clean      removes what the other targets left, except .venv"
 
 demo serve bench selfcheck: $(INSTALLED)
 	@$(BIN)/glm-multiuser $@
+
+check: lint types
+	@$(BIN)/python -m pytest -q --no-compile -m 'not slow and not rare' -n 2 --dist worksteal
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -m 'not rare' $(TEST_OPTIONS)
@@ -47,6 +59,9 @@ browser:
 	@command -v chromium > /dev/null || { echo "Installing Chromium and fonts ..." && \
 	    apt-get update -qq && apt-get install -qq -y --no-install-recommends \
 	    chromium fonts-noto-cjk > /dev/null; }
+	@test -e .browser/node_modules/axe-core || if command -v npm > /dev/null; then \
+	    npm install --silent --no-audit --no-fund --ignore-scripts --prefix .browser $(AXE); \
+	    else echo "There is no npm to install axe-core with: accessibility is not tested."; fi
 
 torch: $(INSTALLED)
 	@$(BIN)/python -c 'import torch' 2> /dev/null || { echo "Installing PyTorch into .venv ..." && \
@@ -56,12 +71,25 @@ deploy: $(INSTALLED)
 	@$(BIN)/python -c 'import pytriton, ray' 2> /dev/null || { echo "Installing Triton and Ray into .venv ..." && \
 	    $(INSTALL) -e '.[triton,ray]'; }
 
+# They pin what .venv and each other pin otherwise, so they have environments of their own.
+clients: $(INSTALLED) $(CLIENTS)/.installed
+	@$(BIN)/python -m pytest -v tests/clients
+
+$(CLIENTS)/.installed: $(wildcard tests/clients/requirements/*.txt)
+	@echo "Installing clients into $(CLIENTS) (some minutes) ..."
+	@for file in $^; do client=$(CLIENTS)/$$(basename $$file .txt) && \
+	    $(PYTHON) -m venv $$client && $$client/bin/python -m pip install -q -r $$file || exit 1; done
+	@if command -v npm > /dev/null; then npm install --silent --prefix $(CLIENTS) openai; fi
+	@touch $@
+
 notebooks: $(INSTALLED)
 	@$(BIN)/python examples/notebooks/build.py
 
-# Reads what `make test` measured.
+# Reads what `make test` measured. MindSpore compiles portable_graphs.py; Python runs little of it.
 coverage: $(INSTALLED)
-	@$(BIN)/coverage report --include='glm_multiuser/engine/*,glm_multiuser/sampling*' --fail-under=95
+	@$(BIN)/coverage report --include='glm_multiuser/engine/*,glm_multiuser/sampling*' \
+	    --omit='glm_multiuser/engine/portable_graphs.py' --fail-under=95
+	@$(BIN)/coverage report
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
@@ -70,12 +98,18 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	@$(BIN)/mypy
 
+wheel: $(INSTALLED)
+	@rm -rf build dist
+	@$(BIN)/python -m build -o build/archives .
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w dist build/archives/*.whl
+	@mv build/archives/*.tar.gz dist
+
 $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }
-	@echo "Installing MindSpore and the rest into .venv (two minutes or more, mostly download) ..."
-	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,mindformers]' && \
+	@echo "Installing MindSpore and the rest into .venv (two to three minutes, mostly download) ..."
+	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,otel,mindformers]' && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 

@@ -12,27 +12,28 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent))  # a build in isolation does not look here
 
-from glm_multiuser.kernels.compiler import BuildError, build
+from glm_multiuser.backends.native.compiler import BuildError, build
+from glm_multiuser.package_data import FOLDERS, IGNORED
 
 
 class BuildEverything(build_py):
-    """Compiles the kernels, and copies `patches/` into wheels. It stands at the top of the
-    repository, where people look for it, and package data has to be inside the package; an
-    editable install finds the original."""
+    """Compiles the kernels, and copies the files beside the code into wheels. They are outside the
+    package, where people look for them; an editable install reads them there."""
 
     def run(self) -> None:
         super().run()
         package = Path("." if self.editable_mode else self.build_lib, "glm_multiuser")
-        library = package / "kernels" / "native.so"
+        library = package / "backends" / "native" / "native.so"
         try:
             build(library)
         except BuildError as error:
             library.unlink(missing_ok=True)  # may be there from an earlier time
             print(f"glm_multiuser is installed without its kernels: {error}", file=sys.stderr)
         if not self.editable_mode:
-            target = package / "mindformers" / "patches"
-            shutil.rmtree(target, ignore_errors=True)  # `build` may be there from an earlier time
-            shutil.copytree("patches", target)
+            shutil.rmtree(package / "data", ignore_errors=True)  # from an earlier build
+            for folder in FOLDERS:
+                ignored = shutil.ignore_patterns(*IGNORED)
+                shutil.copytree(folder, package / "data" / folder, ignore=ignored)
 
 
 class WheelForAnyPython(bdist_wheel):

@@ -70,7 +70,9 @@ def one_round(llm: MultiUserLLM, prompt_tokens: int) -> dict[str, float]:
                 ready.wait(TIMEOUT)
 
     handles = [
-        llm.submit(random.integers(10, 16000, CONTEXT).tolist(), endless, user=f"user {number}")
+        llm.submit(
+            random.integers(10, 16000, CONTEXT).tolist(), user=f"user {number}", params=endless
+        )
         for number in range(DECODING)
     ]
     threads = [threading.Thread(target=read, args=pair) for pair in zip(handles, times)]
@@ -79,7 +81,9 @@ def one_round(llm: MultiUserLLM, prompt_tokens: int) -> dict[str, float]:
     ready.wait(TIMEOUT)
     begin = time.perf_counter()
     few = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    entering = llm.submit(random.integers(10, 16000, prompt_tokens).tolist(), few, user="new")
+    entering = llm.submit(
+        random.integers(10, 16000, prompt_tokens).tolist(), user="new", params=few
+    )
     next(entering)
     end = time.perf_counter()
     entering.result()

@@ -1,6 +1,6 @@
 """Every family in one run: decode speed, a long prompt among others, and the fifth turn of a chat.
 
-    python benchmarks/families.py [--families glm,chatglm3,glm4,qwen2] [--layers 4]
+    python benchmarks/families.py [--families chatglm_6b,llama] [--layers 4]
 
 Models of the published shape, scaled down, with random weights; each family in a process of its
 own. Three things are measured:
@@ -39,25 +39,53 @@ SEQ_LENGTH = 1280
 TURNS = 5
 
 
+CHATGLM2 = {"family": "chatglm2", "rotary_dim": HEAD_DIM // 2, "rotary_interleaved": True}
+HALVES = {"rotary_dim": HEAD_DIM}
+CAUSAL: dict[str, dict[str, Any]] = {
+    "chatglm3": {"num_key_value_heads": 1, "inner_hidden_size": 3424, **CHATGLM2},
+    "glm4": {"num_key_value_heads": 2, "inner_hidden_size": 3424, **CHATGLM2},
+    "glm4_0414": {
+        "num_key_value_heads": 2,
+        "inner_hidden_size": 3424,
+        **CHATGLM2,
+        "family": "glm4_0414",
+        "norm_position": "both",
+    },
+    "llama": {
+        "num_key_value_heads": 4,
+        "inner_hidden_size": 3584,
+        "qkv_bias": False,
+        **HALVES,
+    },
+    "qwen2": {"num_key_value_heads": 2, "inner_hidden_size": 5120, **HALVES},
+    "qwen3": {
+        "num_key_value_heads": 4,
+        "inner_hidden_size": 3072,
+        "qkv_bias": False,
+        "query_key_norm": True,
+        **HALVES,
+    },
+}
+"""The proportions of published models at a hidden size of 1,024."""
+
+FAMILIES = ("chatglm_6b", *CAUSAL)
+
+
 def model_config(family: str, layers: int) -> AnyModelConfig:
-    """The proportions of the published models at a hidden size of 1,024."""
-    if family == "glm":
+    """A scaled-down model of the family."""
+    if family == "chatglm_6b":
         return ModelConfig(VOCAB, HIDDEN, layers, 16, 4 * HIDDEN)
-    chatglm = family != "qwen2"
-    return CausalConfig(
-        family="chatglm" if chatglm else "qwen2",
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        num_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads={"chatglm3": 1, "glm4": 2, "qwen2": 2}[family],
-        head_dim=HEAD_DIM,
-        inner_hidden_size={"chatglm3": 3424, "glm4": 3424, "qwen2": 5120}[family],
-        max_sequence_length=8192,
-        eos_token_ids=(VOCAB - 1,),
-        rotary_dim=HEAD_DIM // 2 if chatglm else HEAD_DIM,
-        rotary_interleaved=chatglm,
-    )
+    sizes: dict[str, Any] = {
+        "family": family,
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_layers": layers,
+        "num_attention_heads": 16,
+        "head_dim": HEAD_DIM,
+        "max_sequence_length": 8192,
+        "eos_token_ids": (VOCAB - 1,),
+    }
+    return CausalConfig(**{**sizes, **CAUSAL[family]})
 
 
 def decode_rates(family: str, options: argparse.Namespace) -> dict[str, float]:
@@ -80,7 +108,7 @@ def greedy(tokens: int, **settings: Any) -> SamplingParams:
 def read_times(llm: MultiUserLLM, prompt: Sequence[int], tokens: int, user: str) -> list[float]:
     """When each token of an answer arrived."""
     params = greedy(tokens, cache_prompt=False)
-    return [time.perf_counter() for _ in llm.submit(prompt, params, user=user)]
+    return [time.perf_counter() for _ in llm.submit(prompt, user=user, params=params)]
 
 
 def long_prompt(llm: MultiUserLLM, repeat: int) -> dict[str, float]:
@@ -126,7 +154,7 @@ def fifth_turn(llm: MultiUserLLM, repeat: int, reuse: bool) -> dict[str, float]:
         for piece in pieces:
             prompt += piece if piece is not pieces[-1] else piece[:16]
             params = greedy(16, cache_prompt=reuse)
-            result = llm.submit(prompt, params, user=f"chat {number}").result()
+            result = llm.submit(prompt, user=f"chat {number}", params=params).result()
             prompt += result.token_ids
         ttft.append(result.timings.ttft_s or 0.0)
         cached.append(result.usage.cached_tokens)
@@ -179,7 +207,7 @@ def table(results: Sequence[dict[str, Any]], users: Sequence[int]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--families", default="glm,chatglm3,glm4,qwen2")
+    parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--users", default="1,8,16,32")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeat", type=int, default=3)

@@ -33,9 +33,9 @@ from glm_multiuser.checkpoint.layouts import chatglm_6b
 from glm_multiuser.checkpoint.safetensors_file import save_safetensors
 from glm_multiuser.cli.conditions import machine
 from glm_multiuser.cli.measure import fields
+from glm_multiuser.cli.published import PUBLISHED
 from glm_multiuser.config import EngineConfig, ModelConfig
 from glm_multiuser.memory import loading_bytes
-from glm_multiuser.published import PUBLISHED
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "native-int8": {"kernels": "native", "weight_dtype": "int8"},
@@ -215,7 +215,7 @@ def answers(
         start = time.monotonic()
         tokens: list[int] = []
         times = []
-        with llm.submit(prompts[user], params, user=user) as handle:
+        with llm.submit(prompts[user], user=user, params=params) as handle:
             for piece in handle:
                 tokens += piece.token_ids
                 times += [time.monotonic() - start] * len(piece.token_ids)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Optional
 
 import httpx
 from random_checkpoint import write_random_chat_model
@@ -53,7 +53,6 @@ def main() -> int:
             new_tokens=options.new_tokens,
             repeat=options.repeat,
             checkpoint=name,
-            options={"device_target": "CPU", "dtype": None, "batch_invariant": True},
         )
         conditions = {**machine(), **workload(settings)}
         console = screen.wide_output(100)
@@ -69,9 +68,10 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(description: Optional[str] = __doc__, repeat: int = 3) -> argparse.Namespace:
+    """Options for the shape and the load of this benchmark and similar ones."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--users", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=1024)
@@ -82,7 +82,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seq-length", type=int, default=256)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=repeat)
     return parser.parse_args()
 
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from glm_multiuser.checkpoint.mindformers_arguments import glm_config_arguments
 from glm_multiuser.cli import bench_run, loading, measure, screen
 from glm_multiuser.cli.bench_run import RunSettings, users_text
 from glm_multiuser.cli.bench_worker import answer_job
 from glm_multiuser.cli.interrupts import keep_ctrl_c
 from glm_multiuser.device import configure
 from glm_multiuser.mindformers import enable
-from glm_multiuser.mindformers.config import glm_config_arguments
 from glm_multiuser.progress import show_progress
 
 
@@ -76,7 +76,7 @@ class Recorder:
 
     def submit(self, prompt: Sequence[int], params: Any, user: str) -> Iterator[Any]:
         answer = self.answers[user] = []
-        for piece in self.llm.submit(prompt, params, user=user):
+        for piece in self.llm.submit(prompt, user=user, params=params):
             answer.extend(piece.token_ids)
             yield piece
 

@@ -1,15 +1,15 @@
-"""Two replicas behind Ray's door beside one, and beside the plain server, on one machine.
+"""Two replicas behind the Ray ingress, one replica, and the plain server, on one machine.
 
     python benchmarks/replicas.py --users 16
 
 Three servers, one after the other, on the same random weights and with the same slots in total:
 `glm-multiuser serve` without Ray, with `--replicas 1`, and with `--replicas 2`, where each replica
-has half of the slots. All users ask at once, `--repeat` times after a round that is thrown away;
-what counts is the median. Prompts are token ids, answers are streamed and of a fixed length.
+has half of the slots. All users ask concurrently, `--repeat` times after a warm-up round; rates are
+medians. Prompts are token ids, answers are streamed and of a fixed length.
 
-On one machine two replicas share the processors and the memory bus, so this says what the door
-costs and what splitting a batch costs, not what a second device brings. The last line of stdout is
-one JSON object.
+On one machine two replicas share the processors and the memory bus, so this measures what the
+ingress and the splitting of a batch cost, not the gain of a second device. The last line of stdout
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from http_cost import http_rate
+from http_cost import http_rate, parse_arguments
 from random_checkpoint import write_random_chat_model
 from rich.table import Table
 from server_process import serve_command, server
@@ -46,7 +46,7 @@ VARIANTS: tuple[tuple[str, int, Sequence[str]], ...] = (
 
 def main() -> int:
     """The exit code."""
-    options = parse_arguments()
+    options = parse_arguments(__doc__, repeat=5)
     if options.users % 2:
         raise GLMMultiUserError(f"--users is {options.users}; two replicas need an even number")
     shape = random_shape(
@@ -75,23 +75,6 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--users", type=int, default=16, help="in total")
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--inner", type=int, default=4096)
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--vocab", type=int, default=2048)
-    parser.add_argument("--seq-length", type=int, default=256)
-    parser.add_argument("--prompt-tokens", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=5)
-    return parser.parse_args()
-
-
 def run(
     folder: Path, options: argparse.Namespace, name: str, replicas: int, arguments: Sequence[str]
 ) -> dict[str, Any]:
@@ -103,7 +86,6 @@ def run(
         new_tokens=options.new_tokens,
         repeat=options.repeat,
         checkpoint=str(folder),
-        options={},
     )
     prompts = prompts_of(settings)
     slots = options.users // replicas

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glm_multiuser import GLMMultiUserError, ModelConfig
+from glm_multiuser.checkpoint.mindformers_arguments import glm_config_arguments
 from glm_multiuser.cli import screen
 from glm_multiuser.cli.bench_run import users_text
 from glm_multiuser.cli.interrupts import keep_ctrl_c
@@ -33,7 +34,6 @@ from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
 from glm_multiuser.cli.questions import KNOWN, Known
 from glm_multiuser.device import DEFAULT_DTYPE, configure
 from glm_multiuser.mindformers import enable
-from glm_multiuser.mindformers.config import glm_config_arguments
 from glm_multiuser.progress import show_progress
 
 LOCK = threading.Lock()
@@ -41,9 +41,6 @@ LOCK = threading.Lock()
 
 PRINTING = threading.Lock()
 """`print` writes a text and the end of its line separately."""
-
-STOPPING = threading.Event()
-"""Ctrl-C: every thread ends with its present token, none in the middle of a graph."""
 
 
 class Turn(NamedTuple):
@@ -136,8 +133,6 @@ def talk(
         answer += piece
         with PRINTING:
             print(f"user {user:2}  {now - started:7.2f} s  {piece!r}", flush=True)
-        if STOPPING.is_set():
-            return
     ended = time.perf_counter()
     turns.append(Turn(user, known, answer, counter.tokens, ended - asked, first - asked))
 
@@ -189,22 +184,12 @@ def main() -> int:
     ]
     for thread in threads:
         thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt:
-        STOPPING.set()
-        for thread in threads:
-            thread.join()
-        raise
+    for thread in threads:
+        thread.join()
     print_summary(turns, time.perf_counter() - started)
     return 0 if len(turns) == arguments.users else 1
 
 
 if __name__ == "__main__":
     keep_ctrl_c()  # before MindSpore is imported
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        screen.notice("interrupted")
-        sys.exit(130)
+    sys.exit(main())

@@ -21,15 +21,16 @@ from unittest.mock import patch
 import mindspore
 from mindspore import mint, ops
 from mindspore.common.api import _cell_graph_executor
-from mindspore.train.anf_ir_pb2 import ModelProto
+from mindspore.train.mind_ir_pb2 import ModelProto
 
 from glm_multiuser import EngineConfig, ModelConfig, device
-from glm_multiuser.build import make_runner
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.build import make_model, make_runner
+from glm_multiuser.checkpoint.families import FAMILIES
 from glm_multiuser.config import AnyModelConfig, CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine import two_graphs
-from glm_multiuser.models.layers import Numerics
-from glm_multiuser.models.registry import make_model
+from glm_multiuser.engine import portable
+from glm_multiuser.engine.runner import GraphRunner
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "ascend.md"
 BEGIN, END = "<!-- operators: begin -->", "<!-- operators: end -->"
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def families() -> dict[str, AnyModelConfig]:
-    """A small model of each family."""
+    """A small model of each family, by the family's title."""
     sizes: dict[str, Any] = {
         "vocab_size": 64,
         "hidden_size": 32,
@@ -70,13 +71,17 @@ def families() -> dict[str, AnyModelConfig]:
         "eos_token_ids": (2,),
     }
     ids = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "gmask_token_id": 4}
-    return {
-        "ChatGLM-6B": ModelConfig(64, 32, 1, 4, 48, pad_token_id=0, **ids),
-        "ChatGLM2, ChatGLM3, GLM-4": CausalConfig(
-            "chatglm", **sizes, rotary_dim=4, rotary_interleaved=True
-        ),
-        "Qwen2": CausalConfig("qwen2", **sizes, rotary_dim=8),
+    neighbours = {**sizes, "rotary_dim": 4, "rotary_interleaved": True}
+    halves = {**sizes, "rotary_dim": 8}
+    models = {
+        "chatglm_6b": ModelConfig(64, 32, 1, 4, 48, pad_token_id=0, **ids),
+        "chatglm2": CausalConfig("chatglm2", **neighbours),
+        "glm4_0414": CausalConfig("glm4_0414", norm_position="both", **neighbours),
+        "llama": CausalConfig("llama", qkv_bias=False, **halves),
+        "qwen2": CausalConfig("qwen2", **halves),
+        "qwen3": CausalConfig("qwen3", query_key_norm=True, qkv_bias=False, **halves),
     }
+    return {family.title: models[name] for name, family in FAMILIES.items()}
 
 
 def operators_of(
@@ -95,25 +100,34 @@ def _operators_of(config: AnyModelConfig, users: int, seq_length: int) -> set[st
         dtype="float16",
     )
     device.configure("CPU", 0)
-    model = make_model(config, Numerics.of("float16", "Ascend"))
-    model.set_train(False)
-    with patch.object(two_graphs, "BLOCK_LENGTH", BLOCK_LENGTH):
+    model = make_model(config, PortableBackend.of("float16", "Ascend"))
+    with patch.object(portable, "BLOCK_LENGTH", BLOCK_LENGTH):
         runner = make_runner(model, engine)
         runner.compile(lambda done, total, what: None)
-    found = set()
-    for entry in runner._entries():
-        for phase in entry.compile_cache:
-            found |= operators_of_graph(phase)
+    found = operators_of_runner(runner)
     runner.close()
     return found
 
 
+def operators_of_runner(runner: GraphRunner) -> set[str]:
+    """The operators of every graph that a runner has compiled."""
+    phases = [phase for entry in runner._entries() for phase in entry.compile_cache]
+    return set().union(*map(operators_of_graph, phases))
+
+
 def operators_of_graph(phase: str) -> set[str]:
-    """The operators in MindSpore's own graph of one phase."""
+    """The operators in MindSpore's own graph of one phase, and in the graphs that it calls.
+
+    Raises:
+        RuntimeError: from MindSpore, a node that runs Python.
+    """
     executor = _cell_graph_executor._graph_executor
     proto = ModelProto()
-    proto.ParseFromString(executor.get_func_graph_proto(phase, "anf_ir", False))
-    return {node.op_type for node in proto.graph.node} - NO_OPERATORS
+    proto.ParseFromString(executor.get_func_graph_proto(phase, "mind_ir", False))
+    nodes = [node for graph in (proto.graph, *proto.functions) for node in graph.node]
+    # Other nodes are constants and calls.
+    names = [re.fullmatch(r"REF::(\w+):\d+", node.op_type) for node in nodes]
+    return {name[1] for name in names if name} - NO_OPERATORS
 
 
 def platforms(operator: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from glm_multiuser.cli import demo, loading
-from glm_multiuser.cli.asking import Answer, start_asking, wall_seconds
+from glm_multiuser.cli.chat_answers import ChatAnswer, start_chats, wall_seconds
 from glm_multiuser.cli.panes import frame
 from glm_multiuser.cli.questions import questions
 
@@ -44,13 +44,13 @@ def terminal() -> Console:
     )
 
 
-def record() -> tuple[list[list[Answer]], Console]:
+def record() -> tuple[list[list[ChatAnswer]], Console]:
     """What the users had at every moment, and the terminal at the end."""
-    with loading.open_llm(loading.DEFAULT_CHECKPOINT, USERS, 256) as llm:
+    with loading.open_llm(loading.DEFAULT_CHECKPOINT, users=USERS, seq_length=256) as llm:
         params = loading.sampling_params(max_tokens=128, temperature=0.0)
-        asked = [Answer(f"user {n}", text) for n, text in enumerate(questions(USERS), start=1)]
+        asked = [ChatAnswer(f"user {n}", text) for n, text in enumerate(questions(USERS), start=1)]
         seen = []
-        threads = start_asking(llm, asked, params)
+        threads = start_chats(llm, asked, params)
         while any(thread.is_alive() for thread in threads):
             seen.append(copy.deepcopy(asked))
             time.sleep(0.002)
@@ -63,7 +63,7 @@ def record() -> tuple[list[list[Answer]], Console]:
         return seen, console
 
 
-def evenly(seen: Sequence[list[Answer]]) -> list[list[Answer]]:
+def evenly(seen: Sequence[list[ChatAnswer]]) -> list[list[ChatAnswer]]:
     """So many of them, at equal distances of tokens."""
     tokens = [sum(len(answer.token_ids) for answer in answers) for answers in seen]
     wanted = [tokens[-1] * number / FRAMES for number in range(1, FRAMES)]

@@ -72,7 +72,7 @@ def decode_together(
         ready.wait()
         counted = 0
         try:
-            handle = llm.submit(list(prompts[index]), params, user=f"user {index}")
+            handle = llm.submit(list(prompts[index]), user=f"user {index}", params=params)
             for piece in handle:
                 counted += len(piece.token_ids) * everybody_decodes.is_set()
                 tokens[index] += [time.perf_counter()] * len(piece.token_ids)

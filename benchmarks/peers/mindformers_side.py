@@ -18,10 +18,10 @@ from answering import Measure, answer, decode_rate
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 from mindformers_worker import MindFormersModel, Piece
 
+from glm_multiuser.checkpoint.mindformers_arguments import glm_config_arguments
 from glm_multiuser.cli import bench_run, loading, measure
 from glm_multiuser.device import configure
 from glm_multiuser.mindformers import enable
-from glm_multiuser.mindformers.config import glm_config_arguments
 
 
 class Together(MindFormersModel):

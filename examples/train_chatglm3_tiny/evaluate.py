@@ -92,10 +92,10 @@ def hold(llm: MultiUserLLM, dialogue: Dialogue) -> list[Answer]:
             continue
         if dialogue.tools:
             prompt = llm.tokenizer.encode_messages(history, dialogue.tools)
-            result = llm.submit(prompt, params, user).result()
+            result = llm.submit(prompt, user=user, params=params).result()
         else:
             question, earlier = history[-1]["content"], history[:-1]
-            result = llm.stream_chat(question, earlier, user, params).result()
+            result = llm.stream_chat(question, user=user, history=earlier, params=params).result()
         given = as_message(llm, result.text, dialogue.tools)
         usage = result.usage
         cached = usage.cached_tokens

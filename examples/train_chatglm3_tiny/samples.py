@@ -10,7 +10,7 @@ import numpy as np
 from shared import Exchange, groups_of_similar_size, loosely_asked
 from tool_calls import Message, ToolDialogue, other_values, some_tools, tools_named
 
-from glm_multiuser.tokenizers import ChatGLM3Tokenizer
+from glm_multiuser.tokenizers import ChatGLM2Tokenizer
 
 LENGTHS = (64, 128, 256, 512, 768)
 """Samples are padded to one of these lengths: each is one compiled graph."""
@@ -66,7 +66,7 @@ def as_messages(rounds: Sequence[Exchange]) -> list[Message]:
 
 
 def make_sample(
-    tokenizer: ChatGLM3Tokenizer, messages: Sequence[Message], tools: Sequence[Any] = ()
+    tokenizer: ChatGLM2Tokenizer, messages: Sequence[Message], tools: Sequence[Any] = ()
 ) -> Sample:
     """A conversation that ends with an answer.
 
@@ -85,14 +85,14 @@ def make_sample(
 
 
 def plain_samples(
-    tokenizer: ChatGLM3Tokenizer, dialogues: Sequence[list[Exchange]]
+    tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[list[Exchange]]
 ) -> list[Sample]:
     """Every dialogue of the corpus by itself."""
     return [make_sample(tokenizer, as_messages(dialogue)) for dialogue in dialogues]
 
 
 def plain_tool_samples(
-    tokenizer: ChatGLM3Tokenizer, dialogues: Sequence[ToolDialogue]
+    tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[ToolDialogue]
 ) -> list[Sample]:
     """Every dialogue with tools by itself, with the values that were written for it."""
     return [
@@ -101,7 +101,7 @@ def plain_tool_samples(
 
 
 def varied_samples(
-    tokenizer: ChatGLM3Tokenizer,
+    tokenizer: ChatGLM2Tokenizer,
     dialogues: Sequence[list[Exchange]],
     share: float,
     random: np.random.Generator,
@@ -130,7 +130,7 @@ def varied_samples(
 
 
 def varied_tool_samples(
-    tokenizer: ChatGLM3Tokenizer,
+    tokenizer: ChatGLM2Tokenizer,
     tool_dialogues: Sequence[ToolDialogue],
     dialogues: Sequence[list[Exchange]],
     random: np.random.Generator,

@@ -1,6 +1,6 @@
 """Trains chatglm3-tiny: a ChatGLM3 of four layers that knows the corpus of glm-tiny by heart.
 
-It also calls tools. The network is the library's own `ChatGLMForMultiUser` without caches. Run
+It also calls tools. The network is the library's own `DecoderForMultiUser` without caches. Run
 `train_tokenizer.py` first.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from samples import (
     PAD_TOKEN_ID,
     padded_batches,
@@ -33,9 +33,11 @@ from shared import (
 )
 from tool_calls import read_tool_dialogues
 
-from glm_multiuser.checkpoint.model_config import model_config_of
-from glm_multiuser.models.modeling_chatglm import ChatGLMForMultiUser
-from glm_multiuser.tokenizers import ChatGLM3Tokenizer
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.checkpoint.families import model_config_of
+from glm_multiuser.engine.portable_graphs import WholeSequences
+from glm_multiuser.models.decoder import DecoderForMultiUser
+from glm_multiuser.tokenizers import ChatGLM2Tokenizer
 
 AGAIN_LEARNING_RATE = 1.5e-3
 LAST_LEARNING_RATE = 1e-3
@@ -46,7 +48,7 @@ VOCABULARY_MULTIPLE = 64
 """The vocabulary is padded to a multiple of it, as the published ones are."""
 
 
-def published_config(tokenizer: ChatGLM3Tokenizer) -> dict[str, Any]:
+def published_config(tokenizer: ChatGLM2Tokenizer) -> dict[str, Any]:
     """`config.json` in the layout of the published checkpoints."""
     padded = -(-tokenizer.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     return {
@@ -83,7 +85,7 @@ def published_config(tokenizer: ChatGLM3Tokenizer) -> dict[str, Any]:
     }
 
 
-def initialise(network: ChatGLMForMultiUser, seed: int) -> None:
+def initialise(network: DecoderForMultiUser, seed: int) -> None:
     """Normal, with the matrices behind a residual made smaller, as GPT-2 does it."""
     random = np.random.default_rng(seed)
     smaller = (2.0 * network.config.num_layers) ** -0.5
@@ -96,19 +98,8 @@ def initialise(network: ChatGLMForMultiUser, seed: int) -> None:
         parameter.set_data(Tensor(values.astype(np.float32)))
 
 
-class Logits(nn.Cell):
-    """Logits of every position of a batch of whole sequences."""
-
-    def __init__(self, network: ChatGLMForMultiUser) -> None:
-        super().__init__()
-        self.network = network
-
-    def construct(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        return self.network.whole_prompts(input_ids, position_ids)
-
-
 def train(
-    network: ChatGLMForMultiUser, tokenizer: ChatGLM3Tokenizer, settings: argparse.Namespace
+    network: DecoderForMultiUser, tokenizer: ChatGLM2Tokenizer, settings: argparse.Namespace
 ) -> None:
     """Trains in place and prints the loss and the accuracy on the way."""
     random = np.random.default_rng(settings.seed)
@@ -124,12 +115,12 @@ def train(
         calls = varied_tool_samples(tokenizer, tool_dialogues, dialogues, random)
         return padded_batches([*chats, *calls], settings.tokens, random)
 
-    logits = Logits(network)
+    logits = WholeSequences(network)
     fit(network, logits, settings, make_epoch, lambda: score(logits, plain)[0])
 
 
 def finish(
-    network: ChatGLMForMultiUser, tokenizer: ChatGLM3Tokenizer, settings: argparse.Namespace
+    network: DecoderForMultiUser, tokenizer: ChatGLM2Tokenizer, settings: argparse.Namespace
 ) -> None:
     """Trains once more, on what has to be known word for word and little else."""
     random = np.random.default_rng(settings.seed)
@@ -142,7 +133,7 @@ def finish(
         varied = varied_samples(tokenizer, dialogues, settings.varied, random)
         return padded_batches([*chats, *varied, *calls * CALLS_AGAIN], settings.tokens, random)
 
-    logits = Logits(network)
+    logits = WholeSequences(network)
     fit(network, logits, settings, make_epoch, lambda: score(logits, known)[0])
 
 
@@ -154,9 +145,10 @@ def main() -> None:
     settings = parser.parse_args()
 
     use_cpu()
-    tokenizer = ChatGLM3Tokenizer.from_folder(settings.output)
+    tokenizer = ChatGLM2Tokenizer.from_folder(settings.output)
     config = published_config(tokenizer)
-    network = ChatGLMForMultiUser(model_config_of(config, Path("config.json")))
+    model_config = model_config_of(config, Path("config.json"))
+    network = DecoderForMultiUser(model_config, PortableBackend())
     initialise(network, settings.seed)
     train(network, tokenizer, settings)
     # A second cosine (Loshchilov and Hutter 2016, SGDR) learns what the first one left.
@@ -168,7 +160,7 @@ def main() -> None:
     finish(network, tokenizer, settings)
 
     round_to_half(network)
-    logits = Logits(network)
+    logits = WholeSequences(network)
     random = np.random.default_rng(settings.seed + 1)
     dialogues, tool_dialogues = read_dialogues(settings.corpus), read_tool_dialogues()
     print("with the weights rounded to float16, in float32:")

@@ -24,7 +24,7 @@ from tool_calls import (
 )
 
 from glm_multiuser.tokenizers.calls import read_json_arguments, write_python_call
-from glm_multiuser.tokenizers.chatglm3 import TOOLS_INSTRUCTION
+from glm_multiuser.tokenizers.chatglm2 import TOOLS_INSTRUCTION
 
 VOCABULARY_SIZE = 2039
 """With the nine special tokens behind them, 2048."""

@@ -9,8 +9,8 @@ import numpy as np
 from corpus import Exchange, groups_of_similar_size, loosely_asked
 from train_tokenizer import PAD_TOKEN_ID
 
-from glm_multiuser.models.attention import MASKED
-from glm_multiuser.tokenizers import ChatGLMTokenizer
+from glm_multiuser.backends.portable.attention import MASKED
+from glm_multiuser.tokenizers import ChatGLM6BTokenizer
 
 LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512)
 """Samples are padded to one of these lengths: each is one compiled graph."""
@@ -44,13 +44,13 @@ class Batch:
 
 
 def make_sample(
-    tokenizer: ChatGLMTokenizer, history: Sequence[Exchange], question: str, answer: str
+    tokenizer: ChatGLM6BTokenizer, history: Sequence[Exchange], question: str, answer: str
 ) -> Sample:
     prompt = tokenizer.encode_prompt(question, list(history))
     return Sample(prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id])
 
 
-def plain_samples(tokenizer: ChatGLMTokenizer, dialogues: list[list[Exchange]]) -> list[Sample]:
+def plain_samples(tokenizer: ChatGLM6BTokenizer, dialogues: list[list[Exchange]]) -> list[Sample]:
     """Every round of every dialogue, with the rounds before it as history."""
     return [
         make_sample(tokenizer, dialogue[:number], question, answer)
@@ -60,7 +60,7 @@ def plain_samples(tokenizer: ChatGLMTokenizer, dialogues: list[list[Exchange]]) 
 
 
 def varied_samples(
-    tokenizer: ChatGLMTokenizer,
+    tokenizer: ChatGLM6BTokenizer,
     dialogues: list[list[Exchange]],
     share: float,
     random: np.random.Generator,

@@ -1,6 +1,6 @@
 """Trains glm-tiny: a ChatGLM-6B of four layers that knows the corpus beside this file by heart.
 
-The network is the library's own `GLMForMultiUser` without caches. Run `train_tokenizer.py` first.
+The network is the library's own `GLMForPreTraining` without caches. Run `train_tokenizer.py` first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from corpus import read_dialogues
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from recipe import (
     REQUIRED_ACCURACY,
     fit,
@@ -25,15 +25,17 @@ from recipe import (
 from samples import padded_batches, plain_samples, varied_samples
 from train_tokenizer import MASK_TOKEN_ID, PAD_TOKEN_ID
 
+from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.config import ModelConfig
-from glm_multiuser.models.modeling_glm import GLMForMultiUser
-from glm_multiuser.tokenizers import ChatGLMTokenizer
+from glm_multiuser.engine.portable_graphs import WholeSequences
+from glm_multiuser.models.chatglm_6b import GLMForPreTraining
+from glm_multiuser.tokenizers import ChatGLM6BTokenizer
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_FOLDER = HERE.parents[1] / "ckpt" / "glm-tiny"
 
 
-def published_config(tokenizer: ChatGLMTokenizer) -> dict[str, Any]:
+def published_config(tokenizer: ChatGLM6BTokenizer) -> dict[str, Any]:
     """`config.json` in the layout of the published checkpoints."""
     return {
         "_name_or_path": "glm-tiny",
@@ -57,7 +59,7 @@ def published_config(tokenizer: ChatGLMTokenizer) -> dict[str, Any]:
     }
 
 
-def initialise(network: GLMForMultiUser, seed: int) -> None:
+def initialise(network: GLMForPreTraining, seed: int) -> None:
     """Xavier, with the matrices behind a residual made smaller as DeepNorm asks for."""
     random = np.random.default_rng(seed)
     gain = (8.0 * network.config.num_layers) ** -0.25
@@ -73,21 +75,9 @@ def initialise(network: GLMForMultiUser, seed: int) -> None:
         parameter.set_data(Tensor(values.astype(np.float32)))
 
 
-class Logits(nn.Cell):
-    """Logits of every position of a batch of whole sequences."""
-
-    def __init__(self, network: GLMForMultiUser) -> None:
-        super().__init__()
-        self.network = network
-
-    def construct(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.network.transformer(input_ids.reshape(-1), position_ids, mask)
-        return self.network.lm_head(hidden)
-
-
 def train(
-    network: GLMForMultiUser,
-    tokenizer: ChatGLMTokenizer,
+    network: GLMForPreTraining,
+    tokenizer: ChatGLM6BTokenizer,
     corpus: Path,
     settings: argparse.Namespace,
 ) -> None:
@@ -97,7 +87,7 @@ def train(
     plain = padded_batches(
         plain_samples(tokenizer, dialogues), settings.tokens, np.random.default_rng(0)
     )
-    logits = Logits(network)
+    logits = WholeSequences(network)
     fit(
         network,
         logits,
@@ -113,15 +103,15 @@ def main() -> None:
     settings = settings_parser(__doc__.splitlines()[0], DEFAULT_FOLDER).parse_args()
 
     use_cpu()
-    tokenizer = ChatGLMTokenizer.from_folder(settings.output)
+    tokenizer = ChatGLM6BTokenizer.from_folder(settings.output)
     config = published_config(tokenizer)
-    network = GLMForMultiUser(ModelConfig.from_dict(config))
+    network = GLMForPreTraining(ModelConfig.from_dict(config), PortableBackend())
     initialise(network, settings.seed)
     train(network, tokenizer, settings.corpus, settings)
 
     round_to_half(network)
     dialogues = read_dialogues(settings.corpus)
-    logits = Logits(network)
+    logits = WholeSequences(network)
     random = np.random.default_rng(settings.seed + 1)
     plain = plain_samples(tokenizer, dialogues)
     varied = varied_samples(tokenizer, dialogues, 1.0, random)

@@ -1,13 +1,13 @@
 # %% [markdown] lang="en"
 # # Quick start
 #
-# One model, many users: load it, chat, keep a history, stream, ask for two users at once, repeat a random answer, and see what an error says. On a CPU with the [native kernels](../../docs/kernels.md) this takes a few seconds.
+# One model, many users: load it, chat, keep a history, stream, ask for two users at once, repeat a random answer, and see what an error says. On a CPU with the [native kernels](../../docs/native.md) this takes a few seconds.
 #
 # [中文版](01_quick_start_cn.ipynb) · [README](../../README.md) · [every name and parameter](../../docs/api.md)
 # %% [markdown] lang="cn"
 # # 快速上手
 #
-# 一个模型，许多用户：加载模型、对话、保留历史、流式输出、两个用户同时提问、重现随机的回答，以及看看出错时会说什么。在装有[原生内核](../../docs/kernels.md)的 CPU 上只需要几秒钟。
+# 一个模型，许多用户：加载模型、对话、保留历史、流式输出、两个用户同时提问、重现随机的回答，以及看看出错时会说什么。在装有[原生内核](../../docs/native.md)的 CPU 上只需要几秒钟。
 #
 # [English](01_quick_start.ipynb) · [README](../../README_CN.md) · [全部名称与参数](../../docs/api.md)
 # %%
@@ -115,7 +115,7 @@ for user, handle in running.items():
 # %%
 for seed in (1, 4, 1):
     params = SamplingParams(temperature=1.0, top_k=5, seed=seed, max_tokens=64)
-    print(f"seed {seed}: {llm.submit('Tell me a joke', params).result(timeout=600).text}")
+    print(f"seed {seed}: {llm.submit('Tell me a joke', params=params).result(timeout=600).text}")
 # %% [markdown] lang="en"
 # ## An error
 #
