@@ -6,7 +6,9 @@ import asyncio
 import gzip
 import json
 import sys
+import threading
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,8 +20,9 @@ from typer.testing import CliRunner
 from glm_multiuser.cli import app
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.keys import Caller
+from tests.engine.mock_runner import Call
 from tests.server.asking import KEYS, RED, long_prompts
-from tests.server.in_process import MODEL, mock_llm, mock_settings
+from tests.server.in_process import MODEL, PATIENCE, mock_llm, mock_settings
 
 if sys.version_info < (3, 10):
     pytest.skip("Ray Serve needs Python 3.10", allow_module_level=True)
@@ -116,18 +119,31 @@ def test_a_route_survives_its_way() -> None:
 
 
 def test_cancelling_an_answer_frees_its_slot() -> None:
+    held, go_on = threading.Event(), threading.Event()
+    go_on.set()
+
+    def hold_decoding(call: Call) -> None:
+        if call.kind == "decode" and not go_on.is_set():
+            held.set()
+            go_on.wait(PATIENCE)
+
     async def run() -> None:
-        replica = Replica("a", mock_settings(keys=KEYS), mock_llm)
+        replica = Replica(
+            "a", mock_settings(keys=KEYS), partial(mock_llm, before=hold_decoding)
+        )
         await replica.start()
+        go_on.clear()
         try:
             body = {"prompt": long_prompts(1)[0], "stream": True}
             answer = replica.stream(make_request("/v1/completions", body))
             first = await answer.__anext__()
             assert first[0]["status"] == 200
+            await asyncio.to_thread(held.wait, PATIENCE)
             assert replica.service.running == 1
-            await answer.aclose()
+            await asyncio.wait_for(answer.aclose(), PATIENCE)
             assert replica.service.running == 0
         finally:
+            go_on.set()
             await replica.close()
 
     asyncio.run(run())
