@@ -12,7 +12,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <
 
 AXE = axe-core@4.14.1
 
-TEST_OPTIONS = -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report= --durations=10
+TEST_OPTIONS = -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 # Modules are compiled when they are first imported: most of them never are.
 INSTALL = $(BIN)/python -m pip install -q --no-compile -c constraints.txt
@@ -31,7 +31,8 @@ help:
 	@echo "make bench      speed for 1, 2, 4 ... users, as a table, a plot and a line of JSON"
 	@echo "make selfcheck  the stored reference answers, on whatever device is there"
 	@echo "make check      ruff, mypy, and the tests that compile no graph"
-	@echo "make test       the tests; afterwards \`make coverage\` checks how much they covered"
+	@echo "make test       the tests"
+	@echo "make coverage   the tests, and how much of the package they cover: takes half as long again"
 	@echo "make test-all   those too that take long and prove the same at another size or version"
 	@echo "make browser    Chromium and axe-core for the tests of the web page, skipped without them (Debian, root)"
 	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
@@ -85,8 +86,9 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/requirements/*.txt)
 notebooks: $(INSTALLED)
 	@$(BIN)/python examples/notebooks/build.py
 
-# Reads what `make test` measured. MindSpore compiles portable_graphs.py; Python runs little of it.
-coverage: $(INSTALLED)
+# MindSpore compiles portable_graphs.py; Python runs little of it.
+coverage: TEST_OPTIONS += --cov --cov-report=
+coverage: test
 	@$(BIN)/coverage report --include='glm_multiuser/engine/*,glm_multiuser/sampling*' \
 	    --omit='glm_multiuser/engine/portable_graphs.py' --fail-under=95
 	@$(BIN)/coverage report

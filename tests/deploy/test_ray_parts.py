@@ -128,9 +128,7 @@ def test_cancelling_an_answer_frees_its_slot() -> None:
             go_on.wait(PATIENCE)
 
     async def run() -> None:
-        replica = Replica(
-            "a", mock_settings(keys=KEYS), partial(mock_llm, before=hold_decoding)
-        )
+        replica = Replica("a", mock_settings(keys=KEYS), partial(mock_llm, before=hold_decoding))
         await replica.start()
         go_on.clear()
         try:

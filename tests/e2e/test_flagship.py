@@ -101,9 +101,9 @@ def kernels(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def fewer_graphs() -> Iterator[None]:
-    """Of MindSpore's operators: prompts of up to 32 tokens share one length."""
+    """Of MindSpore's operators: prompts of up to 128 tokens share one length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "SMALLEST_PROMPT", 32)
+        patch.setattr(config, "SMALLEST_PROMPT", 128)
         yield
 
 
