@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from glm_multiuser.backends.native.compiler import FLAGS
 from tests.server.process import ServerProcess
 
 USERS = 4
 SEQ_LENGTH = 256
+# How long examples take to make says how busy the machine is.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
 ARGUMENTS = ("--users", str(USERS), "--seq-length", str(SEQ_LENGTH))
 
 
