@@ -10,6 +10,8 @@ KERNELS := glm_multiuser/backends/native/compiler.py $(wildcard glm_multiuser/ba
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 11) or \
     sys.exit("MindSpore needs Python 3.9, 3.10 or 3.11, this is %d.%d; try make PYTHON=..." % v)'
 
+SMOLLM2 = ckpt/SmolLM2-135M-Instruct.Q4_1.gguf
+
 AXE = axe-core@4.14.1
 
 TEST_OPTIONS = -n 2 --dist loadfile --no-loadscope-reorder --durations=10
@@ -22,11 +24,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve check test test-all browser torch deploy clients notebooks coverage lint types bench \
-    selfcheck wheel clean
+.PHONY: help demo demo-real smollm2 serve check test test-all browser torch deploy clients notebooks \
+    coverage lint types bench selfcheck wheel clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
+	@echo "make demo-real  the same with SmolLM2-135M-Instruct, a real model, which is downloaded (98 MB)"
 	@echo "make serve      the server with its web page, on http://127.0.0.1:8000"
 	@echo "make bench      speed for 1, 2, 4 ... users, as a table, a plot and a line of JSON"
 	@echo "make selfcheck  the stored reference answers, on whatever device is there"
@@ -34,6 +37,7 @@ help:
 	@echo "make test       the tests"
 	@echo "make coverage   the tests, and how much of the package they cover: takes half as long again"
 	@echo "make test-all   those too that take long and prove the same at another size or version"
+	@echo "make smollm2    downloads that model for the tests on it, which are skipped without it"
 	@echo "make browser    Chromium and axe-core for the tests of the web page, skipped without them (Debian, root)"
 	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
 	@echo "make deploy     Triton and Ray for the tests that need them, which are skipped without"
@@ -46,6 +50,12 @@ help:
 
 demo serve bench selfcheck: $(INSTALLED)
 	@$(BIN)/glm-multiuser $@
+
+smollm2: $(INSTALLED)
+	@$(BIN)/python scripts/fetch_smollm2.py
+
+demo-real: smollm2
+	@$(BIN)/glm-multiuser demo --users 8 --checkpoint $(SMOLLM2) --prompts examples/prompts.txt
 
 check: lint types
 	@$(BIN)/python -m pytest -q --no-compile -m 'not slow and not rare' -n 2 --dist worksteal
@@ -111,7 +121,7 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }
 	@echo "Installing MindSpore and the rest into .venv (two to three minutes, mostly download) ..."
-	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,otel,mindformers]' && \
+	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,hub,otel,mindformers]' && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 

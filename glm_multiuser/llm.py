@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional, Union
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
 from glm_multiuser.build import Fill, build_runner, load_weights, random_weights
 from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
+from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.device_thread import DEVICE_THREAD
@@ -108,15 +109,18 @@ class MultiUserLLM:
 
         Args:
             folder: config.json, weights as safetensors, as pytorch_model*.bin or as MindFormers'
-                .ckpt, and tokenizer files; without the last, prompts and answers are token ids.
+                .ckpt, and tokenizer files; without the last, prompts and answers are token ids. If
+                nothing is at this path, it may name a model of Hugging Face, owner/name or
+                owner/name/file.gguf, or with the prefix modelscope: of ModelScope.
             progress: called with (done, total, what); default: a progress bar on a terminal.
 
         Raises:
             ConfigError: a setting that cannot work.
-            CheckpointError: a file of the folder that is missing, broken, or of another model.
+            CheckpointError: a file of the folder that is missing, broken, or of another model; a
+                model that cannot be downloaded.
         """
         config = EngineConfig(*positional, **settings)
-        folder = Path(folder)
+        folder = local_path(folder, config.check_fits)
         model_config = read_model_config(folder)
         tokenizer = load_tokenizer(folder)
         defaults = _default_params(folder)

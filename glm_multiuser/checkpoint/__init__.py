@@ -3,7 +3,7 @@
 `huggingface.py` and `ckpt_file.py` find the files, `safetensors_file.py` and `torch_file.py` open
 them. `layouts/` has one module per published layout: what it calls its tensors, and where they go.
 `matching.py` checks that they fit, `loading.py` reads them into a model and writes them from one.
-`convert.py` makes one kind of checkpoint from the other.
+`convert.py` makes one kind of checkpoint from the other, `hub.py` downloads one by its name.
 """
 
 from glm_multiuser.checkpoint.families import read_generation_defaults, read_model_config

@@ -19,6 +19,9 @@ FORMATS = {WEIGHTS: open_safetensors, TORCH_WEIGHTS: open_torch}
 """How the files of a format are opened, by the name of its one file; or else there are several
 and an index."""
 
+SHARDS = {WEIGHTS: "model-*.safetensors", TORCH_WEIGHTS: "pytorch_model-*.bin"}
+"""What several files are called, by the name of the one file."""
+
 
 def format_of(folder: Path) -> Optional[str]:
     """The first of `FORMATS` that a folder has weights in; None: neither."""
@@ -74,8 +77,7 @@ def _index(folder: Path, single: str) -> Path:
 
 
 def _shards(folder: Path) -> list[str]:
-    patterns = ("model-*.safetensors", "pytorch_model-*.bin")
-    return sorted(path.name for pattern in patterns for path in folder.glob(pattern))
+    return sorted(path.name for pattern in SHARDS.values() for path in folder.glob(pattern))
 
 
 def _open_shards(

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -24,7 +24,11 @@ from glm_multiuser.errors import ConfigError, GLMMultiUserError
 @takes_options(EngineConfig, seq_length=256)
 def command(
     checkpoint: Annotated[
-        Optional[Path], typer.Option(help="Measure this folder instead of random weights.")
+        Optional[Path],
+        typer.Option(
+            help="Measure this folder, or model of Hugging Face (owner/name), instead of random "
+            "weights."
+        ),
     ] = None,
     hidden: Annotated[int, typer.Option(help="Random weights: hidden size.")] = 1024,
     layers: Annotated[int, typer.Option(help="Random weights: layers.")] = 12,
@@ -54,7 +58,6 @@ def command(
         screen.check_picture(plot)
     screen.check_writable(json_file)
     seq_length = settings.pop("seq_length")
-    folder = str(loading.find_checkpoint(checkpoint)) if checkpoint is not None else None
     all_settings = [
         RunSettings(
             users=number,
@@ -62,12 +65,16 @@ def command(
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             repeat=repeat,
-            checkpoint=folder,
-            shape={} if folder else random_shape(hidden, layers, inner, heads, vocab),
+            checkpoint=str(checkpoint) if checkpoint else None,
+            shape={} if checkpoint else random_shape(hidden, layers, inner, heads, vocab),
             options=settings,
         )
         for number in numbers
     ]
+    engines = [one.engine() for one in all_settings]  # rejects before anything is downloaded
+    if checkpoint is not None:
+        folder = str(loading.find_checkpoint(checkpoint, engines[0].check_fits))
+        all_settings = [replace(one, checkpoint=folder) for one in all_settings]
     for one in all_settings:
         check_engine(one)
     conditions = {**machine(), **workload(all_settings[0])}

@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
@@ -12,10 +13,12 @@ from rich.text import Text
 
 from glm_multiuser.cli import loading, screen
 from glm_multiuser.cli.chat_answers import ChatAnswer, chat_alone, same, start_chats, wall_seconds
+from glm_multiuser.cli.generate_input import read_lines
 from glm_multiuser.cli.options import Checkpoint, Sampling, takes_options
 from glm_multiuser.cli.panes import show, status
 from glm_multiuser.cli.questions import questions
 from glm_multiuser.config import EngineConfig
+from glm_multiuser.errors import ConfigError
 from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
@@ -25,16 +28,27 @@ if TYPE_CHECKING:
 
 @takes_options(EngineConfig, seq_length=256)
 @takes_options(Sampling, without=("temperature", "top_k", "top_p", "seed"))
-def command(checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT, **settings: Any) -> None:
+def command(
+    checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT,
+    prompts: Annotated[
+        Optional[Path],
+        typer.Option(
+            help="File with a prompt per line; more users begin again from the first.",
+            show_default="questions that glm-tiny knows",
+        ),
+    ] = None,
+    **settings: Any,
+) -> None:
     """Run concurrent users, then each request alone; the answers must be identical.
 
     The exit code is 1 if one of them is not.
     """
+    users = settings["users"]
+    asked = questions(users) if prompts is None else prompts_of(prompts, users)
     params = loading.sampling_params(**pick(Sampling, settings), temperature=0.0)
     with loading.open_llm(checkpoint, **settings) as llm:
         answers = [
-            ChatAnswer(f"user {number}", question)
-            for number, question in enumerate(questions(settings["users"]), start=1)
+            ChatAnswer(f"user {number}", question) for number, question in enumerate(asked, start=1)
         ]
         console = screen.output()
         threads = start_chats(llm, answers, params)
@@ -47,6 +61,18 @@ def command(checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT, **settings: Any
         print_speed(console, llm, answers, alone)
     if not identical:
         raise typer.Exit(1)
+
+
+def prompts_of(file: Path, count: int) -> list[str]:
+    """`count` prompts of a file.
+
+    Raises:
+        ConfigError: it cannot be read, is no text in UTF-8, or is empty.
+    """
+    prompts = [line.strip() for line in read_lines(file) if line.strip()]
+    if not prompts:
+        raise ConfigError(f"prompts is {file}, which has none")
+    return [prompts[index % len(prompts)] for index in range(count)]
 
 
 def ask_each_alone(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from glm_multiuser import package_data
 from glm_multiuser.cli.screen import notice
@@ -20,18 +20,30 @@ if TYPE_CHECKING:
 DEFAULT_CHECKPOINT = package_data.CHECKPOINT
 
 
-def find_checkpoint(folder: Path) -> Path:
-    """The folder itself, or a relative one below the checkout or the package's own data.
+def find_checkpoint(
+    folder: Path, check: Optional[Callable[[AnyModelConfig], None]] = None, weights: bool = True
+) -> Path:
+    """The folder itself, a relative one below the checkout or the package's own data, or a model of
+    a hub, which is downloaded unless it is in the hub's cache.
+
+    Args:
+        folder: a path, or the name of a model: see `hub.NAME`.
+        check, weights: as of `hub.download`.
 
     Raises:
-        CheckpointError: neither place has a `config.json`.
+        CheckpointError: neither place has a `config.json`, or the model cannot be downloaded.
     """
     for candidate in (folder, package_data.ROOT / folder):
         if os.path.isfile(candidate / "config.json"):  # False also for a name that is too long
             return candidate
+    from glm_multiuser.checkpoint import hub  # late: it imports numpy
+
+    if hub.is_name(folder):
+        notice(f"downloading what the cache does not have of {folder} ...")
+        return hub.download(str(folder), check, weights)
     raise CheckpointError(
         f"no checkpoint at {folder}: a folder with config.json, weights and tokenizer files is "
-        "needed; name another one with --checkpoint"
+        "needed; name another one with --checkpoint, or a model of Hugging Face as owner/name"
     )
 
 
@@ -76,7 +88,7 @@ def open_llm(checkpoint: Path, **settings: Any) -> MultiUserLLM:
         GLMMultiUserError: no such checkpoint, or a setting that cannot work.
     """
     engine = EngineConfig(**pick(EngineConfig, settings))
-    folder = find_checkpoint(checkpoint)
+    folder = find_checkpoint(checkpoint, engine.check_fits)
     check_engine(folder, engine)
     notice(f"loading {folder} and compiling its graphs for {engine.users} users ...")
     return llm_class().from_pretrained(str(folder), **vars(engine))

@@ -41,7 +41,8 @@ def command(
     model: Annotated[
         str,
         typer.Option(
-            help=f"A checkpoint folder, or one of {', '.join(PUBLISHED)}.",
+            help="A checkpoint folder, a model of Hugging Face as owner/name, or one of "
+            f"{', '.join(PUBLISHED)}.",
             autocompletion=one_of(PUBLISHED),
         ),
     ] = "chatglm3-6b",
@@ -114,17 +115,22 @@ def command(
 
 
 def model_shape(model: str) -> AnyModelConfig:
-    """The shape of a published model, or of a checkpoint folder.
+    """The shape of a published model, of a checkpoint folder, or of a model of a hub.
 
     Raises:
-        ConfigError: neither of them.
-        CheckpointError: a folder whose `config.json` cannot be read.
+        ConfigError: none of them.
+        CheckpointError: a folder whose `config.json` cannot be read, or a hub that does not have
+            the model.
     """
     if model in PUBLISHED:
         return PUBLISHED[model]
     try:
-        folder = loading.find_checkpoint(Path(model))
+        folder = loading.find_checkpoint(Path(model), weights=False)
     except CheckpointError:
+        from glm_multiuser.checkpoint.hub import is_name
+
+        if is_name(model):
+            raise
         known = ", ".join(PUBLISHED)
         raise ConfigError(
             f"model is {model!r}; it must be a folder with config.json, or one of {known}"

@@ -63,8 +63,8 @@ def command(
     Takes under a minute. Ends with exit code 1 if a check fails; a check that cannot run here is
     "skipped" and says why.
     """
-    folder = loading.find_checkpoint(checkpoint)
     engine = EngineConfig(users=USERS, seq_length=SEQ_LENGTH, **settings)
+    folder = loading.find_checkpoint(checkpoint, engine.check_fits)
     loading.check_engine(folder, engine)
     results = []
     for result, seconds in timed(run_checks(folder, golden, **settings)):

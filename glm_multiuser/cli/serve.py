@@ -27,8 +27,8 @@ def command(
     checkpoint: Annotated[
         Optional[list[str]],
         typer.Option(
-            help="Folder, or NAME=FOLDER; may come several times. The first one answers requests "
-            "that name no model.",
+            help="Folder, or model of Hugging Face as owner/name, or NAME= and either; may come "
+            "several times. The first one answers requests that name no model.",
             show_default=str(loading.DEFAULT_CHECKPOINT),
         ),
     ] = None,
@@ -98,14 +98,11 @@ def command(
     if warm_up is not None:
         given["warm_up"] = read_prompts(warm_up)
     server = ServerSettings(
-        tuple(replace(model, folder=loading.find_checkpoint(model.folder)) for model in models),
+        models,
         Limits(**pick(Limits, settings)),
         *read_keys(api_keys),
         **given,
     )
-    for model in server.models:
-        if model.load:
-            loading.check_engine(model.folder, model.engine)
     check_certificate(server.tls_cert, server.tls_key)
     if replicas is not None:
         from glm_multiuser.deploy.ray_arguments import WITHOUT
@@ -116,6 +113,13 @@ def command(
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} is {settings[name]}; with --replicas, {why}")
         require_ray()
+    found = [loading.find_checkpoint(one.folder, one.engine.check_fits) for one in models]
+    server = replace(
+        server, models=tuple(replace(one, folder=path) for one, path in zip(models, found))
+    )
+    for model in server.models:
+        if model.load:
+            loading.check_engine(model.folder, model.engine)
     listening = listen(host, port)
     if not is_address(host):
         server = replace(server, allowed_hosts=(*server.allowed_hosts, host))

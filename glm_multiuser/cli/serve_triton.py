@@ -65,7 +65,7 @@ def parameters_of(given: dict[str, Any]) -> dict[str, object]:
     if places and len(places) > 1:
         raise ConfigError(f"--checkpoint is there {len(places)} times; Triton serves one of them")
     place = places[0] if places else str(loading.DEFAULT_CHECKPOINT)
-    checkpoint = loading.find_checkpoint(Path(place)).resolve()
     engine = EngineConfig(**pick(EngineConfig, given))
+    checkpoint = loading.find_checkpoint(Path(place), engine.check_fits).absolute()
     engine.check_fits(loading.model_config(checkpoint))
     return {"checkpoint": checkpoint, **vars(engine)}

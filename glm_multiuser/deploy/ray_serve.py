@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -26,6 +27,7 @@ from glm_multiuser.deploy.ray_response import ReplicaLost
 from glm_multiuser.deploy.ray_route import Route
 from glm_multiuser.server.app import wrap_middleware
 from glm_multiuser.server.errors import APIError
+from glm_multiuser.server.loading import with_local_paths
 from glm_multiuser.server.logs import configure_logging
 from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
 from glm_multiuser.server.settings import ServerSettings
@@ -53,6 +55,7 @@ class RayReplica:
         configure_logging(as_json=True)
         logging.captureWarnings(True)
         name = serve.get_replica_context().replica_id.unique_id
+        settings = await asyncio.to_thread(with_local_paths, settings)
         self._replica = Replica(name, settings)
         await self._replica.start()
 

@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from glm_multiuser import memory
 from glm_multiuser.checkpoint import read_model_config
+from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
@@ -35,6 +37,17 @@ def open_llm(settings: ModelSettings, progress: Optional[Progress] = None) -> Mu
     from glm_multiuser.llm import MultiUserLLM
 
     return MultiUserLLM.from_pretrained(settings.folder, progress=progress, **vars(settings.engine))
+
+
+def with_local_paths(server: ServerSettings) -> ServerSettings:
+    """The same settings, with models that have the name of one of a hub downloaded; blocks.
+
+    Raises:
+        GLMMultiUserError: one cannot be downloaded, or its engine does not suit it.
+    """
+    paths = [local_path(model.folder, model.engine.check_fits) for model in server.models]
+    models = (replace(model, folder=path) for model, path in zip(server.models, paths))
+    return replace(server, models=tuple(models))
 
 
 def bring_up(

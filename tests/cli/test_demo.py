@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import pytest
 from rich.console import Console
@@ -30,6 +30,49 @@ def test_transcript_and_proof(
         assert part in result.stdout
     assert "\x1b" not in result.stdout
     assert [llm.closed for llm in fake_llm.opened] == [True]
+
+
+def test_prompts_of_a_file(
+    run: Callable[..., Any], fake_llm: type[FakeLLM], checkpoint: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Who are you?\n\n  What is 2 plus 2?\n", encoding="utf-8")
+    result = run("demo", "--users", 3, "--checkpoint", checkpoint, "--prompts", file)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    asked = [line.split("] ")[1] for line in lines if line.startswith("[user ")]
+    assert asked == ["Who are you?", "What is 2 plus 2?", "Who are you?"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b" \n", "which has none"), (b"\xff\xfe\n", "is in UTF-16"), (None, "cannot read")],
+)
+def test_prompts_that_cannot_be_read_are_an_error_before_the_model_is_loaded(
+    run: Callable[..., Any],
+    fake_llm: type[FakeLLM],
+    tmp_path: Path,
+    content: Optional[bytes],
+    message: str,
+) -> None:
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_bytes(content)
+    result = run("demo", "--prompts", file)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert fake_llm.opened == []
+
+
+def test_the_prompts_of_the_examples(
+    run: Callable[..., Any], fake_llm: type[FakeLLM], checkpoint: Path
+) -> None:
+    file = ROOT / "examples" / "prompts.txt"
+    result = run("demo", "--users", 8, "--checkpoint", checkpoint, "--prompts", file)
+    assert result.exit_code == 0, result.output
+    prompts = file.read_text(encoding="utf-8").splitlines()
+    assert len(prompts) == len(set(prompts)) == 8
+    assert all(f"] {prompt}\n" in result.stdout for prompt in prompts)
 
 
 def test_an_answer_that_differs_is_told_and_ends_with_exit_code_1(
