@@ -116,7 +116,7 @@ async def page() -> Response:
     return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
 
 
-def on_error(request: Request, error: Exception) -> Response:
+async def on_error(request: Request, error: Exception) -> Response:
     """An error of this library."""
     api_error = api_error_of(error)
     if api_error.status == 500:
@@ -124,12 +124,12 @@ def on_error(request: Request, error: Exception) -> Response:
     return error_response(request.url.path, api_error)
 
 
-def on_defect(request: Request, error: Exception) -> Response:
+async def on_defect(request: Request, error: Exception) -> Response:
     """A defect: clients see no details; the request log has the traceback."""
     return error_response(request.url.path, api_error_of(error))
 
 
-def on_invalid(request: Request, error: Exception) -> Response:
+async def on_invalid(request: Request, error: Exception) -> Response:
     """A body that is not JSON, or has a field of the wrong type."""
     problems = error.errors() if isinstance(error, RequestValidationError) else []
     first: dict[str, Any] = problems[0] if problems else {}
@@ -138,7 +138,7 @@ def on_invalid(request: Request, error: Exception) -> Response:
     return error_response(request.url.path, APIError(400, BAD_REQUEST, message, field=field))
 
 
-def on_http_error(request: Request, error: Exception) -> Response:
+async def on_http_error(request: Request, error: Exception) -> Response:
     """No such path, or another method."""
     status_code = error.status_code if isinstance(error, HTTPException) else 500
     detail = error.detail if isinstance(error, HTTPException) else ""
@@ -167,6 +167,6 @@ def _methods(request: Request) -> list[str]:
     return ["GET", "HEAD", *found[1:]] if found[:1] == ["GET"] else found
 
 
-def on_client_disconnected(request: Request, error: Exception) -> Response:
+async def on_client_disconnected(request: Request, error: Exception) -> Response:
     """The client disconnected."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
