@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.keys import WRONG_KEY, KeyRing
 from glm_multiuser.server.settings import Limits
+from glm_multiuser.server.turns import Turns
 from glm_multiuser.server.wrong_keys import WrongKeys
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
@@ -36,6 +37,7 @@ class GuardMiddleware:
         self.limits = limits
         self.origins = frozenset(origins)
         self.wrong_keys = WrongKeys()
+        self.turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,6 +47,7 @@ class GuardMiddleware:
             if not _is_open(scope):
                 caller = self.keys.caller(headers.get("authorization"))
                 scope.setdefault("state", {})["caller"] = caller
+                await self.turns.wait(caller.key)
             self._check_origin(scope, headers)
             body = await self._body(headers, receive) if _has_body(scope) else b""
         except APIError as error:

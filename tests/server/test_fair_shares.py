@@ -7,14 +7,17 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from glm_multiuser import MultiUserLLM
 from glm_multiuser.engine.request import Request
+from glm_multiuser.server.app import create_app
 from glm_multiuser.server.settings import ModelSettings
 from tests.engine.mock_runner import MockRunner
 from tests.engine.stepping import SingleSteps
@@ -72,20 +75,23 @@ def test_the_first_token_comes_two_answers_later_than_alone_at_most(users: int) 
             wait_until(lambda: late.done() or server.service.running == capacity + 1)
             while served(server)[-1].group != "blue":
                 steps.step()
-            # Whoever came in between took the slot of an answer, and blue took another one.
+            # A request in between took the slot of one answer, and blue that of another.
             assert len(served(server)) - users <= 2
         assert late.result(PATIENCE).json()["response"] == answer_alone("ab")
         statuses = [one.result(PATIENCE).status_code for one in flood]
         assert (statuses.count(200), statuses.count(429)) == (capacity, capacity)
 
 
-def test_a_flood_of_one_key_makes_another_wait_for_less_than_a_second() -> None:
+@pytest.mark.parametrize("honors_retry_after", [True, False])
+def test_a_flood_of_one_key_makes_another_wait_for_less_than_a_second(
+    honors_retry_after: bool,
+) -> None:
     def slow_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
         return mock_llm(settings, before=lambda call: time.sleep(STEP_SECONDS), **options)
 
     settings = mock_settings(users=8, max_queue=64, keys=KEYS)
     body = {"prompt": long_prompts(1)[0], "max_tokens": 24}
-    with in_process_server(settings, slow_llm) as server, flood(server, body):
+    with in_process_server(settings, slow_llm) as server, flood(server, body, honors_retry_after):
         wait_until(lambda: server.llm().stats().waiting >= 64)
         for _ in range(REQUESTS):
             response = post(server, "/", {"prompt": "ab"}, **BLUE)
@@ -96,8 +102,48 @@ def test_a_flood_of_one_key_makes_another_wait_for_less_than_a_second() -> None:
     assert max(waits) < 1.0
 
 
+def test_a_flood_that_ignores_retry_after_delays_another_key_by_few_rejections() -> None:
+    capacity = 8 + 64
+    body = {"prompt": long_prompts(1)[0]}
+    settings = mock_settings(users=8, max_queue=64, keys=KEYS)
+    before_it: Future[int] = Future()
+    """Rejections of the flood while the other key's request was on its way to the queue."""
+
+    async def ask_in_a_flood(server: InProcessServer) -> httpx.Response:
+        """On the server's event loop, so no network and no thread has a say in the order."""
+        rejections = 0
+
+        async def resend(client: httpx.AsyncClient) -> None:
+            nonlocal rejections
+            while (await client.post("/", json=body, headers=RED)).status_code == 429:
+                rejections += 1
+                if before_it.done():
+                    break
+
+        transport = httpx.ASGITransport(create_app(server.service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            flood = [asyncio.ensure_future(resend(client)) for _ in range(ATTACKERS)]
+            while rejections < ATTACKERS:
+                await asyncio.sleep(0)
+            earlier = rejections
+            one = asyncio.ensure_future(client.post("/", json={"prompt": "ab"}, headers=BLUE))
+            while server.service.running == capacity:
+                await asyncio.sleep(0)
+            before_it.set_result(rejections - earlier)
+            await asyncio.gather(*flood)
+            return await one
+
+    with in_process_server(settings) as server, nothing_stays(server):
+        with SingleSteps():
+            asked = asyncio.run_coroutine_threadsafe(ask_in_a_flood(server), server.loop)
+            assert before_it.result(PATIENCE) < ATTACKERS / 16
+        assert asked.result(PATIENCE).json()["response"] == answer_alone("ab")
+
+
 @contextmanager
-def flood(server: InProcessServer, body: dict[str, Any]) -> Iterator[None]:
+def flood(
+    server: InProcessServer, body: dict[str, Any], honors_retry_after: bool
+) -> Iterator[None]:
     """Inside the block one key asks again and again, on so many connections."""
     address = urlsplit(server.url)
     content = json.dumps(body).encode()
@@ -111,7 +157,8 @@ def flood(server: InProcessServer, body: dict[str, Any]) -> Iterator[None]:
             answer = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
             headers = dict(line.split(": ") for line in answer.strip().split("\r\n")[1:])
             await reader.readexactly(int(headers["content-length"]))
-            await asyncio.sleep(float(headers.get("retry-after", 0)))
+            if honors_retry_after:
+                await asyncio.sleep(float(headers.get("retry-after", 0)))
 
     async def attack_all() -> None:
         connections = [
