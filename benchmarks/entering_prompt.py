@@ -92,7 +92,7 @@ def one_round(llm: MultiUserLLM, prompt_tokens: int) -> dict[str, float]:
     for thread in threads:
         thread.join()
     gaps = [pair for seen in times for pair in zip(seen, seen[1:])]
-    # Nobody waits for anybody's prompt in the last steps before the eighth came.
+    # No prompt is being prefilled in the last steps before the eighth came.
     plain = median(after - before for before, after in gaps if after < begin)
     worst = max(after - before for before, after in gaps if after > begin and before < end)
     return {

@@ -48,7 +48,7 @@ class MindFormersModel:
         self.number_of: dict[str, int] = {}
 
     def submit(self, prompt: Sequence[int], params: Any, user: str) -> Iterator[Piece]:
-        if user not in self.number_of:  # nobody else asks: each user is one thread
+        if user not in self.number_of:  # no lock: each user is one thread
             self.number_of[user] = next(self.numbers)
         return self.stream(prompt, params.max_tokens, self.number_of[user])
 

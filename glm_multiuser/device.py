@@ -11,7 +11,7 @@ in float16 and knows no bfloat16."""
 WEIGHT_FIRST_ROWS = {"CPU": 128, "Ascend": 0}
 """`weight @ x.T` against `x @ weight.T`, both with weights [out, in], measured with AVX-512: 1.6 to
 1.8 times as fast for 12 to 48 rows, 1.1 times at 128, not faster from 256 on. Ascend gets the usual
-form; nobody has measured there."""
+form, which has not been measured there."""
 
 PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
 """Tokens of a causal model's prompt that enter between two decode steps of the others."""
@@ -21,8 +21,8 @@ PREFILL_CHUNK_NATIVE = 32
 
 PROCESS_BYTES = {"CPU": 224 * 2**20, "Ascend": 0}
 """For plans: Python, MindSpore, a compiled graph, and what the allocator keeps, measured on CPUs
-with native kernels. For a card that is the host's memory; what MindSpore takes of the card's own,
-nobody has measured."""
+with native kernels. For a card that is the host's memory; what MindSpore takes of the card's own
+has not been measured."""
 
 _configured: list[tuple[str, int]] = []
 

@@ -1,4 +1,4 @@
-"""NaN in the memory of a slot, for whoever should not read it."""
+"""NaN in the memory of a slot that must not be read."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def write(shape: Mapping[str, int], kind: str, path: str) -> None:
     writer.add_head_count(shape["num_attention_heads"])
     writer.add_layer_norm_eps(1e-5)
     writer.add_file_type(FILE_TYPES[kind])
-    # llama.cpp loads no model without a vocabulary; nobody reads its words.
+    # llama.cpp loads no model without a vocabulary; its words are not used.
     vocab = shape["vocab_size"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

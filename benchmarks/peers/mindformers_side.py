@@ -25,7 +25,7 @@ from glm_multiuser.mindformers import enable
 
 
 class Together(MindFormersModel):
-    """Nobody's second token comes before everybody's first."""
+    """No second token comes before every user's first."""
 
     def __init__(self, model: Any, users: int) -> None:
         super().__init__(model)

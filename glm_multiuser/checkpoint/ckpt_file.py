@@ -113,7 +113,7 @@ def _tensors(path: Path, data: mmap.mmap, ignored: re.Pattern[str]) -> dict[str,
 def _tensor(
     name: str, path: Path, data: mmap.mmap, begin: int, behind: int
 ) -> Optional[StoredTensor]:
-    """One value's tensor, or None for a text that somebody appended."""
+    """One value's tensor, or None for text appended to the file."""
     dims: list[int] = []
     fields = {}
     for number, *span in _fields(data, begin, behind):

@@ -35,8 +35,8 @@ NO_WEIGHT_OF_MINDFORMERS = re.compile(
 """What a `.ckpt` may hold besides the weights, and what a model answers the same without.
 
 A checkpoint from fine-tuning has the state of the optimizer and of the training loop, and all the
-weights; nobody needs to strip it before it can be used. Other names are refused: those of LoRA or
-p-tuning, for example, change what the model answers.
+weights; it is usable as it is. Other names are refused: those of LoRA or p-tuning, for example,
+change what the model answers.
 """
 
 

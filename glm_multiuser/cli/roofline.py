@@ -1,6 +1,6 @@
 """The least time that a decode step can take: the roofline (Williams et al. 2009) of a device.
 
-A step reads every weight once, whoever is there, and every user's keys and values. The larger of
+A step reads every weight once, however many users it has, and every user's KV cache. The larger of
 bytes / bandwidth and operations / compute is a bound, and no forecast: launching operators, norms
 and sampling come on top, and no device reaches its published peaks.
 """

@@ -69,7 +69,7 @@ class Runner(Protocol):
 
 @dataclass
 class DeviceResults:
-    """`RowResults` whose logits stay on the device until somebody asks for them."""
+    """`RowResults` whose logits stay on the device until they are read."""
 
     tokens: NDArray[Any]
     finite: NDArray[Any]

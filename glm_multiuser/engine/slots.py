@@ -9,7 +9,7 @@ from typing import Optional
 class Slots:
     """Users and slots: a slot is free, busy (its user has a request running) or idle.
 
-    An idle slot is kept for its user until somebody needs it; the least recently used goes first.
+    An idle slot is kept for its user until it is needed; the least recently used goes first.
     What it holds is known by its user alone, and forgotten with the user's claim to it.
     """
 

@@ -103,7 +103,7 @@ def _refuse_if_in_use(modules: Sequence[ModuleType]) -> None:
     """An object made by the old code would meet the new: its caches and settings are missing."""
     classes = [one for module in modules for one in _classes_of(module).values()]
     if _made_of(classes):
-        gc.collect()  # what nobody can reach any more does not count
+        gc.collect()  # unreachable objects do not count
     found = _made_of(classes)
     if found:
         raise PatchError(

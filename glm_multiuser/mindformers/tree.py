@@ -58,7 +58,7 @@ class Tree:
 def open_tree(path: Path, known: Sequence[Series]) -> Tree:
     """Recognises a MindFormers by the hashes of its files.
 
-    Every file counts by itself: if somebody applied a part of the patches, or an attempt was
+    Every file counts by itself: if a part of the patches was applied, or an attempt was
     killed between two files, the rest can still be applied, and all be reverted. `path` is an
     unpacked wheel, a checkout, site-packages, or the folder `mindformers` itself.
 

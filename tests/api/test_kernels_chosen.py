@@ -14,7 +14,7 @@ from glm_multiuser.build import choose_backend
 
 @pytest.fixture(autouse=True)
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the library was there and nobody had switched it off."""
+    """As if the library was there and not switched off."""
     monkeypatch.delenv(library.SWITCH, raising=False)
     monkeypatch.setattr(library, "PATH", Path(__file__))
     monkeypatch.setattr(library, "open_library", lambda: None)
@@ -70,7 +70,7 @@ def test_what_does_not_load_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> N
 def test_native_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.SWITCH, "0")
     assert not chosen()[0]
-    assert chosen(kernels="native")[0], "whoever asks for them gets them"
+    assert chosen(kernels="native")[0], "an explicit choice counts"
 
 
 def test_portable_is_never_native() -> None:

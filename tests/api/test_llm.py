@@ -142,11 +142,11 @@ def test_parameters_default_to_the_checkpoints(open_llm: Open) -> None:
 
 
 @pytest.mark.parametrize("user", [7, "alice", None])
-def test_users_are_numbers_texts_or_nobody(llm_of_ids: MultiUserLLM, user: Any) -> None:
+def test_users_are_numbers_texts_or_anonymous(llm_of_ids: MultiUserLLM, user: Any) -> None:
     assert llm_of_ids.submit([1], params=GREEDY, user=user).result().finish_reason == "length"
 
 
-def test_nobody_shares_a_slot_with_nobody(open_llm: Open, gate: Gate) -> None:
+def test_anonymous_users_share_no_slot(open_llm: Open, gate: Gate) -> None:
     llm = open_llm(users=2, gated=True)
     handles = [llm.submit([1], params=GREEDY) for _ in range(2)]
     gate.open()
@@ -729,7 +729,7 @@ def test_leaving_the_block_with_an_error_does_not_wait(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint whose weights nobody reads, because the runner is a mock."""
+    """A checkpoint whose weights are not read, because the runner is a mock."""
     values = {
         "model_type": "chatglm",
         "position_encoding_2d": True,

@@ -266,7 +266,7 @@ def test_folder_with_pytorch_files(tmp_path: Path, case: str) -> None:
     check(folder, BINS[case])
     assert not marker.exists()
     if "code" in case:
-        # The file does what it is meant to do where nobody looks.
+        # Without the checks its code does run.
         if "torch" in case:
             torch.load(path, weights_only=False)
         else:

@@ -164,7 +164,7 @@ print(json.dumps([not_loaded, not_known, unequal, list(expected)]))
 
 @pytest.mark.skipif(find_spec("mindformers") is None, reason="MindFormers is not installed")
 def test_mindformers_loads_it(tmp_path: Path) -> None:
-    """The names and shapes that its own GLM2 asks for; nobody here wrote that code."""
+    """The names and shapes that its own GLM2 asks for; that code is not of this project."""
     old = write_folder(tmp_path / "old", arrays_of(CHATGLM2))
     write_json(old / "config.json", CHATGLM2)
     new = convert_quietly(old, tmp_path / "new", MINDFORMERS, "float32")

@@ -505,7 +505,7 @@ print(json.dumps(results))
 
 @pytest.mark.skipif(find_spec("mindformers") is None, reason="MindFormers is not installed")
 def test_mindformers_loads_it(tmp_path: Path) -> None:
-    """The names, shapes and rows that its own GLM asks for; nobody here wrote that code."""
+    """The names, shapes and rows that its own GLM asks for; that code is not of this project."""
     dtypes = ("float16", "float32")
     new = [convert_quietly(GLM_TINY, tmp_path / one, MINDFORMERS, one) for one in dtypes]
     child = subprocess.run(

@@ -1,9 +1,9 @@
 """The promise of this library, for real: the same answer alone and under load.
 
 The small model that comes with the library talks to sixteen threads. There are more users than
-slots, some go away, the slots that nobody uses are filled with NaN while others talk, and the
+slots, some go away, unused slots are filled with NaN while others talk, and the
 number of slots changes in the middle. Every answer must be the one that a fresh engine gives to
-the same request when nobody else is there.
+the same request alone.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def alone(kernels: str) -> dict[Ask, GenerationResult]:
 def llm(kernels: str) -> Iterator[MultiUserLLM]:
     needs_the_model()
     with open_llm(kernels) as llm:
-        poison_unused_slots(llm)  # nobody reads what nobody wrote
+        poison_unused_slots(llm)  # unused memory is never read
         yield llm
 
 

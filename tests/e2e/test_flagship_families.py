@@ -3,7 +3,7 @@
 Small models with random weights, as the original code has them. Sixteen threads ask all of them at
 once: users outnumber slots, come back with longer, edited and shorter prompts, and go away; one
 user of each model gets NaN into its slot, free slots are filled with NaN, one model is resized.
-Every answer must be the one that the user gets when nobody else is there and nothing is reused.
+Every answer must be the one that the user gets alone, with nothing reused.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def finish(engine: Engine) -> None:
 
 
 def alone(prompt: Sequence[int], **params: Any) -> Asked:
-    """What a request answers in a fresh engine that nobody else uses."""
+    """What a request answers alone in a fresh engine."""
     engine, _ = hand_engine(1)
     asked = Asked(prompt, **params)
     run(engine, asked)

@@ -4,7 +4,7 @@ What a slot holds decides what comes next: the logits are a hash of the tokens t
 into that slot, read back from its memory. So a token that lands in the wrong slot, at the wrong
 position or twice, and anything that an earlier user left behind, changes an answer.
 
-Memory that nobody uses is filled with NaN, so that whoever reads it fails visibly.
+Unused memory is filled with NaN, so that reading it fails visibly.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class MockRunner:
         with self._alone():
             self._enter(Call("decode", dict(requests)))
             if self.chunk is None:
-                # Whoever runs takes part in every step: slots neither here nor new are nobody's.
+                # Every running request is in every step: slots neither here nor new are free.
                 others = {*range(len(self.memory))} - {*requests} - self._new
                 self.memory[list(others)] = np.nan
             self._new = set()
@@ -252,7 +252,7 @@ class Gate:
             return
         self._held = call
         self._arrived.release()
-        assert self._go.acquire(timeout=self.PATIENCE), f"nobody let {call} pass"
+        assert self._go.acquire(timeout=self.PATIENCE), f"{call} was not released"
 
     def wait(self) -> Call:
         """-> the call that stands at the gate, once there is one."""

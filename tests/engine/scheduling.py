@@ -30,7 +30,7 @@ def whole(most: int) -> Take:
 
 
 def cut(room: int) -> Take:
-    """So many tokens of prompts enter in a step, of whoever they are."""
+    """Tokens of prompts that a step takes, of all users together."""
 
     def take(prompts: Sequence[Request]) -> Sequence[int]:
         counts: list[int] = []

@@ -45,6 +45,6 @@ class SingleSteps:
     def _hold(self) -> None:
         """On the device thread."""
         self._held.release()
-        assert self._go.acquire(timeout=PATIENCE), "nobody asked for the next step"
+        assert self._go.acquire(timeout=PATIENCE), "the next step was not released"
         if not self._over:
             self._thread._calls.appendleft((Future(), self._hold))

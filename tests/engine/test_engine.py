@@ -515,7 +515,7 @@ def test_a_busy_user_is_refused_and_loses_nothing() -> None:
         assert asked.token_ids == expected.token_ids
 
 
-def test_whoever_waits_at_the_door_gets_in_when_there_is_room(
+def test_a_request_that_waits_for_admission_is_admitted_when_there_is_room(
     device_thread: DeviceThread, gate: Gate
 ) -> None:
     engine, _ = threaded_engine(device_thread, 1, gate, max_queue=0)

@@ -2,7 +2,7 @@
 
 Sixteen threads ask at random; users outnumber slots, some go away early, some get NaN, and the
 engine is resized while they talk. Whatever arrives must be what a fresh engine answers to the same
-request when nobody else is there, token by token and to the last bit of every log-probability.
+request alone, token by token and to the last bit of every log-probability.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def carry_out(
     engine.resize(plan.users_later, lambda *args: None)
     for talker in talkers:
         talker.join(PATIENCE)
-    assert not any(talker.is_alive() for talker in talkers), "somebody waits for ever"
+    assert not any(talker.is_alive() for talker in talkers), "a request never ended"
     assert engine.numbers()[::2] == (0, 0)
     engine._scheduler.check()
     engine.close(drain=0.0)

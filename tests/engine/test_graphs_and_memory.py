@@ -251,7 +251,7 @@ def test_cells_of_fewer_users_change_nothing_but_the_layout(
     assert llm.stats() == stats
     del llm
     gc.collect()
-    assert model() is None, "a closed engine that nobody holds keeps its model in memory"
+    assert model() is None, "a closed engine without references keeps its model in memory"
 
 
 # Clean slots

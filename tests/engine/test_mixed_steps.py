@@ -99,7 +99,7 @@ def test_a_longer_one_goes_through_some_layers_in_each_call() -> None:
     calls = [call.requests.values() for call in runner.calls]
     assert [long.request in call for call in calls[:5]] == [False, True, True, True, True]
     assert [short.request in call for call in calls[:5]] == [False, False, False, False, True]
-    assert all(first.request in call for call in calls[:9]), "nobody waits for the long one"
+    assert all(first.request in call for call in calls[:9]), "no request waits for the long prompt"
     assert engine.counters.prompt_tokens == 32
     assert_undisturbed(first.wait(), long, short)
 
@@ -204,7 +204,7 @@ def test_prompts_that_enter_together_answer_as_alone(chunk: Any) -> None:
 def test_a_slot_is_handed_on_with_what_the_last_user_left_in_it() -> None:
     engine, runner = mixed_engine(1)
     run(engine, *asks(list(range(1, 10)), max_tokens=20))
-    runner.memory[:] += 1.5  # as nobody else would have written it
+    runner.memory[:] += 1.5  # as no other request would have written it
     run(engine, *asks([FAILS_LATER, *range(1, 10)], max_tokens=20))
     later = asks([3, 4], max_tokens=20)
     run(engine, *later)

@@ -242,7 +242,7 @@ def test_nan_of_one_user_is_noticed_by_nobody_else(llm: MultiUserLLM, expected: 
     failed = poisoned.result()
     assert failed.finish_reason == "error"
     assert "not finite" in str(failed.error)
-    # Whoever gets that slot next, and its user itself.
+    # The next user of that slot, and the same user again.
     later = [llm.submit(PROMPTS[1], params=GREEDY, user=user) for user in (1, "next", "one more")]
     assert [Heard(one.result()).bits for one in later] == [expected[1]] * 3
 

@@ -193,7 +193,7 @@ def test_a_step_in_two_parts() -> None:
 def test_what_was_saved_goes_back_and_takes_part_from_the_next_step_on() -> None:
     scheduler, (a, b, c) = scheduler_with(9, *"abc", take=whole(4))
     b.saved_past, b.computed_tokens = object(), 1
-    # Whoever is behind it in the queue does not wait for it.
+    # Requests behind it in the queue do not wait for it.
     assert next_step(scheduler) == Step({0: PromptChunk(a, 1), 2: PromptChunk(c, 1)}, {}, {1: b})
     assert next_step(scheduler) == Step({}, {0: a, 1: b, 2: c})
 

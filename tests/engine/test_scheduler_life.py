@@ -132,7 +132,7 @@ class Life(RuleBasedStateMachine):
         )
 
     def expected_admission(self) -> dict[int, Request]:
-        """Everybody for whom there is a slot, in order; -> whoever comes back."""
+        """Every request for which there is a slot, in order; -> those that return to the queue."""
         returning = {}
         while (request := self.expected_next()) is not None:
             slot = self.expected_slot(request.user)
@@ -214,7 +214,7 @@ class Life(RuleBasedStateMachine):
         assert len(users) == len(set(users))
 
     def teardown(self) -> None:
-        """Whatever happened before: everybody who waits gets a turn, and nobody starves."""
+        """Whatever happened before, every waiting request is scheduled; none starves."""
         if not hasattr(self, "scheduler"):
             return
         left = {*self.waiting, *self.running.values()}
@@ -224,12 +224,12 @@ class Life(RuleBasedStateMachine):
         passed_over = dict.fromkeys(left, 0)
         while (step := self.next_step()) is not None:
             patience -= 1
-            assert patience >= 0, "somebody starves"
+            assert patience >= 0, "a request starves"
             for slot, request in list(self.running.items()):
                 passed_over[request] = 0 if slot in step.requests else passed_over[request] + 1
                 # As many turns as others have slots, and one in which it comes back.
                 most = self.count * STEPS_ON_THE_WAY
-                assert passed_over[request] <= most, "somebody holds a slot and starves"
+                assert passed_over[request] <= most, "a request in a slot starves"
             for slot, request in step.decodes.items():
                 decoded[request] += 1
                 if decoded[request] == 2:

@@ -116,7 +116,7 @@ class Step:
         )
 
     def arguments(self, caches: list[Cache], height: int) -> list[NDArray[Any]]:
-        """As the operator takes them, with rows behind the tokens that hold what nobody reads."""
+        """As the operator takes them, with padding rows behind the tokens."""
         shape, behind = self.shape, height - len(self.tokens)
         rows = np.concatenate([self.query, self.key, self.value], axis=1)
 

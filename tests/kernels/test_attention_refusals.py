@@ -1,4 +1,4 @@
-"""Arguments that would lead outside of somebody's memory: refused before anything is written."""
+"""Out-of-bounds arguments are rejected before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads of the kernels: however many, and whoever calls, the bits are the same."""
+"""The thread pool of the kernels: the result does not depend on threads or caller."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ PATCHES: tuple[tuple[str, tuple[Edit, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Release:
-    """An unpacked wheel; nobody writes to it, tests copy it."""
+    """An unpacked wheel; read-only, tests copy it."""
 
     version: str
     wheel: Path

@@ -46,7 +46,7 @@ def test_every_user_reads_the_known_answer(checkpoint: Path, tmp_path: Path) -> 
     answers = [""] * 4
     for line in streams.splitlines():
         piece = PIECE.fullmatch(line)
-        assert piece, line  # threads that print into each other's lines, or somebody's log
+        assert piece, line  # threads that print into each other's lines, or another library's log
         answers[int(piece[1])] += ast.literal_eval(piece[2])
     assert answers == [known.answer for known in KNOWN[:4]]
     assert "4 of 4 answers are, word for word," in summary

@@ -142,7 +142,7 @@ class Pace:
         self._late = late
         self._to_come = list(range(users))
         self._tokens: dict[int, int] = {}
-        """Of those who have started; whoever is late is given what the others have."""
+        """Of the users that have started; a late one gets what the others have."""
         self._own_tokens = [0] * users
         self._start_next()
 
@@ -165,7 +165,7 @@ class Pace:
     def leave(self, user: int) -> None:
         with self._changed:
             if self._own_tokens[user] < self._late:
-                self._start_next()  # whoever fails must not keep the next one waiting
+                self._start_next()  # a failure must not keep the next one waiting
             del self._tokens[user]
             self._changed.notify_all()
 

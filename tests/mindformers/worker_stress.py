@@ -217,7 +217,7 @@ class Crowd:
         self._change(tokens=1)
 
     def wait_for_tokens(self, count: int) -> None:
-        """Waits until others have got so many more, or nobody answers any more."""
+        """Waits until others have got so many more, or no request is running."""
         with self._changed:
             goal = self._tokens + count
             self._changed.wait_for(lambda: self._tokens >= goal or self._answering == 0)

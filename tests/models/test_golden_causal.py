@@ -85,7 +85,7 @@ def test_logits_and_greedy_tokens(
     driver = PortableDriver(reference.folder, lengths, users_per_cell, seq_length)
     cases = reference.short + (reference.long if seq_length == LONG else [])
     for number, case in enumerate(cases):
-        # A slot that somebody used before, and every other case alone.
+        # A slot that was used before, and every other case alone.
         beside = neighbours(driver, (1, 3)) if number % 2 else {}
         check(driver, case, (0, 2)[number // 2 % 2], beside)
     held: Sequence[int] = ()

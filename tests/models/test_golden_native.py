@@ -57,7 +57,7 @@ def test_logits_and_greedy_tokens(name: str, chunk: int) -> None:
     reference = read_reference(name)
     driver = NativeDriver.of_folder(reference.folder, USERS, LONG, chunk=chunk)
     for number, case in enumerate(reference.short + reference.long):
-        # A slot that somebody used before, and every other case alone.
+        # A slot that was used before, and every other case alone.
         beside = driver.neighbours((1, 3)) if number % 2 else {}
         driver.check(case, (0, 2)[number // 2 % 2], beside)
 

@@ -56,14 +56,14 @@ def llm_that_fails(settings: ModelSettings, **options: Any) -> MultiUserLLM:
 
 
 def tokens_alone(prompt: str, history: Sequence[Any] = ()) -> list[int]:
-    """The tokens of a mock that answers nobody else."""
+    """The tokens of a mock with no other request."""
     prompt_ids = FakeTokenizer().encode_prompt(prompt, history)
     return alone(prompt_ids, temperature=0.0, max_tokens=ANSWER_TOKENS).token_ids
 
 
 @cache
 def answer_alone(prompt: str) -> str:
-    """What a mock answers that answers nobody else."""
+    """What a mock answers with no other request."""
     return FakeTokenizer().decode([token for token in tokens_alone(prompt) if token != EOS])
 
 
@@ -214,7 +214,7 @@ def tasks_of(server: InProcessServer) -> list[str]:
 
 
 def is_idle(server: InProcessServer) -> bool:
-    """Whether every account of the service says that nobody is there."""
+    """Whether every counter of the service is at zero."""
     service = server.service
     entries = service.metrics.registry.get_sample_value("glm_step_entries")
     users = service.admission._by_user

@@ -43,7 +43,7 @@ def compact(value: Any) -> str:
 
 
 def answer_to(prompt: str, history: Any = (), **params: Any) -> str:
-    """What a mock answers that answers nobody else."""
+    """What a mock answers with no other request."""
     wanted = {"temperature": 0.0, "max_tokens": ANSWER_TOKENS, **params}
     tokens = alone(FakeTokenizer().encode_prompt(prompt, history), **wanted).token_ids
     return FakeTokenizer().decode([token for token in tokens if token != EOS])

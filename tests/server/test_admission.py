@@ -67,7 +67,7 @@ def fill(server: InProcessServer, *prompts: str) -> list[Future[httpx.Response]]
     return asked
 
 
-def test_who_finds_the_queue_full_is_told_at_once_and_nobody_else_notices() -> None:
+def test_a_full_queue_is_rejected_immediately_and_does_not_affect_others() -> None:
     prompts = long_prompts(5)
     settings = mock_settings(users=2, max_queue=2)
     with in_process_server(settings) as server, nothing_stays(server):
@@ -79,7 +79,7 @@ def test_who_finds_the_queue_full_is_told_at_once_and_nobody_else_notices() -> N
             steps.step()
             streaming.read_until(b'"delta"')
             waiting = fill(server, prompts[2], prompts[3])
-            # The engine stands still, so whoever waited for it would never get this answer.
+            # The engine is held, so a response that waited for it would never come.
             refused = [
                 ask(server, prompts[4]),
                 ask(server, prompts[4], stream=True),
@@ -127,7 +127,7 @@ def test_a_server_that_is_starting_says_so_and_when_to_come_again() -> None:
         assert ask(server, "ab").status_code == 200
 
 
-def test_a_server_that_is_ending_takes_nobody_and_loses_nobody() -> None:
+def test_graceful_shutdown_rejects_new_requests_and_ends_no_running_one() -> None:
     prompts = long_prompts(2)
     with in_process_server(mock_settings(users=1)) as server:
         with SingleSteps() as steps:

@@ -1,4 +1,4 @@
-"""Bad networks, bad clients and bad numbers harm whoever meets them, and nobody else."""
+"""Bad networks, bad clients and NaN fail their own request and no other."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_reader_that_stands_still_holds_no_slot_and_is_let_go(
         reader = Wire(server.url, receive_buffer=4096)
         reader.request("/", {"prompt": prompt, "stream": stream})
         reader.read_until(b"\r\n\r\n")
-        # The only slot becomes free for the next one, although nobody reads.
+        # The only slot becomes free for the next one, although the client reads nothing.
         assert ask(server, prompt, max_tokens=4).status_code == 200
         wait_until(lambda: server.service.running == 0)
         wait_until(lambda: open_files() == files + 1)  # of the connection only this end is left
@@ -302,7 +302,7 @@ def test_nan_on_the_real_device_ends_one_request_only(poisoned: ServerProcess) -
         error = events_of(response.text)[-1] if stream else response.json()
         assert error["error"] == NOT_FINITE
         assert response.status_code == (200 if stream else 500)
-    # What is left in the slot harms nobody who comes after.
+    # What is left in the slot does not affect its next user.
     again = [in_background(greedy, poisoned, one) for one in QUESTIONS + QUESTIONS[:1]]
     assert [one.result(PATIENCE).json()["response"] for one in again] == alone + alone[:1]
     assert get(poisoned, "/v2/health/ready").status_code == 200

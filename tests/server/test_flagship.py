@@ -2,7 +2,7 @@
 
 The real command with eight slots, sixteen clients with random arrivals, lengths, seeds and
 sessions, all protocols mixed, three in ten clients going away in the middle. Every answer that is
-finished must be the one that the same request gets when nobody else asks, and afterwards nothing
+finished must be the one that the same request gets alone, and afterwards nothing
 may be left of it.
 """
 

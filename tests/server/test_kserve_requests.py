@@ -56,7 +56,7 @@ def test_the_sequence_is_the_session(
         wait_until(lambda: server.service.running == 1)
         steps.step()
         (slot,) = [slot for slot in server.llm().slots() if slot.request is not None]
-        # Whose request names nobody is a user of its own.
+        # A request without a user is a user of its own.
         assert (slot.user if user else isinstance(slot.user, str)) == (user or False)
     assert reply.result(PATIENCE).status_code == 200
 

@@ -97,7 +97,7 @@ def test_every_end_is_counted_by_its_name() -> None:
         assert_becomes(
             lambda: by_last_label(server, "glm_requests_total"), {**outcomes, "refused": 1}
         )
-        # 499 is for who had left; nobody read it.
+        # 499 is for the client that had disconnected.
         statuses = {"200": 5, "404": 1, "429": 1, "499": 1, "500": 1, "504": 1}
         assert_becomes(lambda: by_last_label(server, "glm_http_responses_total"), statuses)
 

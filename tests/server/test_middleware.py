@@ -1,4 +1,4 @@
-"""The door: nothing gets past it without a key, and nothing too large, too slow or foreign."""
+"""Middleware: authentication, and limits on size, time and origin of a request."""
 
 from __future__ import annotations
 

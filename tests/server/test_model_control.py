@@ -55,9 +55,13 @@ def test_the_default_depends_on_address_and_keys(
 @pytest.mark.parametrize(
     ("control", "key", "refusal"),
     [
-        (None, RED, "--model-control is 'none': nobody may load and unload models"),
-        ("none", RED, "--model-control is 'none': nobody may load and unload models"),
-        ("keys", BLUE, "--model-control is 'keys': keys with the role admin may load"),
+        (None, RED, "--model-control is 'none': loading and unloading models is disabled"),
+        ("none", RED, "--model-control is 'none': loading and unloading models is disabled"),
+        (
+            "keys",
+            BLUE,
+            "--model-control is 'keys': loading and unloading models needs an API key with",
+        ),
         ("keys", RED, ""),
         ("all", BLUE, ""),
     ],
@@ -78,7 +82,7 @@ def test_who_may_load_and_unload(control: Optional[str], key: dict[str, str], re
         assert (server.llm() is engine) == bool(refusal)
 
 
-def test_a_role_that_nobody_has_is_refused_at_the_start() -> None:
+def test_a_role_that_no_key_has_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="model_control is 'keys'; of the API keys none has"):
         mock_settings(keys=KEYS, model_control="keys")
 
@@ -110,7 +114,7 @@ def test_a_load_for_which_there_is_no_memory_changes_nothing(
 
 
 @pytest.mark.parametrize("device", ["CPU", "Ascend"])
-def test_where_nobody_says_what_is_available_nothing_is_refused(
+def test_where_available_memory_is_unknown_nothing_is_refused(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     """Memory of the host is not that of a card."""

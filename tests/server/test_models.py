@@ -366,7 +366,7 @@ def test_a_model_that_somebody_changed_meanwhile_is_not_started_again(
 
     async def scenario() -> None:
         model.engine, model.state = StubEngine(RuntimeError("lost")), "ready"  # type: ignore
-        await host._changing.acquire()  # somebody is loading or unloading something
+        await host._changing.acquire()  # as while a model is being loaded
         restarting = asyncio.ensure_future(host.restart_failed())
         await asyncio.sleep(0)
         fresh = model.engine = StubEngine(None)  # type: ignore

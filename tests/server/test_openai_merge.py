@@ -17,8 +17,8 @@ class Source(AsyncIterator[Piece]):
     """An answer whose pieces come when the test puts them in.
 
     Attributes:
-        read: pieces that somebody got.
-        asked: whether somebody waits for the next one.
+        read: pieces that were read.
+        asked: whether the next one is being waited for.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a session's slot still holds of a prompt is not computed again, unless somebody says so."""
+"""The cached prefix of a session's slot is not computed again, unless the request says so."""
 
 from __future__ import annotations
 

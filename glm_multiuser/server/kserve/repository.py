@@ -160,11 +160,11 @@ def _check_control(request: Request) -> None:
     control = service_of(request).settings.model_control
     if control == "all" or (control == "keys" and caller_of(request).admin):
         return
-    who = "keys with the role admin may" if control == "keys" else "nobody may"
+    rule = "needs an API key with the role admin" if control == "keys" else "is disabled"
     raise APIError(
         403,
         "model_control",
-        f"--model-control is {control or 'none'!r}: {who} load and unload models",
+        f"--model-control is {control or 'none'!r}: loading and unloading models {rule}",
     )
 
 

@@ -165,7 +165,7 @@ export class Conversation extends EventTarget {
   /**
    * The whole conversation up to `round`. Rounds without a whole answer are left out together with
    * their question: the model should not continue from half a sentence, nor from a call of a tool
-   * that nobody ran, and a server refuses two questions in a row.
+   * that was not run, and a server rejects two questions in a row.
    */
   #messagesFor(round) {
     const messages = [];

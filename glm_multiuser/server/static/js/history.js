@@ -11,7 +11,7 @@ const STATES = ["done", "stopped", "interrupted", "failed", ...UNDER_WAY];
 const waiting = new Map();
 let leaving = false;
 
-/** A conversation that nobody has said anything in. */
+/** A conversation without messages. */
 export function newConversation(number) {
   // Not crypto.randomUUID(): browsers have it only on https and on localhost.
   const bytes = crypto.getRandomValues(new Uint8Array(16));
@@ -114,8 +114,8 @@ function isRound(round) {
 }
 
 /**
- * A kept round, without anything that this page does not know. Nobody reads on in an answer that
- * was under way when the page went away.
+ * A kept round, without anything that this page does not know. An answer that was being
+ * streamed when the page was closed is not continued.
  */
 function settled({ question, answer, calls, state, failure, finish, usage, seconds }) {
   return {

@@ -1,5 +1,5 @@
 /** Answers as formatted text. What a model writes is not trusted: it can be made to repeat anything
- * that somebody put in front of it. */
+ * that was put into its prompt. */
 
 import "../vendor/dompurify/purify.min.js";
 import { Marked } from "../vendor/marked/marked.esm.js";
@@ -47,7 +47,7 @@ purifier.addHook("afterSanitizeAttributes", (node) => {
 });
 
 /**
- * Shows `markdown` in `node`. Only the blocks that changed are replaced, so text that somebody has
+ * Shows `markdown` in `node`. Only the blocks that changed are replaced, so text that is
  * selected in a growing answer stays selected.
  */
 export function showMarkdown(node, markdown) {

@@ -36,7 +36,7 @@ export class ModelChoice {
   #offer(preset, others) {
     const label = phrase("modelDefault", { name: preset });
     const labels = [label, ...others.map((name) => this.#labelOf(name))];
-    // A list that somebody has opened stays as it is until it changes.
+    // A list that is open stays as it is until it changes.
     if (String(labels) === this.#shown) return;
     this.#shown = String(labels);
     const values = ["", ...others];

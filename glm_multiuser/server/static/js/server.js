@@ -5,7 +5,7 @@ import { settings } from "./settings.js";
 import { eventsOf } from "./stream.js";
 
 // The server writes a comment into an open stream more often than this; silence means that the
-// connection is gone although nobody closed it, as when a laptop changes its network.
+// connection is gone without having been closed, as when a laptop changes its network.
 const LONGEST_SILENCE = 60_000;
 const STATUS_TIMEOUT = 5_000;
 

@@ -1,5 +1,5 @@
 /** What the browser keeps between visits. Nothing here throws: a page that cannot keep its history
- * is still a page to talk in, so trouble is reported to whoever listens and work goes on. */
+ * is still a page to talk in, so errors are reported to the listeners and work goes on. */
 
 const PREFIX = "glm-multiuser.";
 

@@ -59,7 +59,7 @@ export async function* eventsOf(bytes) {
       yield* parser.push(decoder.decode(value, { stream: true }));
     }
   } finally {
-    // Whoever stops reading early must not leave the response open.
+    // A reader that stops early must not leave the response open.
     reader.cancel().catch(() => {});
   }
 }
