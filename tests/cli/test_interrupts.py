@@ -44,6 +44,7 @@ SAMPLE = (
 )
 STEP, STEPS = 0.2, 40
 END_SECONDS = 60.0
+KILL_SECONDS = 1.0
 LAST_SECONDS = 3.0
 """Generous: from the last statement of a command to the end of its process."""
 
@@ -101,6 +102,14 @@ def group(leader: int) -> list[int]:
     return found
 
 
+def remaining(leader: int) -> list[int]:
+    """The processes of a group that are not ending, either: what is killed takes a moment."""
+    until = time.monotonic() + KILL_SECONDS
+    while group(leader) and time.monotonic() < until:
+        time.sleep(0.01)
+    return group(leader)
+
+
 def interrupt(command: str, folder: Path, seconds: float) -> bool:
     """Ctrl-C after so many seconds; False if the command had ended by then."""
     with started(command, folder) as process:
@@ -125,7 +134,7 @@ def interrupt(command: str, folder: Path, seconds: float) -> bool:
             assert process.returncode == INTERRUPTED, where
             assert text.count("interrupted") == 1, where
             assert text.splitlines()[-1].startswith("interrupted"), where
-        assert group(process.pid) == []
+        assert remaining(process.pid) == []
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
     return True
 
