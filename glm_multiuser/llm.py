@@ -109,8 +109,9 @@ class MultiUserLLM:
 
         Args:
             folder: config.json, weights as safetensors, as pytorch_model*.bin or as MindFormers'
-                .ckpt, and tokenizer files; without the last, prompts and answers are token ids. If
-                nothing is at this path, it may name a model of Hugging Face, owner/name or
+                .ckpt, and tokenizer files; without the last, prompts and answers are token ids.
+                Or a GGUF file, any part of one in several files, or a folder with one. If nothing
+                is at this path, it may name a model of Hugging Face, owner/name or
                 owner/name/file.gguf, or with the prefix modelscope: of ModelScope.
             progress: called with (done, total, what); default: a progress bar on a terminal.
 
@@ -504,7 +505,7 @@ def _default_params(folder: Path) -> SamplingParams:
     try:
         return SamplingParams(**read_generation_defaults(folder))
     except InvalidParameterError as error:
-        raise CheckpointError(f"generation_config.json in {folder}: {error}") from error
+        raise CheckpointError(f"generation defaults of {folder}: {error}") from error
 
 
 def _slot_name(user: User) -> Hashable:

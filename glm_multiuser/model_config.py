@@ -139,12 +139,13 @@ class RopeScaling:
     """How rotary frequencies are scaled beyond the positions that a model was first trained for.
 
     Attributes:
-        kind: "linear", "llama3" or "yarn", as `rope_type` in `config.json`.
+        kind: "linear", "llama3" or "yarn", as `rope_type` in `config.json`, or "factors".
         factor: by which positions are stretched.
         original_positions: that the model was first trained for; "llama3" and "yarn".
         low_freq_factor, high_freq_factor: of "llama3".
         beta_fast, beta_slow: of "yarn".
         attention_factor: what cosines and sines are multiplied with; of "yarn".
+        factors: of "factors", as GGUF files have them: what each frequency is divided by.
     """
 
     kind: str
@@ -155,6 +156,7 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
 from glm_multiuser.checkpoint.files import read_json_object, read_optional
+from glm_multiuser.checkpoint.gguf.config import gguf_generation_values, read_gguf_config
+from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.layouts import Layout, chatglm2, chatglm_6b, decoder, transformers
 from glm_multiuser.checkpoint.placement import Places
 from glm_multiuser.errors import CheckpointError, ConfigError
@@ -75,12 +77,16 @@ def layout_of_config(values: Mapping[str, Any]) -> Layout:
 
 
 def read_model_config(folder: Path) -> AnyModelConfig:
-    """The model that a folder holds, of whatever family can be read.
+    """The model that a folder or a GGUF file holds, of whatever family can be read.
 
     Raises:
         CheckpointError: no `config.json`, one that is not a JSON object, an unknown architecture,
-            a size that is missing or cannot work, or something that is not computed here.
+            a size that is missing or cannot work, something that is not computed here, or a GGUF
+            file that `open_gguf` refuses.
     """
+    gguf = find_gguf(folder)
+    if gguf is not None:
+        return read_gguf_config(gguf)
     path = Path(folder) / "config.json"
     try:
         values = read_json_object(path)
@@ -130,7 +136,7 @@ def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def read_generation_defaults(folder: Path) -> dict[str, Any]:
-    """Reads `generation_config.json` into fields of `SamplingParams`.
+    """Reads `generation_config.json`, or a GGUF file, into fields of `SamplingParams`.
 
     Returns:
         The fields that the file sets; empty without such a file. Its other keys, and those that
@@ -139,8 +145,9 @@ def read_generation_defaults(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file cannot be read, or a value has the wrong type.
     """
-    path = Path(folder) / "generation_config.json"
-    values = read_optional(path)
+    gguf = find_gguf(folder)
+    path = gguf or Path(folder) / "generation_config.json"
+    values = gguf_generation_values(gguf) if gguf is not None else read_optional(path)
     defaults: dict[str, Any] = {}
     for key, (field, types) in GENERATION_FIELDS.items():
         value = values.get(key)

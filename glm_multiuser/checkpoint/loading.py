@@ -40,7 +40,8 @@ def load_checkpoint(
 
     Args:
         folder: in Hugging Face layout, with safetensors or pytorch_model*.bin, or with MindFormers'
-            `.ckpt`, in one file or in pieces; of several kinds, the first one named here counts.
+            `.ckpt`, in one file or in pieces, or a GGUF file; of several kinds, the first one
+            named here counts.
         config: of the model.
         parameters: the model's parameters, without caches: name -> shape, with weights as
             [out, in], and dtype.
@@ -49,7 +50,8 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: a tensor that is missing, superfluous, of another shape, not finite, or too
-            large for its parameter's dtype; a file that `open_folder` or `open_ckpt` refuses.
+            large for its parameter's dtype; a file that `open_folder`, `open_ckpt` or `open_gguf`
+            refuses.
     """
     shapes = {name: shape for name, (shape, _) in parameters.items()}
     matched = match(Path(folder), config, shapes)

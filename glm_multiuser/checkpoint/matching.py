@@ -11,6 +11,9 @@ from numpy.typing import DTypeLike
 
 from glm_multiuser.checkpoint.ckpt_file import find_ckpt, open_ckpt
 from glm_multiuser.checkpoint.families import mindformers_placements, placements_of_names
+from glm_multiuser.checkpoint.gguf.file import open_gguf
+from glm_multiuser.checkpoint.gguf.find import find_gguf
+from glm_multiuser.checkpoint.gguf.names import gguf_placements
 from glm_multiuser.checkpoint.huggingface import has_weights, open_folder
 from glm_multiuser.checkpoint.placement import Placement, Places, Shapes, place_tensor
 from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
@@ -78,16 +81,20 @@ def match(
     """Finds the tensors for parameters of these shapes, in the order of the checkpoint.
 
     They are in MindFormers' `.ckpt` files or a folder in Hugging Face layout, which counts if both
-    are there and `ckpt` does not say.
+    are there and `ckpt` does not say; or in a GGUF file.
 
     Raises:
         CheckpointError: a tensor that is missing, superfluous or of another shape; a file that
-            `open_folder` or `open_ckpt` refuses.
+            `open_folder`, `open_ckpt` or `open_gguf` refuses.
     """
     places: Places
+    gguf = find_gguf(source) if not ckpt else None
     if ckpt is None:
-        ckpt = bool(find_ckpt(source)) and not has_weights(source)
-    if ckpt:
+        ckpt = gguf is None and bool(find_ckpt(source)) and not has_weights(source)
+    if gguf is not None:
+        file = open_gguf(gguf)
+        tensors, places = file.tensors, gguf_placements(config, file)
+    elif ckpt:
         places = mindformers_placements(config)
         tensors = open_ckpt(find_ckpt(source), NO_WEIGHT_OF_MINDFORMERS)
     else:

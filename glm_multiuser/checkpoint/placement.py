@@ -27,6 +27,9 @@ class Placement(NamedTuple):
     """From and up to which of the parameter's outputs; None: it is the whole parameter."""
     per_head: bool = False
     """Its outputs are grouped by head there and by query, key, value here."""
+    interleaved_heads: int = 0
+    """If not 0, it has so many heads, and there the rows of the first and the second half of each
+    take turns; llama.cpp turns neighbours where Llama turns the first half with the second."""
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """Of the stored tensor, if parameters have these shapes."""
@@ -87,6 +90,11 @@ def sizes_of(parameters: Sizes, places: Places) -> Sizes:
 
 
 def _in_their_order(parameter: Array, place: Placement, heads: int) -> Array:
-    """A view whose outputs come in the checkpoint's order, [heads, 3, head_dim, ...] if grouped."""
+    """A view whose outputs come in the checkpoint's order.
+
+    That is [heads, 3, head_dim, ...] if grouped, [heads, head_dim / 2, 2, ...] if interleaved.
+    """
     rows = parameter if place.rows is None else parameter[slice(*place.rows)]
+    if place.interleaved_heads:
+        return rows.reshape(place.interleaved_heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2)
     return rows.reshape(3, heads, -1, *rows.shape[1:]).swapaxes(0, 1) if place.per_head else rows

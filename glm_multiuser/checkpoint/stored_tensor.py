@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
 and need scales that the published code keeps elsewhere."""
 
 
+class BlockType(NamedTuple):
+    """A quantised type, whose values are stored in blocks of so many, each of so many bytes."""
+
+    name: str
+    values: int
+    bytes: int
+    dequantise: Callable[[Array], Array]
+    """uint8 [blocks, bytes] -> float32 [blocks, values]."""
+
+
 class StoredTensor(NamedTuple):
     """One tensor of a weight file, not read yet."""
 
@@ -39,11 +49,15 @@ class StoredTensor(NamedTuple):
     cut large tensors. Together they are exactly as many as dtype and shape need."""
     mapped: Optional[Array] = None
     """Its bytes instead, of a format whose own library maps the file."""
+    block_type: Optional[BlockType] = None
+    """How values are made of its bytes, if it is quantised; `dtype` is its name then."""
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """Of what reading returns."""
-        return np.dtype("<f4") if self.dtype == "BF16" else DTYPES[self.dtype]
+        if self.dtype == "BF16" or self.block_type is not None:
+            return np.dtype("<f4")
+        return DTYPES[self.dtype]
 
     def read(self) -> Array:
         """All its values; see `numbers`."""
@@ -53,20 +67,17 @@ class StoredTensor(NamedTuple):
         """Some of its values, counted from the first one, in a row.
 
         Returns:
-            Mapped from the file (read-only), or new if they are in parts; bfloat16 as float32.
+            Mapped from the file (read-only), or new if they are in parts; bfloat16 and quantised
+            ones as float32.
 
         Raises:
             CheckpointError: the file changed since it was opened.
         """
+        if self.block_type is not None:
+            return self._dequantised(self.block_type, begin, end)
         stored_as = DTYPES[self.dtype]
-        try:
-            pieces = self._bytes(begin * stored_as.itemsize, end * stored_as.itemsize)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read {self.name} from {self.path}: {error}") from error
-        if not pieces:
-            return np.empty(0, self.numpy_dtype)
-        content = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        stored: Array = content.view(stored_as)
+        stored: Array = self._bytes(begin * stored_as.itemsize, end * stored_as.itemsize)
+        stored = stored.view(stored_as)
         if self.dtype != "BF16":
             return stored
         # A bfloat16 is the upper half of a float32.
@@ -74,17 +85,30 @@ class StoredTensor(NamedTuple):
         bits <<= np.uint32(16)
         return bits.view(np.float32)
 
-    def _bytes(self, begin: int, end: int) -> list[Array]:
+    def _dequantised(self, block: BlockType, begin: int, end: int) -> Array:
+        first, behind = begin // block.values, -(-end // block.values)
+        content = self._bytes(first * block.bytes, behind * block.bytes)
+        values = block.dequantise(content.reshape(-1, block.bytes)).reshape(-1)
+        return values[begin - first * block.values : end - first * block.values]
+
+    def _bytes(self, begin: int, end: int) -> Array:
         if self.mapped is not None:
-            return [self.mapped[begin:end]] if end > begin else []
+            return self.mapped[begin:end]
         pieces = []
         for offset, length in self.parts:
             first, behind = max(begin, 0), min(end, length)
             if first < behind:
-                piece = np.memmap(self.path, np.uint8, "r", offset + first, (behind - first,))
+                try:
+                    piece = np.memmap(self.path, np.uint8, "r", offset + first, (behind - first,))
+                except (OSError, ValueError) as error:
+                    raise CheckpointError(
+                        f"cannot read {self.name} from {self.path}: {error}"
+                    ) from error
                 pieces.append(np.asarray(piece))
             begin, end = begin - length, end - length
-        return pieces
+        if not pieces:
+            return np.empty(0, np.uint8)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def not_floating(name: str, path: Path, dtype: str) -> CheckpointError:

@@ -23,32 +23,38 @@ DEFAULT_CHECKPOINT = package_data.CHECKPOINT
 def find_checkpoint(
     folder: Path, check: Optional[Callable[[AnyModelConfig], None]] = None, weights: bool = True
 ) -> Path:
-    """The folder itself, a relative one below the checkout or the package's own data, or a model of
-    a hub, which is downloaded unless it is in the hub's cache.
+    """The checkpoint itself, a relative one below the checkout or the package's own data, or a
+    model of a hub, which is downloaded unless it is in the hub's cache.
 
     Args:
-        folder: a path, or the name of a model: see `hub.NAME`.
+        folder: a folder or a GGUF file, or the name of a model: see `hub.NAME`.
         check, weights: as of `hub.download`.
 
     Raises:
-        CheckpointError: neither place has a `config.json`, or the model cannot be downloaded.
+        CheckpointError: neither place has a `config.json` or is a GGUF model, or the model cannot
+            be downloaded.
     """
+    # Late: they import numpy.
+    from glm_multiuser.checkpoint import hub
+    from glm_multiuser.checkpoint.gguf.find import find_gguf
+
     for candidate in (folder, package_data.ROOT / folder):
         if os.path.isfile(candidate / "config.json"):  # False also for a name that is too long
             return candidate
-    from glm_multiuser.checkpoint import hub  # late: it imports numpy
-
+        if os.path.exists(candidate) and find_gguf(candidate) is not None:
+            return candidate
     if hub.is_name(folder):
         notice(f"downloading what the cache does not have of {folder} ...")
         return hub.download(str(folder), check, weights)
     raise CheckpointError(
-        f"no checkpoint at {folder}: a folder with config.json, weights and tokenizer files is "
-        "needed; name another one with --checkpoint, or a model of Hugging Face as owner/name"
+        f"no checkpoint at {folder}: a folder with config.json, weights and tokenizer files, or a "
+        "GGUF file is needed; name another one with --checkpoint, or a model of Hugging Face as "
+        "owner/name"
     )
 
 
 def model_config(folder: Path) -> AnyModelConfig:
-    """What a checkpoint's `config.json` says; imported late, because `--help` does without numpy.
+    """The shape of a checkpoint's model; imported late, because `--help` does without numpy.
 
     Raises:
         CheckpointError: no checkpoint, or none of a model that can be read.

@@ -133,7 +133,8 @@ def model_shape(model: str) -> AnyModelConfig:
             raise
         known = ", ".join(PUBLISHED)
         raise ConfigError(
-            f"model is {model!r}; it must be a folder with config.json, or one of {known}"
+            f"model is {model!r}; it must be a folder with config.json, a GGUF file, or one of "
+            f"{known}"
         ) from None
     return loading.model_config(folder)
 

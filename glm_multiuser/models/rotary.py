@@ -110,6 +110,8 @@ def scaled_frequencies(config: CausalConfig) -> tuple[Array, float]:
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies, 1.0
+    if scaling.kind == "factors":
+        return frequencies / np.asarray(scaling.factors, np.float32), 1.0
     stretched = frequencies / np.float32(scaling.factor)
     if scaling.kind == "linear":
         return stretched, 1.0

@@ -199,7 +199,7 @@ def _is_network(text: str) -> bool:
 
 
 def model_settings(places: Iterable[str], engine: EngineConfig, load: bool) -> list[ModelSettings]:
-    """The models at NAME=FOLDER, or at a folder whose own name is the model's.
+    """The models at NAME=FOLDER, or at a folder or GGUF file whose own name is the model's.
 
     Raises:
         ConfigError: a name that cannot be part of a URL.
@@ -208,5 +208,6 @@ def model_settings(places: Iterable[str], engine: EngineConfig, load: bool) -> l
     for place in places:
         name, equals, folder = place.partition("=")
         path = Path(folder if equals else place)
-        found.append(ModelSettings(name if equals else path.resolve().name, path, engine, load))
+        name = name if equals else path.resolve().name.removesuffix(".gguf")
+        found.append(ModelSettings(name, path, engine, load))
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional, Union
 
+from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers import chatglm2, chatglm_6b, glm4, tokenizer_json
 from glm_multiuser.tokenizers.answers import AnswerEnd, AnswerReader
@@ -19,6 +20,7 @@ from glm_multiuser.tokenizers.chat_template import TEMPLATE_FILE, ChatTemplate
 from glm_multiuser.tokenizers.chatglm2 import ChatGLM2Tokenizer
 from glm_multiuser.tokenizers.chatglm_6b import ChatGLM6BTokenizer
 from glm_multiuser.tokenizers.folder import end_token_ids, read_tokenizer_config
+from glm_multiuser.tokenizers.gguf import read_gguf_tokenizer
 from glm_multiuser.tokenizers.glm4 import GLM4Tokenizer, GLM40414Tokenizer
 from glm_multiuser.tokenizers.hugging_face import HuggingFaceTokenizer
 from glm_multiuser.tokenizers.messages import rounds_of
@@ -63,15 +65,19 @@ TOKENIZER_FILES = (
 
 
 def load_tokenizer(folder: Union[str, Path]) -> Optional[ChatTokenizer]:
-    """Loads the tokenizer of a checkpoint folder in Hugging Face layout.
+    """Loads the tokenizer of a checkpoint folder in Hugging Face layout, or of a GGUF file.
 
-    None for a folder without tokenizer files: such a checkpoint is served with token ids.
+    None for a checkpoint without one, which is served with token ids.
 
     Raises:
         CheckpointError: no such folder, a file that cannot be read, or a family that this
             version does not read.
     """
     folder = Path(folder)
+    gguf = find_gguf(folder)
+    if gguf is not None:
+        found = read_gguf_tokenizer(gguf)
+        return None if found is None else _choose(*found)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     present = [name for name in TOKENIZER_FILES if (folder / name).exists()]
@@ -104,10 +110,16 @@ def load_tokenizer(folder: Union[str, Path]) -> Optional[ChatTokenizer]:
 
 
 def _load_hugging_face(folder: Path, vocabulary: Vocabulary) -> ChatTokenizer:
+    stops = end_token_ids(folder, vocabulary.special)
+    return _choose(vocabulary, ChatTemplate.from_folder(folder), stops)
+
+
+def _choose(
+    vocabulary: Vocabulary, template: Optional[ChatTemplate], stops: tuple[int, ...]
+) -> ChatTokenizer:
     if not all(name in vocabulary.special for name in glm4.NEEDED):
-        return HuggingFaceTokenizer.from_folder(folder, vocabulary)
-    template = ChatTemplate.from_folder(folder)
+        return HuggingFaceTokenizer(vocabulary, template, stops)
     # The templates of earlier GLM-4 do not write the tools of a request.
     if template is None or not template.takes_tools:
         return GLM4Tokenizer(vocabulary)
-    return GLM40414Tokenizer(vocabulary, template, end_token_ids(folder, vocabulary.special))
+    return GLM40414Tokenizer(vocabulary, template, stops)

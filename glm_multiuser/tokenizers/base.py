@@ -27,6 +27,7 @@ class Vocabulary:
         drops_every_leading_space: whether it drops all of them, not only one.
         errors: how bytes that are no UTF-8 are shown, an error handler of `codecs`.
         encode_after_special: `encode` for a text behind a special token, where that differs.
+        begin_id: what every prompt begins with, whether a chat template writes it or not.
     """
 
     encode: Callable[[str], list[int]]
@@ -36,6 +37,7 @@ class Vocabulary:
     drops_every_leading_space: bool = False
     errors: str = "replace"
     encode_after_special: Optional[Callable[[str], list[int]]] = None
+    begin_id: Optional[int] = None
 
 
 @dataclass(eq=False, repr=False)

@@ -143,7 +143,8 @@ class HuggingFaceTokenizer(ChatTokenizer):
                 ids.append(self.special[part])
             elif part:
                 ids += (later if place else first)(part.replace(mark, ""))
-        return ids
+        begin = self._vocabulary.begin_id
+        return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
 
 def _mark() -> str:

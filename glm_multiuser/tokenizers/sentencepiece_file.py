@@ -34,6 +34,10 @@ NEVER_MERGED = "\U0010fffd"
 class SentencePieceFile:
     """The pieces of a sentencepiece model.
 
+    Args:
+        file: where it is.
+        content: of the model; None: what is in the file.
+
     Attributes:
         size: number of pieces.
         special_ids: ids of control symbols and of the unknown piece: no text becomes one.
@@ -43,9 +47,9 @@ class SentencePieceFile:
         CheckpointError: a file that is missing, broken or without byte pieces.
     """
 
-    def __init__(self, file: Union[str, Path]) -> None:
+    def __init__(self, file: Union[str, Path], content: Optional[bytes] = None) -> None:
         self.file = Path(file)
-        self._pieces = _load_pieces(self.file)
+        self._pieces = _load_pieces(self.file, content)
         self.size: int = self._pieces.get_piece_size()
         everything = list(range(self.size))
         kinds = zip(self._pieces.is_control(everything), self._pieces.is_unknown(everything))
@@ -141,9 +145,10 @@ def read_llama_model(folder: Path) -> Vocabulary:
     )
 
 
-def _load_pieces(file: Path) -> Any:
-    with reading(file):
-        content = file.read_bytes()
+def _load_pieces(file: Path, content: Optional[bytes]) -> Any:
+    if content is None:
+        with reading(file):
+            content = file.read_bytes()
     try:
         if content:
             return sentencepiece.SentencePieceProcessor(model_proto=content)

@@ -1,0 +1,205 @@
+"""The model that the metadata of a GGUF file describe.
+
+They are put as the `config.json` of transformers puts them, so that they are checked by the layout
+that checks those. The keys are those of `gguf-py/gguf/constants.py` in llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from glm_multiuser.checkpoint.gguf.file import GGUFFile, open_gguf
+from glm_multiuser.checkpoint.layouts import Layout, transformers
+from glm_multiuser.checkpoint.layouts.fields import only
+from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.model_config import CausalConfig, RopeScaling
+
+
+class Architecture(NamedTuple):
+    """A model of llama.cpp that is computed here."""
+
+    layout: Layout
+    """Of transformers, with the same model."""
+    permuted: bool = False
+    """Whether the two halves of each head of queries and keys are interleaved, row by row."""
+
+
+ARCHITECTURES = {
+    "llama": Architecture(transformers.LLAMA, permuted=True),
+    "qwen2": Architecture(transformers.QWEN2),
+    "qwen3": Architecture(transformers.QWEN3),
+    "chatglm": Architecture(transformers.GLM4),
+    "glm4": Architecture(transformers.GLM4_0414),
+}
+"""`general.architecture` -> the model."""
+
+EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+
+TOKENS = "tokenizer.ggml.tokens"
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Behind "tokenizer.ggml.": ids that end a text, a turn, and a message with calls in it."""
+
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Behind "general.sampling." -> the key in `generation_config.json`."""
+
+
+def architecture_of(file: GGUFFile) -> Architecture:
+    """Raises CheckpointError for a model that is not computed here."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"general.architecture of {file.path} is {name!r}; those that can be read are "
+            f"{', '.join(map(repr, ARCHITECTURES))}"
+        )
+    return ARCHITECTURES[name]
+
+
+def read_gguf_config(path: Path) -> CausalConfig:
+    """The model that a GGUF file holds.
+
+    Raises:
+        CheckpointError: a file that `open_gguf` refuses, an unknown architecture, a size that is
+            missing or cannot work, or something that is not computed here.
+    """
+    file = open_gguf(path)
+    architecture = architecture_of(file)
+    try:
+        return _config(file, architecture)
+    except ConfigError as error:
+        raise CheckpointError(f"{file.path}: {error}") from error
+
+
+def _config(file: GGUFFile, architecture: Architecture) -> CausalConfig:
+    values = config_values(file, architecture)
+    config: CausalConfig = architecture.layout.read_config(values)
+    key = f"{file.metadata['general.architecture']}.rope.dimension_count"
+    rotary_dim = file.metadata.get(key, config.rotary_dim)
+    if architecture.permuted and rotary_dim != config.head_dim:
+        raise ConfigError(f"{key} is {rotary_dim!r}; only {config.head_dim} is computed here")
+    return replace(
+        config,
+        rotary_dim=rotary_dim,
+        rope_scaling=_scaling(file, config, rotary_dim),
+        dense_bias="blk.0.attn_output.bias" in file.tensors,
+    )
+
+
+def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
+    """What `config.json` would hold.
+
+    Raises:
+        ConfigError: something that is missing, contradicts itself or is not computed here.
+    """
+    prefix = f"{file.metadata['general.architecture']}."
+    own = {
+        key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)
+    }
+
+    def required(name: str) -> Any:
+        if name not in own:
+            raise ConfigError(f"{prefix}{name} is missing")
+        return own[name]
+
+    hidden, heads = required("embedding_length"), required("attention.head_count")
+    length = required("context_length")
+    only(own, {"rope.scaling.attn_factor": 1.0, "attention.sliding_window": 0, "expert_count": 0})
+    values: dict[str, Any] = {
+        "model_type": architecture.layout.model_types[0],
+        "architectures": list(architecture.layout.architectures[:1]),
+        "vocab_size": _vocab_size(file, own),
+        "hidden_size": hidden,
+        "num_hidden_layers": required("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": own.get("attention.head_count_kv", heads),
+        "intermediate_size": required("feed_forward_length"),
+        "max_position_embeddings": length,
+        "rms_norm_eps": required("attention.layer_norm_rms_epsilon"),
+        "rope_theta": own.get("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(own),
+        "attention_bias": any(f"blk.0.attn_{one}.bias" in file.tensors for one in ("q", "qkv")),
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "tie_word_embeddings": OUTPUT not in file.tensors,
+        "eos_token_id": _end_of_text(file),
+    }
+    head_dim = own.get("attention.key_length")
+    if head_dim is not None:
+        values["head_dim"] = head_dim
+        only(own, {"attention.value_length": head_dim})
+    elif isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and not hidden % heads:
+        values["head_dim"] = hidden // heads
+    return values
+
+
+def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> Any:
+    found = {
+        "vocab_size": own.get("vocab_size"),
+        TOKENS: len(file.metadata[TOKENS]) if TOKENS in file.metadata else None,
+        EMBEDDING: file.tensors[EMBEDDING].shape[0] if EMBEDDING in file.tensors else None,
+    }
+    present = {name: size for name, size in found.items() if size is not None}
+    if len(set(present.values())) > 1:
+        raise ConfigError(
+            "the vocabulary has different sizes: "
+            + ", ".join(f"{size} by {name}" for name, size in present.items())
+        )
+    if not present:
+        raise ConfigError(f"vocab_size, {TOKENS} and {EMBEDDING} are missing")
+    return next(iter(present.values()))
+
+
+def _end_of_text(file: GGUFFile) -> Any:
+    ids = [file.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
+    for one in ids:
+        if one is not None:
+            return one
+    raise ConfigError(f"tokenizer.ggml.{END_KEYS[0]} is missing")
+
+
+def _rope_scaling(own: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    kind = own.get("rope.scaling.type", "linear" if "rope.scale_linear" in own else "none")
+    if kind == "none":
+        return None
+    keys = {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+    }
+    found = {name: own.get(f"rope.scaling.{key}") for name, key in keys.items()}
+    found["factor"] = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    given = {name: value for name, value in found.items() if value is not None}
+    return {"rope_type": kind, **given}
+
+
+def _scaling(file: GGUFFile, config: CausalConfig, rotary_dim: int) -> Optional[RopeScaling]:
+    """The scaling of the metadata, or a divisor of every frequency, as Llama 3.1 has it."""
+    tensor = file.tensors.get(ROPE_FACTORS)
+    if tensor is None:
+        return config.rope_scaling
+    if config.rope_scaling is not None:
+        raise ConfigError(f"{ROPE_FACTORS} and rope.scaling.type are both there")
+    if tensor.shape != (rotary_dim // 2,):
+        raise ConfigError(
+            f"{ROPE_FACTORS} has shape {list(tensor.shape)}; this model needs [{rotary_dim // 2}]"
+        )
+    factors = tensor.read().astype(np.float32)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise ConfigError(f"{ROPE_FACTORS} has values that are not finite and positive")
+    return RopeScaling("factors", 1.0, factors=tuple(factors.tolist()))
+
+
+def gguf_generation_values(path: Path) -> dict[str, Any]:
+    """What `generation_config.json` would hold; few files say anything."""
+    metadata = open_gguf(path).metadata
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    return {name: value for name, value in found.items() if value is not None}

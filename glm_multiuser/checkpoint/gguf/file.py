@@ -1,0 +1,274 @@
+"""GGUF files: reading their metadata, and finding the tensors in them.
+
+Such a file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, little-endian) is
+
+    "GGUF"  uint32 version  uint64 number of tensors  uint64 number of metadata
+    metadata: string key, uint32 type, value
+    tensors:  string name, uint32 number of dimensions, uint64 each, innermost first, uint32 type,
+              uint64 offset from where the data begin
+    data:     begin at the next multiple of `general.alignment`
+
+A string is its length as uint64 and UTF-8; an array is its items' type as uint32, their number as
+uint64, and the items. A large model can be cut into several files, of which the first one has the
+metadata of all.
+
+There is no `gguf` package in here: it reads files that contradict themselves, and a broken count
+makes it ask for any amount of memory.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from glm_multiuser.checkpoint.files import reading
+from glm_multiuser.checkpoint.gguf.blocks import BLOCK_TYPES
+from glm_multiuser.checkpoint.stored_tensor import DTYPES, BlockType, StoredTensor
+from glm_multiuser.errors import CheckpointError
+
+MAGIC = b"GGUF"
+SUFFIX = ".gguf"
+
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+"""Name of a file that is one of several, with its number, from 1, and how many there are."""
+
+VERSIONS = (2, 3)
+
+MOST_ITEMS = 1 << 22
+"""Of arrays of strings, and of metadata and tensors: beyond every model, and read in a second."""
+
+LONGEST_NAME = 1 << 16
+"""In bytes, of a key or of a tensor's name."""
+
+MOST_DIMENSIONS = 4
+
+STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
+NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd"))
+"""Number of a metadata type -> its code for `struct`."""
+
+PLAIN_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
+"""Number of a tensor's type -> the one that `StoredTensor` knows."""
+
+OTHER_TYPES = {
+    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
+    **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+}
+"""Types that cannot be read, for messages; `enum ggml_type` in ggml.h has all."""
+
+
+class GGUFFile(NamedTuple):
+    """What a file says, and where its weights are."""
+
+    path: Path
+    metadata: dict[str, Any]
+    """Numbers, strings, and arrays: numpy's of numbers, lists of strings."""
+    tensors: dict[str, StoredTensor]
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Reads the metadata of a model, in one file or in all that belong together; no weights.
+
+    Args:
+        path: any one of the files.
+
+    Raises:
+        CheckpointError: a file that is missing, cannot be read, is broken or cut short,
+            contradicts itself or the others, or has a tensor of a type that is not read.
+    """
+    part = PART.fullmatch(path.name)
+    if part is None:
+        whole = _open(path)
+        if _count(whole) > 1:
+            raise CheckpointError(
+                f"split.count of {path} is {_count(whole)}; a file that is one of several must "
+                "be called name-00001-of-0000N.gguf"
+            )
+        return whole
+    stem, _, count = part.groups()
+    first = _open(path.with_name(f"{stem}-00001-of-{count}{SUFFIX}"))
+    for number in range(1, _check_part(first, 0, int(count)) + 1):
+        if number == 1:
+            continue
+        other = _open(path.with_name(f"{stem}-{number:05}-of-{count}{SUFFIX}"))
+        _check_part(other, number - 1, int(count))
+        twice = first.tensors.keys() & other.tensors.keys()
+        if twice:
+            raise CheckpointError(f"{min(twice)} is both in {other.path} and in an earlier part")
+        first.tensors.update(other.tensors)
+    total = first.metadata.get("split.tensors.count", len(first.tensors))
+    if total != len(first.tensors):
+        raise CheckpointError(
+            f"split.tensors.count of {first.path} is {total}; its parts have {len(first.tensors)}"
+        )
+    return first
+
+
+def _count(file: GGUFFile) -> Any:
+    return file.metadata.get("split.count", 1)
+
+
+def _check_part(file: GGUFFile, number: int, count: int) -> int:
+    found = file.metadata.get("split.no", 0), _count(file)
+    if found != (number, count):
+        raise CheckpointError(
+            f"{file.path} says that it is split.no {found[0]} of split.count {found[1]}; "
+            f"its name says {number} of {count}"
+        )
+    return count
+
+
+def _open(path: Path) -> GGUFFile:
+    with reading(path), path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise CheckpointError(f"{path} is no GGUF file: it does not begin with {MAGIC!r}")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _Reader(path, data).read()
+            except (struct.error, UnicodeDecodeError, _Broken) as error:
+                raise CheckpointError(f"{path} is broken or cut short: {error}") from None
+
+
+class _Broken(Exception):
+    """What is wrong with a file."""
+
+
+class _Reader:
+    """Reads a file from its beginning."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.at = len(MAGIC)
+
+    def read(self) -> GGUFFile:
+        version = self.number("I")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(struct.pack("<I", version), "big")
+            hint = ", in the byte order of another machine" if swapped in VERSIONS else ""
+            raise CheckpointError(
+                f"{self.path} has version {version}{hint}; versions {VERSIONS} can be read"
+            )
+        counts = self.number("Q"), self.number("Q")
+        for what, count in zip(("tensors", "metadata"), counts):
+            self.check_at_most(f"the number of {what}", count, MOST_ITEMS)
+        metadata: dict[str, Any] = {}
+        for _ in range(counts[1]):
+            key = self.string(LONGEST_NAME)
+            if key in metadata:
+                raise _Broken(f"{key} is there twice")
+            metadata[key] = self.value(key, self.number("I"))
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise _Broken(f"general.alignment is {alignment!r}; it must be a power of two")
+        entries = [self.entry() for _ in range(counts[0])]
+        begin = -(-self.at // alignment) * alignment
+        return GGUFFile(self.path, metadata, self.tensors(entries, begin, alignment))
+
+    def number(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self.data, self.at)
+        self.at += struct.calcsize("<" + code)
+        return value
+
+    def string(self, longest: Optional[int] = None) -> str:
+        length: int = self.number("Q")
+        self.check_at_most("the length of a string", length, longest or len(self.data))
+        if self.at + length > len(self.data):
+            raise _Broken(f"a string of {length} bytes at {self.at} goes beyond its end")
+        self.at += length
+        return self.data[self.at - length : self.at].decode()
+
+    def value(self, key: str, kind: int) -> Any:
+        if kind == STRING:
+            return self.string()
+        if kind == ARRAY:
+            return self.array(key, self.number("I"), self.number("Q"))
+        if kind not in NUMBERS:
+            raise _Broken(f"{key} has the unknown type {kind}")
+        value = self.number(NUMBERS[kind])
+        # The shortest decimal number, as a config.json has it: 1e-05 and not 9.99999974e-06.
+        return float(str(np.float32(value))) if NUMBERS[kind] == "f" else value
+
+    def array(self, key: str, kind: int, count: int) -> Union[list[str], Any]:
+        if kind == STRING:
+            self.check_at_most(f"the number of strings of {key}", count, MOST_ITEMS)
+            return self.strings(key, count)
+        if kind not in NUMBERS:
+            raise _Broken(f"{key} is an array of the type {kind}, which is unknown or an array")
+        dtype = np.dtype(NUMBERS[kind]).newbyteorder("<")
+        if count * dtype.itemsize > len(self.data) - self.at:
+            raise _Broken(f"{key} with {count} numbers goes beyond its end")
+        values = np.frombuffer(self.data, dtype, count, self.at).copy()
+        self.at += values.nbytes
+        return values
+
+    def strings(self, key: str, count: int) -> list[str]:
+        # Written out: a vocabulary has hundreds of thousands.
+        data, at, end, found = self.data, self.at, len(self.data), []
+        for _ in range(count):
+            (length,) = LENGTH.unpack_from(data, at)
+            at += 8 + length
+            if at > end:
+                raise _Broken(f"a string of {key} goes beyond its end")
+            found.append(data[at - length : at].decode())
+        self.at = at
+        return found
+
+    def entry(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape with the outermost dimension first, number of the type, and offset."""
+        name = self.string(LONGEST_NAME)
+        dimensions = self.number("I")
+        self.check_at_most(f"the number of dimensions of {name}", dimensions, MOST_DIMENSIONS)
+        sizes = tuple(self.number("Q") for _ in range(dimensions))
+        return name, sizes[::-1], self.number("I"), self.number("Q")
+
+    def tensors(
+        self, entries: list[tuple[str, tuple[int, ...], int, int]], begin: int, alignment: int
+    ) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
+        room = len(self.data) - begin
+        for name, shape, kind, offset in entries:
+            if name in found:
+                raise _Broken(f"{name} is there twice")
+            dtype, block_type = _type(name, self.path, kind)
+            row, size = (1, DTYPES[dtype].itemsize) if block_type is None else block_type[1:3]
+            if (shape or (1,))[-1] % row:
+                raise _Broken(f"{name} has rows of {shape[-1]}; {dtype} needs a multiple of {row}")
+            length = math.prod(shape) // row * size
+            if offset % alignment:
+                raise _Broken(f"{name} begins at {offset}, no multiple of {alignment}")
+            if offset + length > room:
+                raise _Broken(
+                    f"{name} {list(shape)} takes bytes {offset} to {offset + length} of the data, "
+                    f"which have {max(room, 0)}"
+                )
+            parts = ((begin + offset, length),)
+            found[name] = StoredTensor(name, self.path, dtype, shape, parts, block_type=block_type)
+        in_order = sorted(found.values(), key=lambda one: one.parts)
+        for one, following in zip(in_order, in_order[1:]):
+            if sum(one.parts[0]) > following.parts[0][0]:
+                raise _Broken(f"{one.name} and {following.name} overlap")
+        return found
+
+    def check_at_most(self, what: str, value: int, most: int) -> None:
+        if value > most:
+            raise _Broken(f"{what} is {value}; it must be at most {most}")
+
+
+def _type(name: str, path: Path, kind: int) -> tuple[str, Optional[BlockType]]:
+    if kind in PLAIN_TYPES:
+        return PLAIN_TYPES[kind], None
+    if kind not in BLOCK_TYPES:
+        known = [*PLAIN_TYPES.values(), *(one.name for one in BLOCK_TYPES.values())]
+        raise CheckpointError(
+            f"{name} in {path} is stored as {OTHER_TYPES.get(kind, f'type {kind}')}; "
+            f"{', '.join(known)} can be read"
+        )
+    return BLOCK_TYPES[kind].name, BLOCK_TYPES[kind]

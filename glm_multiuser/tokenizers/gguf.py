@@ -1,0 +1,248 @@
+"""The vocabulary and the chat template of a GGUF file.
+
+`tokenizer.ggml.model` "gpt2" is a byte-level BPE, whose file names its pre-tokenizer; "llama" is
+sentencepiece's BPE, of which a sentencepiece model is made. The patterns and rules are those of
+`llama-vocab.cpp` in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from glm_multiuser.checkpoint.gguf.config import END_KEYS, TOKENS
+from glm_multiuser.checkpoint.gguf.file import GGUFFile, open_gguf
+from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers.base import Vocabulary
+from glm_multiuser.tokenizers.chat_template import ChatTemplate
+from glm_multiuser.tokenizers.folder import ENDS
+from glm_multiuser.tokenizers.sentencepiece_file import SentencePieceFile
+from glm_multiuser.tokenizers.tokenizer_json import PATTERN as QWEN2_PATTERN
+from glm_multiuser.tokenizers.tokenizer_json import vocabulary_of
+
+LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+class PreTokenizer(NamedTuple):
+    """How a text is cut before pieces are merged."""
+
+    pattern: str
+    """What is cut out first."""
+    gpt2: bool = False
+    """Whether the rest is cut as GPT-2 does."""
+    ignore_merges: bool = False
+    """Whether words that are pieces are never merged from parts."""
+    begins: bool = False
+    """Whether prompts begin with `bos_token_id`, if the file does not say."""
+
+
+LLAMA3 = PreTokenizer(LLAMA3_PATTERN, ignore_merges=True, begins=True)
+QWEN2 = PreTokenizer(QWEN2_PATTERN)
+PRE_TOKENIZERS = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
+    "glm4": PreTokenizer(LLAMA3_PATTERN, ignore_merges=True),
+    "chatglm-bpe": PreTokenizer(LLAMA3_PATTERN),
+    "smollm": PreTokenizer(r"\p{N}", gpt2=True),
+}
+"""By `tokenizer.ggml.pre`."""
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""What `tokenizer.ggml.token_type` says of a piece; sentencepiece has the same numbers."""
+
+
+class GGUFTokenizer(NamedTuple):
+    """What a file says about its tokenizer."""
+
+    vocabulary: Vocabulary
+    template: Optional[ChatTemplate]
+    stop_token_ids: tuple[int, ...]
+
+
+class _Pieces(NamedTuple):
+    """The pieces of a vocabulary, which have the ids 0, 1, 2 ..."""
+
+    path: Path
+    names: list[str]
+    types: list[int]
+    fields: Mapping[str, Any]
+    """What stands behind "tokenizer.ggml."."""
+
+    def of_type(self, *types: int) -> dict[str, int]:
+        kinds = zip(self.names, self.types)
+        return {name: one for one, (name, kind) in enumerate(kinds) if kind in types}
+
+    def id_of(self, key: str) -> Optional[int]:
+        """An id that the file names; raises CheckpointError if it is none."""
+        value = self.fields.get(key)
+        if value is not None and not (isinstance(value, int) and 0 <= value < len(self.names)):
+            raise CheckpointError(
+                f"tokenizer.ggml.{key} of {self.path} is {value!r}; it must be an id below "
+                f"{len(self.names)}"
+            )
+        return value
+
+
+def read_gguf_tokenizer(path: Path) -> Optional[GGUFTokenizer]:
+    """Reads the tokenizer of a GGUF file; None if the file has none.
+
+    Raises:
+        CheckpointError: a file that `open_gguf` refuses, a vocabulary of another kind or one that
+            contradicts itself, a template that is none.
+    """
+    file = open_gguf(path)
+    prefix = "tokenizer.ggml."
+    fields = {
+        key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)
+    }
+    model = fields.get("model", "none")
+    if model in ("none", "no_vocab"):
+        return None
+    readers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if not isinstance(model, str) or model not in readers:
+        raise CheckpointError(
+            f"tokenizer.ggml.model of {path} is {model!r}; this version reads "
+            f"{' and '.join(map(repr, readers))}"
+        )
+    pieces = _pieces(file, fields)
+    vocabulary = readers[model](pieces)
+    if fields.get("add_bos_token", _begins(model, fields)) is True:
+        vocabulary = replace(vocabulary, begin_id=pieces.id_of("bos_token_id"))
+    ends = [pieces.id_of(key) for key in END_KEYS] + [vocabulary.special.get(one) for one in ENDS]
+    stops = tuple(dict.fromkeys(one for one in ends if one is not None))
+    return GGUFTokenizer(vocabulary, _template(file, pieces), stops)
+
+
+def _pieces(file: GGUFFile, fields: Mapping[str, Any]) -> _Pieces:
+    names = _strings(file.path, fields, "tokens")
+    types = fields.get("token_type")
+    if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
+        raise CheckpointError(f"{file.path} has no tokenizer.ggml.token_type of whole numbers")
+    _check_length(file.path, "token_type", types, names)
+    return _Pieces(file.path, names, types.tolist(), fields)
+
+
+def _strings(path: Path, fields: Mapping[str, Any], key: str) -> list[str]:
+    found = fields.get(key)
+    if not isinstance(found, list) or not found:
+        raise CheckpointError(f"{path} has no tokenizer.ggml.{key} of strings")
+    return found
+
+
+def _check_length(path: Path, key: str, values: Sequence[Any], names: Sequence[str]) -> None:
+    if len(values) != len(names):
+        raise CheckpointError(
+            f"tokenizer.ggml.{key} of {path} has {len(values)} entries; {TOKENS} has {len(names)}"
+        )
+
+
+def _begins(model: str, fields: Mapping[str, Any]) -> bool:
+    known = PRE_TOKENIZERS.get(fields.get("pre", ""))
+    return model == "llama" or (known is not None and known.begins)
+
+
+def _byte_level(pieces: _Pieces) -> Vocabulary:
+    """Of the same parts as a `tokenizer.json`."""
+    name = pieces.fields.get("pre", "default")
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        raise CheckpointError(
+            f"tokenizer.ggml.pre of {pieces.path} is {name!r}; this version reads "
+            f"{', '.join(map(repr, PRE_TOKENIZERS))}"
+        )
+    pre = PRE_TOKENIZERS[name]
+    hidden, shown = pieces.of_type(CONTROL, UNKNOWN), pieces.of_type(USER_DEFINED)
+    split = {"type": "Split", "pattern": {"Regex": pre.pattern}, "behavior": "Isolated"}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    content = {
+        "added_tokens": [
+            {"content": one, "id": token_id, "special": one in hidden}
+            for one, token_id in {**hidden, **shown}.items()
+        ],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{**split, "invert": False}, {**level, "use_regex": pre.gpt2}],
+        },
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "vocab": {**pieces.of_type(NORMAL, BYTE), **hidden, **shown},
+            "merges": _strings(pieces.path, pieces.fields, "merges"),
+            "ignore_merges": pre.ignore_merges,
+        },
+    }
+    return vocabulary_of(content, pieces.path)
+
+
+def _sentencepiece(pieces: _Pieces) -> Vocabulary:
+    """Made of a sentencepiece model, in which user-defined pieces are control symbols.
+
+    sentencepiece would find them in texts, and a user could write a special token.
+    """
+    scores = pieces.fields.get("scores")
+    if not isinstance(scores, np.ndarray) or scores.dtype.kind != "f":
+        raise CheckpointError(f"{pieces.path} has no tokenizer.ggml.scores of numbers")
+    _check_length(pieces.path, "scores", scores, pieces.names)
+    prefix = pieces.fields.get("add_space_prefix", True) is True
+    vocabulary = SentencePieceFile(pieces.path, _model(pieces, scores, prefix)).vocabulary()
+    shown = {one: name.encode("utf-8") for name, one in pieces.of_type(USER_DEFINED).items()}
+    return replace(vocabulary, pieces={**vocabulary.pieces, **shown})
+
+
+def _model(pieces: _Pieces, scores: Any, prefix: bool) -> bytes:
+    """A `ModelProto` of sentencepiece_model.proto, with the fields that matter."""
+    content = []
+    for name, kind, score in zip(pieces.names, pieces.types, scores.tolist()):
+        kind = CONTROL if kind == USER_DEFINED else kind
+        number = struct.pack("<f", score)
+        content.append(_field(1, _field(1, name.encode()) + b"\x15" + number + _number(3, kind)))
+    unknown = list(pieces.of_type(UNKNOWN).values())
+    if len(unknown) != 1:
+        raise CheckpointError(
+            f"{pieces.path} has {len(unknown)} unknown pieces in its vocabulary; it must have one"
+        )
+    symbols = [unknown[0], *(pieces.id_of(f"{one}_token_id") for one in ("bos", "eos", "padding"))]
+    bpe = _number(3, 2) + _number(35, 1)  # model_type, byte_fallback
+    for field, one in zip((40, 41, 42, 43), symbols):
+        # A negative number is written with 64 bits.
+        is_control = one is not None and pieces.types[one] in (CONTROL, UNKNOWN)
+        bpe += _number(field, one if one is not None and is_control else (1 << 64) - 1)
+    normalizer = _field(1, b"identity") + _number(3, prefix) + _number(4, False) + _number(5, True)
+    return b"".join(content) + _field(2, bpe) + _field(3, normalizer)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(int(value))
+
+
+def _field(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _template(file: GGUFFile, pieces: _Pieces) -> Optional[ChatTemplate]:
+    key = "tokenizer.chat_template"
+    # As of a folder: the one that is written for conversations with and without tools.
+    key = f"{key}.tool_use" if f"{key}.tool_use" in file.metadata else key
+    source = file.metadata.get(key)
+    if not source:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError(f"{key} of {file.path} is {type(source).__name__}, not a string")
+    ids = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    constants = {}
+    for name, theirs in ids.items():
+        token_id = pieces.id_of(f"{theirs}_token_id")
+        constants[f"{name}_token"] = pieces.names[token_id] if token_id is not None else ""
+    return ChatTemplate(source, f"{key} of {file.path}", constants)
