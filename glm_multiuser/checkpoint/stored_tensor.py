@@ -88,7 +88,8 @@ class StoredTensor(NamedTuple):
     def _dequantised(self, block: BlockType, begin: int, end: int) -> Array:
         first, behind = begin // block.values, -(-end // block.values)
         content = self._bytes(first * block.bytes, behind * block.bytes)
-        values = block.dequantise(content.reshape(-1, block.bytes)).reshape(-1)
+        with np.errstate(invalid="ignore"):  # an infinite scale: the caller looks at the values
+            values = block.dequantise(content.reshape(-1, block.bytes)).reshape(-1)
         return values[begin - first * block.values : end - first * block.values]
 
     def _bytes(self, begin: int, end: int) -> Array:

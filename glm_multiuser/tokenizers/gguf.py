@@ -101,17 +101,19 @@ def read_gguf_tokenizer(path: Path) -> Optional[GGUFTokenizer]:
         key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)
     }
     model = fields.get("model", "none")
-    if model in ("none", "no_vocab"):
-        return None
-    readers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    readers = {"gpt2": _byte_level, "llama": _sentencepiece, "none": None, "no_vocab": None}
     if not isinstance(model, str) or model not in readers:
         raise CheckpointError(
             f"tokenizer.ggml.model of {path} is {model!r}; this version reads "
-            f"{' and '.join(map(repr, readers))}"
+            f"{', '.join(map(repr, readers))}"
         )
+    reader = readers[model]
+    if reader is None:
+        return None
     pieces = _pieces(file, fields)
-    vocabulary = readers[model](pieces)
-    if fields.get("add_bos_token", _begins(model, fields)) is True:
+    vocabulary = reader(pieces)
+    begins = model == "llama" or PRE_TOKENIZERS[pieces.fields["pre"]].begins
+    if fields.get("add_bos_token", begins) is True:
         vocabulary = replace(vocabulary, begin_id=pieces.id_of("bos_token_id"))
     ends = [pieces.id_of(key) for key in END_KEYS] + [vocabulary.special.get(one) for one in ENDS]
     stops = tuple(dict.fromkeys(one for one in ends if one is not None))
@@ -124,6 +126,10 @@ def _pieces(file: GGUFFile, fields: Mapping[str, Any]) -> _Pieces:
     if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
         raise CheckpointError(f"{file.path} has no tokenizer.ggml.token_type of whole numbers")
     _check_length(file.path, "token_type", types, names)
+    if not ((types >= NORMAL) & (types <= BYTE)).all():
+        raise CheckpointError(
+            f"tokenizer.ggml.token_type of {file.path} has values that are not {NORMAL} to {BYTE}"
+        )
     return _Pieces(file.path, names, types.tolist(), fields)
 
 
@@ -139,11 +145,6 @@ def _check_length(path: Path, key: str, values: Sequence[Any], names: Sequence[s
         raise CheckpointError(
             f"tokenizer.ggml.{key} of {path} has {len(values)} entries; {TOKENS} has {len(names)}"
         )
-
-
-def _begins(model: str, fields: Mapping[str, Any]) -> bool:
-    known = PRE_TOKENIZERS.get(fields.get("pre", ""))
-    return model == "llama" or (known is not None and known.begins)
 
 
 def _byte_level(pieces: _Pieces) -> Vocabulary:
@@ -184,8 +185,8 @@ def _sentencepiece(pieces: _Pieces) -> Vocabulary:
     sentencepiece would find them in texts, and a user could write a special token.
     """
     scores = pieces.fields.get("scores")
-    if not isinstance(scores, np.ndarray) or scores.dtype.kind != "f":
-        raise CheckpointError(f"{pieces.path} has no tokenizer.ggml.scores of numbers")
+    if not isinstance(scores, np.ndarray) or not np.isfinite(scores).all():
+        raise CheckpointError(f"{pieces.path} has no tokenizer.ggml.scores of finite numbers")
     _check_length(pieces.path, "scores", scores, pieces.names)
     prefix = pieces.fields.get("add_space_prefix", True) is True
     vocabulary = SentencePieceFile(pieces.path, _model(pieces, scores, prefix)).vocabulary()
@@ -200,19 +201,10 @@ def _model(pieces: _Pieces, scores: Any, prefix: bool) -> bytes:
         kind = CONTROL if kind == USER_DEFINED else kind
         number = struct.pack("<f", score)
         content.append(_field(1, _field(1, name.encode()) + b"\x15" + number + _number(3, kind)))
-    unknown = list(pieces.of_type(UNKNOWN).values())
-    if len(unknown) != 1:
-        raise CheckpointError(
-            f"{pieces.path} has {len(unknown)} unknown pieces in its vocabulary; it must have one"
-        )
-    symbols = [unknown[0], *(pieces.id_of(f"{one}_token_id") for one in ("bos", "eos", "padding"))]
-    bpe = _number(3, 2) + _number(35, 1)  # model_type, byte_fallback
-    for field, one in zip((40, 41, 42, 43), symbols):
-        # A negative number is written with 64 bits.
-        is_control = one is not None and pieces.types[one] in (CONTROL, UNKNOWN)
-        bpe += _number(field, one if one is not None and is_control else (1 << 64) - 1)
-    normalizer = _field(1, b"identity") + _number(3, prefix) + _number(4, False) + _number(5, True)
-    return b"".join(content) + _field(2, bpe) + _field(3, normalizer)
+    bpe = _number(3, 2) + _number(35, True)  # model_type, byte_fallback
+    # name, add_dummy_prefix, remove_extra_whitespaces, escape_whitespaces
+    identity = _field(1, b"identity") + _number(3, prefix) + _number(4, False) + _number(5, True)
+    return b"".join(content) + _field(2, bpe) + _field(3, identity)
 
 
 def _number(field: int, value: int) -> bytes:
@@ -235,11 +227,11 @@ def _template(file: GGUFFile, pieces: _Pieces) -> Optional[ChatTemplate]:
     key = "tokenizer.chat_template"
     # As of a folder: the one that is written for conversations with and without tools.
     key = f"{key}.tool_use" if f"{key}.tool_use" in file.metadata else key
-    source = file.metadata.get(key)
-    if not source:
-        return None
+    source = file.metadata.get(key, "")
     if not isinstance(source, str):
         raise CheckpointError(f"{key} of {file.path} is {type(source).__name__}, not a string")
+    if not source:
+        return None
     ids = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     constants = {}
     for name, theirs in ids.items():

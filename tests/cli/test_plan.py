@@ -46,7 +46,10 @@ def test_what_it_prints(run: Callable[..., Any]) -> None:
 def test_an_unknown_model_lists_the_known_ones(run: Callable[..., Any]) -> None:
     result = run("plan", "--model", "foo")
     assert result.exit_code == 2
-    assert "model is 'foo'; it must be a folder with config.json, a GGUF file, or one of " in result.stderr
+    assert (
+        "model is 'foo'; it must be a folder with config.json, a GGUF file, or one of "
+        in result.stderr
+    )
     assert all(name in result.stderr for name in PUBLISHED)
 
 

@@ -17,7 +17,7 @@ from glm_multiuser.checkpoint.gguf.file import GGUFFile, open_gguf
 from glm_multiuser.checkpoint.layouts import Layout, transformers
 from glm_multiuser.checkpoint.layouts.fields import only
 from glm_multiuser.errors import CheckpointError, ConfigError
-from glm_multiuser.model_config import CausalConfig, RopeScaling
+from glm_multiuser.model_config import CausalConfig, RopeScaling, check_size
 
 
 class Architecture(NamedTuple):
@@ -84,6 +84,7 @@ def _config(file: GGUFFile, architecture: Architecture) -> CausalConfig:
     config: CausalConfig = architecture.layout.read_config(values)
     key = f"{file.metadata['general.architecture']}.rope.dimension_count"
     rotary_dim = file.metadata.get(key, config.rotary_dim)
+    check_size(key, rotary_dim)
     if architecture.permuted and rotary_dim != config.head_dim:
         raise ConfigError(f"{key} is {rotary_dim!r}; only {config.head_dim} is computed here")
     return replace(
@@ -102,7 +103,9 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     """
     prefix = f"{file.metadata['general.architecture']}."
     own = {
-        key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)
+        key[len(prefix) :]: value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
     }
 
     def required(name: str) -> Any:
@@ -141,20 +144,19 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
 
 
 def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> Any:
-    found = {
-        "vocab_size": own.get("vocab_size"),
-        TOKENS: len(file.metadata[TOKENS]) if TOKENS in file.metadata else None,
-        EMBEDDING: file.tensors[EMBEDDING].shape[0] if EMBEDDING in file.tensors else None,
-    }
-    present = {name: size for name, size in found.items() if size is not None}
-    if len(set(present.values())) > 1:
-        raise ConfigError(
-            "the vocabulary has different sizes: "
-            + ", ".join(f"{size} by {name}" for name, size in present.items())
-        )
-    if not present:
+    found: dict[str, Any] = {"vocab_size": own["vocab_size"]} if "vocab_size" in own else {}
+    tokens = file.metadata.get(TOKENS)
+    if isinstance(tokens, list):
+        found[TOKENS] = len(tokens)
+    if EMBEDDING in file.tensors:
+        found[EMBEDDING] = (*file.tensors[EMBEDDING].shape, 0)[0]
+    if not found:
         raise ConfigError(f"vocab_size, {TOKENS} and {EMBEDDING} are missing")
-    return next(iter(present.values()))
+    first, *others = found.values()
+    if any(one != first for one in others):
+        sizes = ", ".join(f"{size} by {name}" for name, size in found.items())
+        raise ConfigError(f"the vocabulary has different sizes: {sizes}")
+    return first
 
 
 def _end_of_text(file: GGUFFile) -> Any:

@@ -40,8 +40,8 @@ PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 VERSIONS = (2, 3)
 
-MOST_ITEMS = 1 << 22
-"""Of arrays of strings, and of metadata and tensors: beyond every model, and read in a second."""
+MOST_ENTRIES, MOST_STRINGS = 1 << 16, 1 << 21
+"""Of metadata and of tensors, and in an array: beyond every model, and read in a second."""
 
 LONGEST_NAME = 1 << 16
 """In bytes, of a key or of a tensor's name."""
@@ -83,27 +83,19 @@ def open_gguf(path: Path) -> GGUFFile:
         CheckpointError: a file that is missing, cannot be read, is broken or cut short,
             contradicts itself or the others, or has a tensor of a type that is not read.
     """
-    part = PART.fullmatch(path.name)
-    if part is None:
-        whole = _open(path)
-        if _count(whole) > 1:
-            raise CheckpointError(
-                f"split.count of {path} is {_count(whole)}; a file that is one of several must "
-                "be called name-00001-of-0000N.gguf"
-            )
-        return whole
-    stem, _, count = part.groups()
-    first = _open(path.with_name(f"{stem}-00001-of-{count}{SUFFIX}"))
-    for number in range(1, _check_part(first, 0, int(count)) + 1):
-        if number == 1:
-            continue
-        other = _open(path.with_name(f"{stem}-{number:05}-of-{count}{SUFFIX}"))
-        _check_part(other, number - 1, int(count))
+    name = PART.fullmatch(path.name)
+    count = int(name[3]) if name else 0
+    if name is None or count < 1:
+        return _part(path, 0, 1)
+    paths = [path.with_name(f"{name[1]}-{one + 1:05}-of-{name[3]}{SUFFIX}") for one in range(count)]
+    first = _part(paths[0], 0, count)
+    for number in range(1, count):
+        other = _part(paths[number], number, count)
         twice = first.tensors.keys() & other.tensors.keys()
         if twice:
             raise CheckpointError(f"{min(twice)} is both in {other.path} and in an earlier part")
         first.tensors.update(other.tensors)
-    total = first.metadata.get("split.tensors.count", len(first.tensors))
+    total = _whole(first, "split.tensors.count", len(first.tensors))
     if total != len(first.tensors):
         raise CheckpointError(
             f"split.tensors.count of {first.path} is {total}; its parts have {len(first.tensors)}"
@@ -111,18 +103,23 @@ def open_gguf(path: Path) -> GGUFFile:
     return first
 
 
-def _count(file: GGUFFile) -> Any:
-    return file.metadata.get("split.count", 1)
-
-
-def _check_part(file: GGUFFile, number: int, count: int) -> int:
-    found = file.metadata.get("split.no", 0), _count(file)
+def _part(path: Path, number: int, count: int) -> GGUFFile:
+    """A file that by its name is this one, counted from 0, of so many."""
+    file = _open(path)
+    found = _whole(file, "split.no", number), _whole(file, "split.count", count) or 1
     if found != (number, count):
         raise CheckpointError(
-            f"{file.path} says that it is split.no {found[0]} of split.count {found[1]}; "
-            f"its name says {number} of {count}"
+            f"{path} has split.no {found[0]} and split.count {found[1]}; by its name they are "
+            f"{number} and {count}, which is name-00001-of-0000N{SUFFIX} for the first of N files"
         )
-    return count
+    return file
+
+
+def _whole(file: GGUFFile, key: str, default: int) -> int:
+    value = file.metadata.get(key, default)
+    if not isinstance(value, int):
+        raise CheckpointError(f"{key} of {file.path} is {value!r}; it must be a whole number")
+    return value
 
 
 def _open(path: Path) -> GGUFFile:
@@ -158,7 +155,7 @@ class _Reader:
             )
         counts = self.number("Q"), self.number("Q")
         for what, count in zip(("tensors", "metadata"), counts):
-            self.check_at_most(f"the number of {what}", count, MOST_ITEMS)
+            self.check_at_most(f"the number of {what}", count, MOST_ENTRIES)
         metadata: dict[str, Any] = {}
         for _ in range(counts[1]):
             key = self.string(LONGEST_NAME)
@@ -198,7 +195,7 @@ class _Reader:
 
     def array(self, key: str, kind: int, count: int) -> Union[list[str], Any]:
         if kind == STRING:
-            self.check_at_most(f"the number of strings of {key}", count, MOST_ITEMS)
+            self.check_at_most(f"the number of strings of {key}", count, MOST_STRINGS)
             return self.strings(key, count)
         if kind not in NUMBERS:
             raise _Broken(f"{key} is an array of the type {kind}, which is unknown or an array")

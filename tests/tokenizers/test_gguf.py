@@ -1,0 +1,206 @@
+"""The tokenizers of GGUF files: ids that the original libraries and llama.cpp agree on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers import (
+    ChatTokenizer,
+    GLM4Tokenizer,
+    GLM40414Tokenizer,
+    HuggingFaceTokenizer,
+    load_tokenizer,
+)
+from glm_multiuser.tokenizers.chat_template import ChatTemplate
+from glm_multiuser.tokenizers.gguf import GGUFTokenizer, read_gguf_tokenizer
+from tests.checkpoint.gguf_content import Content, gguf_model
+from tests.golden_data import golden_folder
+
+MODELS = {
+    "llama_bpe": "llama_bpe.F32",
+    "llama_spm": "llama_spm.F16",
+    "qwen2": "qwen2.F32",
+    "qwen3": "qwen3.F32",
+    "glm4": "glm4.F32",
+    "chatglm": "chatglm.F32",
+}
+USER = {"role": "user", "content": "the cat"}
+CHAT_ML = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+
+
+def golden(name: str) -> dict[str, Any]:
+    file = golden_folder("gguf_models") / "tokenizers.json"
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))[name]
+    return found
+
+
+def read(path: Path) -> GGUFTokenizer:
+    found = read_gguf_tokenizer(path)
+    assert found is not None
+    return found
+
+
+def load(path: Path) -> ChatTokenizer:
+    found = load_tokenizer(path)
+    assert found is not None
+    return found
+
+
+def parsed_ids(tokenizer: GGUFTokenizer, text: str) -> list[int]:
+    """Of a text that a chat template writes: names in it are special tokens."""
+    vocabulary = replace(tokenizer.vocabulary, begin_id=None)
+    template = ChatTemplate("{{ the_text }}", constants={"the_text": text})
+    return HuggingFaceTokenizer(vocabulary, template, (0,)).encode_messages([USER])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ids_and_texts(name: str) -> None:
+    path = gguf_model(MODELS[name])
+    tokenizer, parts = load(path), read(path)
+    cases = golden(name)["cases"]
+    for case in cases:
+        text = case["text"]
+        assert tokenizer.encode(text) == case["raw_ids"], text
+        assert parsed_ids(parts, text) == case["ids"], text
+        if "decoded" in case:
+            assert tokenizer.decode(case["raw_ids"]) == case["decoded"]
+    assert len(cases) == 171
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "stops"),
+    [
+        ("llama_bpe", HuggingFaceTokenizer, ["<|end_of_text|>", "<|eot_id|>"]),
+        ("llama_spm", HuggingFaceTokenizer, ["</s>"]),
+        ("qwen2", HuggingFaceTokenizer, ["<|im_end|>", "<|endoftext|>"]),
+        ("glm4", GLM4Tokenizer, ["<|endoftext|>", "<|user|>", "<|observation|>"]),
+        ("chatglm", GLM4Tokenizer, ["<|endoftext|>", "<|user|>", "<|observation|>"]),
+    ],
+)
+def test_kinds_and_ends(name: str, kind: type, stops: list[str]) -> None:
+    tokenizer = load(gguf_model(MODELS[name]))
+    assert type(tokenizer) is kind
+    assert set(tokenizer.stop_token_ids) == {tokenizer.special[one] for one in stops}
+
+
+class TestPrompts:
+    def test_the_template_of_the_file(self) -> None:
+        path = gguf_model("qwen2.F32")
+        assert load(path).encode_messages([USER]) == parsed_ids(read(path), CHAT_ML)
+
+    @pytest.mark.parametrize(
+        ("template", "begins"),
+        [
+            ("{{ messages[0].content }}", True),
+            ("{{ bos_token + messages[0].content }}", True),
+            ("{{ bos_token + messages[0].content }}", None),
+        ],
+    )
+    def test_the_beginning_stands_there_once(
+        self, tmp_path: Path, template: str, begins: Any
+    ) -> None:
+        content = Content.of(gguf_model("llama_spm.F16"))
+        content.metadata["tokenizer.chat_template"] = template
+        content.metadata["tokenizer.ggml.add_bos_token"] = begins
+        if begins is None:  # then the kind of the vocabulary says so
+            del content.metadata["tokenizer.ggml.add_bos_token"]
+        tokenizer = load(content.write(tmp_path / "a.gguf"))
+        assert tokenizer.encode_messages([USER]) == [1, *tokenizer.encode("the cat")]
+
+    def test_no_beginning(self, tmp_path: Path) -> None:
+        content = Content.of(gguf_model("llama_spm.F16"))
+        content.metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
+        content.metadata["tokenizer.ggml.add_bos_token"] = False
+        tokenizer = load(content.write(tmp_path / "a.gguf"))
+        assert tokenizer.encode_messages([USER]) == tokenizer.encode("the cat")
+
+    def test_of_glm4(self) -> None:
+        tokenizer = load(gguf_model("glm4.F32"))
+        head = [tokenizer.special[one] for one in ("[gMASK]", "<sop>", "<|user|>")]
+        content = [*tokenizer.encode("\n"), *tokenizer.encode("the cat")]
+        assistant = tokenizer.special["<|assistant|>"]
+        assert tokenizer.encode_messages([USER]) == [*head, *content, assistant]
+
+    def test_a_template_with_tools_is_that_of_glm4_0414(self, tmp_path: Path) -> None:
+        content = Content.of(gguf_model("glm4.F32"))
+        content.metadata["tokenizer.chat_template"] = "[gMASK]<sop>{% if tools %}{% endif %}"
+        assert type(load(content.write(tmp_path / "a.gguf"))) is GLM40414Tokenizer
+
+    def test_of_several_templates_the_one_for_tools(self, tmp_path: Path) -> None:
+        content = Content.of(gguf_model("qwen2.F32"))
+        content.metadata["tokenizer.chat_template.tool_use"] = "tools {{ tools }}"
+        template = read(content.write(tmp_path / "a.gguf")).template
+        assert template is not None
+        assert template.takes_tools
+
+
+@pytest.mark.parametrize("name", ["llama_spm.F16", "qwen2.F32"])
+def test_user_defined_tokens_are_shown_and_never_written(tmp_path: Path, name: str) -> None:
+    content = Content.of(gguf_model(name))
+    types = content.metadata["tokenizer.ggml.token_type"].copy()
+    types[290] = 4
+    content.metadata["tokenizer.ggml.token_type"] = types
+    piece = content.metadata["tokenizer.ggml.tokens"][290]
+    tokenizer = load(content.write(tmp_path / "a.gguf"))
+    assert tokenizer.special[piece] == 290
+    assert tokenizer.decode([290]) == piece
+    text = piece.replace("▁", " ").replace("Ġ", " ")
+    assert 290 in load(gguf_model(name)).encode(text)
+    assert 290 not in tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("model", ["none", "no_vocab"])
+def test_no_vocabulary(tmp_path: Path, model: str) -> None:
+    content = Content.of(gguf_model("qwen2.F32"))
+    content.metadata["tokenizer.ggml.model"] = model
+    assert load_tokenizer(content.write(tmp_path / "a.gguf")) is None
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def setting(key: str, value: Any) -> Change:
+    return lambda metadata: metadata.__setitem__(f"tokenizer.{key}", value)
+
+
+def scores(count: int, value: float) -> Change:
+    return setting("ggml.scores", np.full(count, value, "<f4"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen2.F32", setting("ggml.model", "bert"), "model .* is 'bert'; .*'gpt2', 'llama'"),
+        ("qwen2.F32", setting("ggml.pre", "tekken"), "pre .* is 'tekken'; .*'llama-bpe'"),
+        ("qwen2.F32", setting("ggml.tokens", 7), r"no tokenizer\.ggml\.tokens of strings"),
+        ("qwen2.F32", setting("ggml.merges", 7), r"no tokenizer\.ggml\.merges of strings"),
+        ("qwen2.F32", setting("ggml.merges", ["t"]), "cannot be read by tokenizers|not a BPE"),
+        ("qwen2.F32", setting("ggml.merges", ["t q"]), "cannot be read by tokenizers"),
+        ("qwen2.F32", setting("ggml.token_type", np.ones(3, "<i4")), "has 3 entries; .* has 320"),
+        ("qwen2.F32", setting("ggml.token_type", 1), "token_type of whole numbers"),
+        ("qwen2.F32", setting("ggml.token_type", np.full(320, 7, "<i4")), "are not 1 to 6"),
+        ("qwen2.F32", setting("ggml.eot_token_id", 320), "is 320; it must be an id below 320"),
+        ("qwen2.F32", setting("chat_template", 7), "chat_template of .* is int, not a string"),
+        ("qwen2.F32", setting("chat_template", "{% for"), "chat_template of .* is not Jinja2"),
+        ("llama_spm.F16", scores(3, 0.0), "scores of .* has 3 entries; .* has 384"),
+        ("llama_spm.F16", scores(384, np.nan), "scores of finite numbers"),
+        (
+            "llama_spm.F16",
+            setting("ggml.token_type", np.ones(384, "<i4")),
+            "is not a sentencepiece model",
+        ),
+    ],
+)
+def test_broken_vocabularies(tmp_path: Path, name: str, change: Change, message: str) -> None:
+    content = Content.of(gguf_model(name))
+    change(content.metadata)
+    path = content.write(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(path)
