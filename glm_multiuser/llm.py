@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional, Union
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
 from glm_multiuser.build import Fill, build_runner, load_weights, random_weights
 from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
+from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.deprecation import keyword_only_since
@@ -505,7 +506,8 @@ def _default_params(folder: Path) -> SamplingParams:
     try:
         return SamplingParams(**read_generation_defaults(folder))
     except InvalidParameterError as error:
-        raise CheckpointError(f"generation defaults of {folder}: {error}") from error
+        where = find_gguf(folder) or f"generation_config.json in {folder}"
+        raise CheckpointError(f"{where}: {error}") from error
 
 
 def _slot_name(user: User) -> Hashable:

@@ -8,7 +8,7 @@ sentencepiece's BPE, of which a sentencepiece model is made. The patterns and ru
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -140,7 +140,7 @@ def _strings(path: Path, fields: Mapping[str, Any], key: str) -> list[str]:
     return found
 
 
-def _check_length(path: Path, key: str, values: Sequence[Any], names: Sequence[str]) -> None:
+def _check_length(path: Path, key: str, values: Sized, names: Sized) -> None:
     if len(values) != len(names):
         raise CheckpointError(
             f"tokenizer.ggml.{key} of {path} has {len(values)} entries; {TOKENS} has {len(names)}"

@@ -19,12 +19,15 @@ pytestmark = pytest.mark.slow
 
 TOLERANCE = 2e-4
 SEQ_LENGTH = 256
-RARE = ("llama_bpe.Q8_0", "qwen2.F32", "qwen2.Q8_0", "qwen3.F32", "qwen3.Q8_0", "glm4.F32")
-RARE += ("glm4.Q8_0", "chatglm.F32", "chatglm.Q8_0")
-"""Which have no type and nothing else that the others do not."""
-
-NAMES = ("llama_bpe.F32", "llama_bpe.Q4_K_M", "llama_spm.F16", "llama_spm.Q4_0", "qwen2.Q4_0")
-NAMES += ("qwen3.Q5_K_M", "glm4.Q4_K_S", "chatglm.Q3_K_M")
+NAMES = [
+    *("llama_bpe.F32", "llama_bpe.Q4_K_M", "llama_spm.F16", "llama_spm.Q4_0", "qwen2.Q4_0"),
+    *("qwen3.Q5_K_M", "glm4.Q4_K_S", "chatglm.Q3_K_M"),
+]
+RARE = [
+    *("llama_bpe.Q8_0", "qwen2.F32", "qwen2.Q8_0", "qwen3.F32", "qwen3.Q8_0", "glm4.F32"),
+    *("glm4.Q8_0", "chatglm.F32", "chatglm.Q8_0"),
+]
+"""Which have no type, and nothing else, that the others do not have."""
 
 
 def read_cases(name: str) -> list[Case]:

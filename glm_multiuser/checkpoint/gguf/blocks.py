@@ -7,7 +7,7 @@ as there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,10 +42,10 @@ def bits(packed: Bytes, group: int, shifts: Any, mask: int) -> Bytes:
     return found.reshape(len(packed), -1)
 
 
-def scaled(scales: Array, numbers: Array) -> Array:
-    """Every scale [blocks, groups] times the numbers of its group, [blocks, groups, ...]."""
-    grouped = numbers.reshape(*scales.shape, -1).astype(np.float32)
-    return scales[..., None] * grouped
+def scaled(scales: Array, numbers: Array, minima: Optional[Array] = None) -> Array:
+    """Scales [blocks, groups] times the numbers of their groups, and minus the groups' minima."""
+    values: Array = scales[..., None] * numbers.reshape(*scales.shape, -1).astype(np.float32)
+    return values if minima is None else values - minima[..., None]
 
 
 def q8_0(blocks: Bytes) -> Array:
@@ -87,7 +87,7 @@ def q2_k(blocks: Bytes) -> Array:
     scales, numbers = blocks[:, :16], bits(blocks[:, 16:80], 32, (0, 2, 4, 6), 3)
     factors = half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32)
     minima = half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32)
-    return scaled(factors, numbers) - minima[..., None]
+    return scaled(factors, numbers, minima)
 
 
 def q3_k(blocks: Bytes) -> Array:
@@ -117,7 +117,7 @@ def q4_k(blocks: Bytes) -> Array:
     """`(d * scale) * q - (dmin * minimum)`, 8 groups of 32."""
     scales, minima = scales_and_minima(blocks[:, 4:16])
     numbers = nibbles(blocks[:, 16:], 32)
-    return scaled(half(blocks, 0) * scales, numbers) - (half(blocks, 2) * minima)[..., None]
+    return scaled(half(blocks, 0) * scales, numbers, half(blocks, 2) * minima)
 
 
 def q5_k(blocks: Bytes) -> Array:
@@ -125,7 +125,7 @@ def q5_k(blocks: Bytes) -> Array:
     scales, minima = scales_and_minima(blocks[:, 4:16])
     upper = bits(blocks[:, 16:48], 32, range(8), 1)
     numbers = nibbles(blocks[:, 48:], 32) | upper << np.uint8(4)
-    return scaled(half(blocks, 0) * scales, numbers) - (half(blocks, 2) * minima)[..., None]
+    return scaled(half(blocks, 0) * scales, numbers, half(blocks, 2) * minima)
 
 
 def q6_k(blocks: Bytes) -> Array:
@@ -139,7 +139,8 @@ def q6_k(blocks: Bytes) -> Array:
 
 def iq4_nl(blocks: Bytes) -> Array:
     """`d * value`, with a table of values."""
-    return half(blocks, 0) * IQ4_VALUES[nibbles(blocks[:, 2:], 16)]
+    values: Array = half(blocks, 0) * IQ4_VALUES[nibbles(blocks[:, 2:], 16)]
+    return values
 
 
 def iq4_xs(blocks: Bytes) -> Array:

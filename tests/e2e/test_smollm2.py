@@ -1,0 +1,132 @@
+"""A real model out of a GGUF file: SmolLM2-135M-Instruct, against transformers and llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glm_multiuser import MultiUserLLM, SamplingParams
+from glm_multiuser.tokenizers import HuggingFaceTokenizer, load_tokenizer
+from glm_multiuser.tokenizers.chat_template import ChatTemplate
+from glm_multiuser.tokenizers.gguf import read_gguf_tokenizer
+from tests.golden_data import golden_folder
+from tests.models.native_driver import NativeDriver
+from tests.server.process import ROOT
+
+FILE = ROOT / "ckpt" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE} is not there: make smollm2"),
+]
+
+USERS = 6
+SEQ_LENGTH = 640
+TOLERANCE = 5e-4
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+
+
+def read_json(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((golden_folder("smollm2") / name).read_text("utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    return read_json("expected.json")
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, np.ndarray]:
+    with np.load(golden_folder("smollm2") / "expected.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[MultiUserLLM]:
+    settings = {"users": USERS, "seq_length": SEQ_LENGTH, "weight_dtype": "float32"}
+    with MultiUserLLM.from_pretrained(FILE, **settings) as llm:
+        yield llm
+
+
+def test_alone_and_six_users_at_once(llm: MultiUserLLM, expected: dict[str, Any]) -> None:
+    cases = expected["cases"]
+    assert len(cases) == USERS
+    prompts = [llm.chat_token_ids(case["messages"]) for case in cases]
+    assert [list(one) for one in prompts] == [case["input_ids"] for case in cases]
+    answers = [case["greedy"] for case in cases]
+    alone = [llm.submit(one, user="alone", params=GREEDY).result() for one in prompts]
+    assert [list(one.token_ids) for one in alone] == answers
+    handles = [llm.submit(one, user=user, params=GREEDY) for user, one in enumerate(prompts)]
+    assert [list(one.result().token_ids) for one in handles] == answers
+
+
+def test_answers_end_where_the_model_ends_them(llm: MultiUserLLM, expected: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    cases = expected["cases"]
+    handles = [llm.submit(case["input_ids"], params=params) for case in cases]
+    for case, handle in zip(cases, handles):
+        result = handle.result()
+        assert result.text == case["text"]
+        assert result.finish_reason == ("stop" if case["eos_in_greedy"] else "length")
+
+
+def test_logits_and_perplexity(expected: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    driver = NativeDriver.of_folder(FILE, 10, SEQ_LENGTH, chunk=256)
+    for case in expected["cases"]:
+        (logits,) = driver.answer(0, driver.request(case["input_ids"]), 1)
+        np.testing.assert_allclose(
+            logits, arrays[f"{case['index']}/last_logits"], rtol=0, atol=TOLERANCE
+        )
+    tokenizer = load_tokenizer(FILE)
+    assert tokenizer is not None
+    token_ids = tokenizer.encode(expected["perplexity"]["text"])
+    assert token_ids == expected["perplexity"]["input_ids"]
+    # Ten users read the text, each from another place on.
+    begins = {slot: 1 + 57 * slot for slot in range(10)}
+    requests = {slot: driver.request(token_ids[:begin]) for slot, begin in begins.items()}
+    nll = np.full(len(token_ids) - 1, np.nan)
+    while np.isnan(nll).any():
+        for slot, logits in driver.step(requests).items():
+            request = requests[slot]
+            place = begins[slot] + len(request.output_token_ids) - 1
+            if place < len(token_ids):
+                request.output_token_ids[-1] = token_ids[place]
+                scores = logits.astype(np.float64) - logits.max()
+                nll[place - 1] = np.log(np.exp(scores).sum()) - scores[token_ids[place]]
+    np.testing.assert_allclose(nll, arrays["perplexity/nll_per_token"], rtol=0, atol=TOLERANCE)
+    assert abs(np.exp(nll.mean()) - expected["perplexity"]["perplexity"]) < 1e-3
+
+
+def test_every_string_of_the_tokenizer() -> None:
+    tokenizer, parts = load_tokenizer(FILE), read_gguf_tokenizer(FILE)
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    assert parts is not None
+    cases = read_json("golden.json")["cases"]
+    for case in cases:
+        text = case["text"]
+        assert tokenizer.encode(text) == case["raw_ids"], text
+        assert tokenizer.decode(case["raw_ids"]) == case["raw_decoded"]
+        template = ChatTemplate("{{ the_text }}", constants={"the_text": text})
+        parsed = HuggingFaceTokenizer(parts.vocabulary, template, (0,))
+        assert parsed.encode_messages([{"role": "user", "content": "x"}]) == case["ids"], text
+    assert len(cases) == 157
+
+
+def test_texts_arrive_in_pieces_that_join() -> None:
+    tokenizer = load_tokenizer(FILE)
+    assert tokenizer is not None
+    for case in read_json("golden.json")["cases"]:
+        if case["ids"] != case["raw_ids"]:
+            continue  # of special tokens, which answers do not show
+        detokenizer = tokenizer.detokenizer()
+        shown = ""
+        for token_id, text in zip(case["raw_ids"], case["prefix_decoded"]):
+            shown += detokenizer.push([token_id])
+            assert text.startswith(shown)
+            assert not text[len(shown) :].strip("\ufffd")
+        assert shown + detokenizer.flush() == case["raw_decoded"]
