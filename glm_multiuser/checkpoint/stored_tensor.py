@@ -27,6 +27,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 and need scales that the published code keeps elsewhere."""
 
 
+CACHED_VALUES = 1 << 17
+"""How many are dequantised at a time: with those that come in between they fit into a cache."""
+
+
 class BlockType(NamedTuple):
     """A quantised type, whose values are stored in blocks of so many, each of so many bytes."""
 
@@ -87,10 +91,13 @@ class StoredTensor(NamedTuple):
 
     def _dequantised(self, block: BlockType, begin: int, end: int) -> Array:
         first, behind = begin // block.values, -(-end // block.values)
-        content = self._bytes(first * block.bytes, behind * block.bytes)
+        content = self._bytes(first * block.bytes, behind * block.bytes).reshape(-1, block.bytes)
+        values = np.empty((len(content), block.values), np.float32)
+        step = CACHED_VALUES // block.values
         with np.errstate(invalid="ignore"):  # an infinite scale: the caller looks at the values
-            values = block.dequantise(content.reshape(-1, block.bytes)).reshape(-1)
-        return values[begin - first * block.values : end - first * block.values]
+            for place in range(0, len(content), step):
+                values[place : place + step] = block.dequantise(content[place : place + step])
+        return values.reshape(-1)[begin - first * block.values : end - first * block.values]
 
     def _bytes(self, begin: int, end: int) -> Array:
         if self.mapped is not None:

@@ -45,7 +45,9 @@ def bits(packed: Bytes, group: int, shifts: Any, mask: int) -> Bytes:
 def scaled(scales: Array, numbers: Array, minima: Optional[Array] = None) -> Array:
     """Scales [blocks, groups] times the numbers of their groups, and minus the groups' minima."""
     values: Array = scales[..., None] * numbers.reshape(*scales.shape, -1).astype(np.float32)
-    return values if minima is None else values - minima[..., None]
+    if minima is not None:
+        values -= minima[..., None]
+    return values.reshape(len(values), -1)
 
 
 def q8_0(blocks: Bytes) -> Array:
