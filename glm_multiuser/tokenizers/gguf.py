@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from glm_multiuser.checkpoint.gguf.config import END_KEYS, TOKENS
-from glm_multiuser.checkpoint.gguf.file import GGUFFile, open_gguf
+from glm_multiuser.checkpoint.gguf.file import GGUFFile, Strings, open_gguf
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
@@ -135,9 +135,9 @@ def _pieces(file: GGUFFile, fields: Mapping[str, Any]) -> _Pieces:
 
 def _strings(path: Path, fields: Mapping[str, Any], key: str) -> list[str]:
     found = fields.get(key)
-    if not isinstance(found, list) or not found:
+    if not isinstance(found, Strings) or not found.number:
         raise CheckpointError(f"{path} has no tokenizer.ggml.{key} of strings")
-    return found
+    return found.read()
 
 
 def _check_length(path: Path, key: str, values: Sized, names: Sized) -> None:

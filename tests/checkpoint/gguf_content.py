@@ -11,7 +11,7 @@ import numpy as np
 
 from glm_multiuser.checkpoint import load_checkpoint, read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.checkpoint.gguf.file import open_gguf
+from glm_multiuser.checkpoint.gguf.file import Strings, open_gguf
 from glm_multiuser.tokenizers import load_tokenizer
 from tests.golden_data import golden_folder
 
@@ -50,7 +50,11 @@ class Content:
             begin, length = one.parts[0]
             content = data[begin : begin + length]
             tensors.append(Tensor(one.name, TYPES[one.dtype], one.shape, content))
-        return cls(dict(file.metadata), tensors)
+        metadata = {
+            key: value.read() if isinstance(value, Strings) else value
+            for key, value in file.metadata.items()
+        }
+        return cls(metadata, tensors)
 
     def tensor(self, name: str) -> Tensor:
         return next(one for one in self.tensors if one.name == name)

@@ -66,6 +66,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = Content({**values, "array": array}, [tensor]).write(tmp_path / "a.gguf")
     found = open_gguf(path)
     np.testing.assert_array_equal(found.metadata.pop("array"), array)
+    assert found.metadata.pop("texts").read() == values.pop("texts")
     assert found.metadata == {**values, "large": 1 << 40, "exact": 0.1}
     np.testing.assert_array_equal(found.tensors["t"].read(), array.reshape(2, 3))
 

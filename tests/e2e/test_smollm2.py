@@ -48,7 +48,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[MultiUserLLM]:
-    settings = {"users": USERS, "seq_length": SEQ_LENGTH, "weight_dtype": "float32"}
+    settings: dict[str, Any] = {"users": USERS, "seq_length": SEQ_LENGTH, "weight_dtype": "float32"}
     with MultiUserLLM.from_pretrained(FILE, **settings) as llm:
         yield llm
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from glm_multiuser.checkpoint.gguf.file import GGUFFile, open_gguf
+from glm_multiuser.checkpoint.gguf.file import GGUFFile, Strings, open_gguf
 from glm_multiuser.checkpoint.layouts import Layout, transformers
 from glm_multiuser.checkpoint.layouts.fields import only
 from glm_multiuser.errors import CheckpointError, ConfigError
@@ -146,8 +146,8 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
 def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> Any:
     found: dict[str, Any] = {"vocab_size": own["vocab_size"]} if "vocab_size" in own else {}
     tokens = file.metadata.get(TOKENS)
-    if isinstance(tokens, list):
-        found[TOKENS] = len(tokens)
+    if isinstance(tokens, Strings):
+        found[TOKENS] = tokens.number
     if EMBEDDING in file.tensors:
         found[EMBEDDING] = (*file.tensors[EMBEDDING].shape, 0)[0]
     if not found:

@@ -23,7 +23,7 @@ import mmap
 import re
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -59,9 +59,36 @@ PLAIN_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 OTHER_TYPES = {
     **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
     **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
-    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+    **{29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0"},
+    **{35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
 }
 """Types that cannot be read, for messages; `enum ggml_type` in ggml.h has all."""
+
+
+class Strings(NamedTuple):
+    """An array of strings, which is not read yet: a vocabulary has hundreds of thousands."""
+
+    path: Path
+    key: str
+    number: int
+    """How many they are."""
+    begin: int
+    end: int
+
+    def read(self) -> list[str]:
+        """Raises CheckpointError: a string is not UTF-8, or the file changed."""
+        with reading(self.path), self.path.open("rb") as file:
+            file.seek(self.begin)
+            data = file.read(self.end - self.begin)
+        found, at = [], 0
+        try:
+            for _ in range(self.number):
+                (length,) = LENGTH.unpack_from(data, at)
+                at += LENGTH.size + length
+                found.append(data[at - length : at].decode())
+        except (struct.error, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{self.key} of {self.path} is broken: {error}") from None
+        return found
 
 
 class GGUFFile(NamedTuple):
@@ -69,7 +96,7 @@ class GGUFFile(NamedTuple):
 
     path: Path
     metadata: dict[str, Any]
-    """Numbers, strings, and arrays: numpy's of numbers, lists of strings."""
+    """Numbers, strings, and arrays: numpy's of numbers, and `Strings`."""
     tensors: dict[str, StoredTensor]
 
 
@@ -193,7 +220,7 @@ class _Reader:
         # The shortest decimal number, as a config.json has it: 1e-05 and not 9.99999974e-06.
         return float(str(np.float32(value))) if NUMBERS[kind] == "f" else value
 
-    def array(self, key: str, kind: int, count: int) -> Union[list[str], Any]:
+    def array(self, key: str, kind: int, count: int) -> Any:
         if kind == STRING:
             self.check_at_most(f"the number of strings of {key}", count, MOST_STRINGS)
             return self.strings(key, count)
@@ -206,17 +233,14 @@ class _Reader:
         self.at += values.nbytes
         return values
 
-    def strings(self, key: str, count: int) -> list[str]:
-        # Written out: a vocabulary has hundreds of thousands.
-        data, at, end, found = self.data, self.at, len(self.data), []
+    def strings(self, key: str, count: int) -> Strings:
+        begin, size = self.at, len(self.data)
         for _ in range(count):
-            (length,) = LENGTH.unpack_from(data, at)
-            at += 8 + length
-            if at > end:
+            (length,) = LENGTH.unpack_from(self.data, self.at)
+            self.at += LENGTH.size + length
+            if self.at > size:
                 raise _Broken(f"a string of {key} goes beyond its end")
-            found.append(data[at - length : at].decode())
-        self.at = at
-        return found
+        return Strings(self.path, key, count, begin, self.at)
 
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape with the outermost dimension first, number of the type, and offset."""
