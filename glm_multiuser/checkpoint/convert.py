@@ -21,6 +21,7 @@ from glm_multiuser.checkpoint.families import (
     parameter_shapes,
 )
 from glm_multiuser.checkpoint.files import filling, read_json_object, write_json
+from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.huggingface import TORCH_WEIGHTS, WEIGHTS, format_of, has_weights
 from glm_multiuser.checkpoint.loading import CKPT
 from glm_multiuser.checkpoint.matching import Filled, match
@@ -55,6 +56,8 @@ def direction(source: Path, to: Optional[str]) -> str:
     """
     if to not in (None, HUGGINGFACE, MINDFORMERS):
         raise ConfigError(f"to is {to!r}; it must be {HUGGINGFACE!r} or {MINDFORMERS!r}")
+    if find_gguf(source) is not None:
+        raise CheckpointError(f"{source} is a GGUF model; it is loaded as it is, not converted")
     targets = []
     if find_ckpt(source):
         targets.append(HUGGINGFACE)

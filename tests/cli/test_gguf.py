@@ -40,6 +40,13 @@ def test_the_name_of_a_served_model() -> None:
     assert [(one.name, one.folder) for one in found] == [("qwen3.Q8_0", MODEL), ("tiny", MODEL)]
 
 
+def test_convert_refuses_it(run: Callable[..., Any], tmp_path: Path) -> None:
+    result = run("convert", MODEL, tmp_path / "new")
+    assert result.exit_code == 2
+    assert "is a GGUF model; it is loaded as it is, not converted" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_plan(run: Callable[..., Any]) -> None:
     result = run("plan", "--model", MODEL, "--device-memory", "1GiB", "--seq-length", "64")
     assert result.exit_code == 0, result.output

@@ -114,7 +114,6 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         return own[name]
 
     hidden, heads = required("embedding_length"), required("attention.head_count")
-    length = required("context_length")
     only(own, {"rope.scaling.attn_factor": 1.0, "attention.sliding_window": 0, "expert_count": 0})
     values: dict[str, Any] = {
         "model_type": architecture.layout.model_types[0],
@@ -125,7 +124,7 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": own.get("attention.head_count_kv", heads),
         "intermediate_size": required("feed_forward_length"),
-        "max_position_embeddings": length,
+        "max_position_embeddings": required("context_length"),
         "rms_norm_eps": required("attention.layer_norm_rms_epsilon"),
         "rope_theta": own.get("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(own),
