@@ -52,6 +52,9 @@ PRE_TOKENIZERS = {
 }
 """By `tokenizer.ggml.pre`."""
 
+NO_MODELS = ("none", "no_vocab")
+MODELS = ("gpt2", "llama", *NO_MODELS)
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """What `tokenizer.ggml.token_type` says of a piece; sentencepiece has the same numbers."""
 
@@ -64,10 +67,11 @@ class GGUFTokenizer(NamedTuple):
     stop_token_ids: tuple[int, ...]
 
 
-class _Pieces(NamedTuple):
+class Pieces(NamedTuple):
     """The pieces of a vocabulary, which have the ids 0, 1, 2 ..."""
 
     path: Path
+    model: str
     names: list[str]
     types: list[int]
     fields: Mapping[str, Any]
@@ -76,6 +80,15 @@ class _Pieces(NamedTuple):
     def of_type(self, *types: int) -> dict[str, int]:
         kinds = zip(self.names, self.types)
         return {name: one for one, (name, kind) in enumerate(kinds) if kind in types}
+
+    def names_of_ids(self) -> dict[str, str]:
+        """What templates name the beginning, the end and so on by; "" where there is none."""
+        ids = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+        found = {name: self.id_of(f"{theirs}_token_id") for name, theirs in ids.items()}
+        return {
+            f"{name}_token": self.names[one] if one is not None else ""
+            for name, one in found.items()
+        }
 
     def id_of(self, key: str) -> Optional[int]:
         """An id that the file names; raises CheckpointError if it is none."""
@@ -96,31 +109,37 @@ def read_gguf_tokenizer(path: Path) -> Optional[GGUFTokenizer]:
             contradicts itself, a template that is none.
     """
     file = open_gguf(path)
-    prefix = "tokenizer.ggml."
-    fields = {
-        key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)
-    }
-    model = fields.get("model", "none")
-    readers = {"gpt2": _byte_level, "llama": _sentencepiece, "none": None, "no_vocab": None}
-    if not isinstance(model, str) or model not in readers:
-        raise CheckpointError(
-            f"tokenizer.ggml.model of {path} is {model!r}; this version reads "
-            f"{', '.join(map(repr, readers))}"
-        )
-    reader = readers[model]
-    if reader is None:
+    pieces = read_pieces(file)
+    if pieces is None:
         return None
-    pieces = _pieces(file, fields)
-    vocabulary = reader(pieces)
-    begins = model == "llama" or PRE_TOKENIZERS[pieces.fields["pre"]].begins
-    if fields.get("add_bos_token", begins) is True:
+    if pieces.model == "gpt2":
+        vocabulary = vocabulary_of(tokenizer_json(pieces), path)
+    else:
+        vocabulary = SentencePieceFile(path, sentencepiece_model(pieces)).vocabulary()
+        shown = {one: name.encode("utf-8") for name, one in pieces.of_type(USER_DEFINED).items()}
+        vocabulary = replace(vocabulary, pieces={**vocabulary.pieces, **shown})
+    begins = pieces.model == "llama" or PRE_TOKENIZERS[pieces.fields["pre"]].begins
+    if pieces.fields.get("add_bos_token", begins) is True:
         vocabulary = replace(vocabulary, begin_id=pieces.id_of("bos_token_id"))
     ends = [pieces.id_of(key) for key in END_KEYS] + [vocabulary.special.get(one) for one in ENDS]
     stops = tuple(dict.fromkeys(one for one in ends if one is not None))
     return GGUFTokenizer(vocabulary, _template(file, pieces), stops)
 
 
-def _pieces(file: GGUFFile, fields: Mapping[str, Any]) -> _Pieces:
+def read_pieces(file: GGUFFile) -> Optional[Pieces]:
+    """Reads the vocabulary; None if there is none. Raises CheckpointError."""
+    prefix = "tokenizer.ggml."
+    fields = {
+        key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)
+    }
+    model = fields.get("model", "none")
+    if not isinstance(model, str) or model not in MODELS:
+        raise CheckpointError(
+            f"tokenizer.ggml.model of {file.path} is {model!r}; this version reads "
+            f"{', '.join(map(repr, MODELS))}"
+        )
+    if model in NO_MODELS:
+        return None
     names = _strings(file.path, fields, "tokens")
     types = fields.get("token_type")
     if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
@@ -130,7 +149,7 @@ def _pieces(file: GGUFFile, fields: Mapping[str, Any]) -> _Pieces:
         raise CheckpointError(
             f"tokenizer.ggml.token_type of {file.path} has values that are not {NORMAL} to {BYTE}"
         )
-    return _Pieces(file.path, names, types.tolist(), fields)
+    return Pieces(file.path, model, names, types.tolist(), fields)
 
 
 def _strings(path: Path, fields: Mapping[str, Any], key: str) -> list[str]:
@@ -147,8 +166,8 @@ def _check_length(path: Path, key: str, values: Sized, names: Sized) -> None:
         )
 
 
-def _byte_level(pieces: _Pieces) -> Vocabulary:
-    """Of the same parts as a `tokenizer.json`."""
+def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
+    """The content of a `tokenizer.json` with this byte-level vocabulary."""
     name = pieces.fields.get("pre", "default")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise CheckpointError(
@@ -159,7 +178,10 @@ def _byte_level(pieces: _Pieces) -> Vocabulary:
     hidden, shown = pieces.of_type(CONTROL, UNKNOWN), pieces.of_type(USER_DEFINED)
     split = {"type": "Split", "pattern": {"Regex": pre.pattern}, "behavior": "Isolated"}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    content = {
+    return {
+        "version": "1.0",
+        "normalizer": None,
+        "post_processor": None,
         "added_tokens": [
             {"content": one, "id": token_id, "special": one in hidden}
             for one, token_id in {**hidden, **shown}.items()
@@ -176,26 +198,19 @@ def _byte_level(pieces: _Pieces) -> Vocabulary:
             "ignore_merges": pre.ignore_merges,
         },
     }
-    return vocabulary_of(content, pieces.path)
 
 
-def _sentencepiece(pieces: _Pieces) -> Vocabulary:
-    """Made of a sentencepiece model, in which user-defined pieces are control symbols.
+def sentencepiece_model(pieces: Pieces) -> bytes:
+    """A `ModelProto` of sentencepiece_model.proto, with the fields that matter.
 
-    sentencepiece would find them in texts, and a user could write a special token.
+    User-defined pieces are control symbols in it: sentencepiece would find them in texts, and a
+    user could write a special token.
     """
     scores = pieces.fields.get("scores")
     if not isinstance(scores, np.ndarray) or not np.isfinite(scores).all():
         raise CheckpointError(f"{pieces.path} has no tokenizer.ggml.scores of finite numbers")
     _check_length(pieces.path, "scores", scores, pieces.names)
     prefix = pieces.fields.get("add_space_prefix", True) is True
-    vocabulary = SentencePieceFile(pieces.path, _model(pieces, scores, prefix)).vocabulary()
-    shown = {one: name.encode("utf-8") for name, one in pieces.of_type(USER_DEFINED).items()}
-    return replace(vocabulary, pieces={**vocabulary.pieces, **shown})
-
-
-def _model(pieces: _Pieces, scores: Any, prefix: bool) -> bytes:
-    """A `ModelProto` of sentencepiece_model.proto, with the fields that matter."""
     content = []
     for name, kind, score in zip(pieces.names, pieces.types, scores.tolist()):
         kind = CONTROL if kind == USER_DEFINED else kind
@@ -223,7 +238,7 @@ def _varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def _template(file: GGUFFile, pieces: _Pieces) -> Optional[ChatTemplate]:
+def _template(file: GGUFFile, pieces: Pieces) -> Optional[ChatTemplate]:
     key = "tokenizer.chat_template"
     # As of a folder: the one that is written for conversations with and without tools.
     key = f"{key}.tool_use" if f"{key}.tool_use" in file.metadata else key
@@ -232,9 +247,4 @@ def _template(file: GGUFFile, pieces: _Pieces) -> Optional[ChatTemplate]:
         raise CheckpointError(f"{key} of {file.path} is {type(source).__name__}, not a string")
     if not source:
         return None
-    ids = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    constants = {}
-    for name, theirs in ids.items():
-        token_id = pieces.id_of(f"{theirs}_token_id")
-        constants[f"{name}_token"] = pieces.names[token_id] if token_id is not None else ""
-    return ChatTemplate(source, f"{key} of {file.path}", constants)
+    return ChatTemplate(source, f"{key} of {file.path}", pieces.names_of_ids())
