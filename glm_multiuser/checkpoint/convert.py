@@ -1,7 +1,7 @@
 """From a checkpoint in Hugging Face layout to one of MindFormers, and back.
 
 Everything goes by way of our own parameters, so a layout needs to know only its way to and from
-those. Of pytorch_model*.bin, safetensors can be made, too.
+those. Of pytorch_model*.bin and of GGUF files, safetensors can be made, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from glm_multiuser.checkpoint.families import (
     parameter_shapes,
 )
 from glm_multiuser.checkpoint.files import filling, read_json_object, write_json
+from glm_multiuser.checkpoint.gguf.config import gguf_config_json
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.huggingface import TORCH_WEIGHTS, WEIGHTS, format_of, has_weights
 from glm_multiuser.checkpoint.loading import CKPT
@@ -32,6 +33,7 @@ from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
 from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.progress import Progress
 from glm_multiuser.tokenizers import TOKENIZER_FILES
+from glm_multiuser.tokenizers.gguf_files import write_gguf_tokenizer
 
 HUGGINGFACE, MINDFORMERS = "huggingface", "mindformers"
 
@@ -57,7 +59,9 @@ def direction(source: Path, to: Optional[str]) -> str:
     if to not in (None, HUGGINGFACE, MINDFORMERS):
         raise ConfigError(f"to is {to!r}; it must be {HUGGINGFACE!r} or {MINDFORMERS!r}")
     if find_gguf(source) is not None:
-        raise CheckpointError(f"{source} is a GGUF model; it is loaded as it is, not converted")
+        if to == MINDFORMERS:
+            raise CheckpointError(f"{source} is a GGUF model; it can only become {HUGGINGFACE}")
+        return HUGGINGFACE
     targets = []
     if find_ckpt(source):
         targets.append(HUGGINGFACE)
@@ -96,11 +100,11 @@ def convert(
     says otherwise, but bfloat16 becomes float32. Memory holds one parameter at a time.
 
     Args:
-        source: a folder, or a `.ckpt` file.
+        source: a folder, or a `.ckpt` or GGUF file.
         destination: a folder; complete in the end, or untouched.
         to: as `direction` returns it.
         dtype: of the new weights, "float16" or "float32"; None: each as it is.
-        config_file: None: the `config.json` beside the weights.
+        config_file: None: the `config.json` beside the weights, or what a GGUF file says.
         force: whether files in `destination` are replaced.
         progress: told (tensors done, all of them, name of the next one).
 
@@ -111,15 +115,18 @@ def convert(
     """
     if dtype not in (None, "float16", "float32"):
         raise ConfigError(f"dtype is {dtype!r}; it must be 'float16' or 'float32'")
-    folder = source.parent if source.is_file() else source
-    config_file = config_file or folder / "config.json"
-    config = _read_config(config_file)
+    folder, gguf = source.parent if source.is_file() else source, find_gguf(source)
+    if gguf is not None and config_file is None:
+        config_file, config = gguf, gguf_config_json(gguf)
+    else:
+        config_file = config_file or folder / "config.json"
+        config = _read_config(config_file)
     model = model_config_of(config, config_file)
     to_mindformers = to == MINDFORMERS
     # The layout of the new safetensors is the one that the new config.json announces.
     placements = mindformers_placements if to_mindformers else layout_of_config(config).placements
     places = placements(model)
-    from_ckpt = not to_mindformers and bool(find_ckpt(source))
+    from_ckpt = not to_mindformers and gguf is None and bool(find_ckpt(source))
     parameters = match(source, model, parameter_shapes(model), from_ckpt)
     if dtype is not None:
         config["torch_dtype"] = dtype
@@ -136,7 +143,9 @@ def convert(
             else:
                 save_safetensors(new / WEIGHTS, sizes_of(sizes, places), tensors)
             write_json(new / "config.json", config)
-            for name in COPIED:
+            if gguf is not None:
+                write_gguf_tokenizer(gguf, new)
+            for name in COPIED if gguf is None else ():
                 for beside in (config_file.parent, folder):  # the latter replaces the former
                     if (beside / name).is_file():
                         shutil.copyfile(beside / name, new / name)

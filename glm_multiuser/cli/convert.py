@@ -18,7 +18,7 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Folder with *.safetensors, pytorch_model*.bin or *.ckpt, or a .ckpt file."
+            help="Folder with *.safetensors, pytorch_model*.bin, *.ckpt or *.gguf; a .ckpt or .gguf file."
         ),
     ],
     destination: Annotated[Path, typer.Argument(help="Folder for the result.")],
@@ -38,7 +38,8 @@ def command(
 ) -> None:
     """Convert a checkpoint to MindFormers' .ckpt, or a .ckpt to Hugging Face layout.
 
-    With --to huggingface, pytorch_model*.bin become model.safetensors. The new folder is complete:
+    pytorch_model*.bin (with --to huggingface) and GGUF files become model.safetensors, quantised
+    weights in float32 unless --dtype is given. The new folder is complete:
     weights, config.json and the tokenizer's files. glm-multiuser loads either kind. Caches and
     optimizer state in a .ckpt are left out.
     """

@@ -176,6 +176,7 @@ def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
         )
     pre = PRE_TOKENIZERS[name]
     hidden, shown = pieces.of_type(CONTROL, UNKNOWN), pieces.of_type(USER_DEFINED)
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     split = {"type": "Split", "pattern": {"Regex": pre.pattern}, "behavior": "Isolated"}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     return {
@@ -183,7 +184,7 @@ def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
         "normalizer": None,
         "post_processor": None,
         "added_tokens": [
-            {"content": one, "id": token_id, "special": one in hidden}
+            {**plain, "content": one, "id": token_id, "special": one in hidden}
             for one, token_id in {**hidden, **shown}.items()
         ],
         "pre_tokenizer": {

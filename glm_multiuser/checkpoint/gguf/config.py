@@ -142,6 +142,26 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     return values
 
 
+def gguf_config_json(path: Path) -> dict[str, Any]:
+    """The content of a `config.json` for the same model.
+
+    Raises:
+        CheckpointError: a file that `read_gguf_config` refuses, or a model that no `config.json`
+            of its layout describes.
+    """
+    file, config = open_gguf(path), read_gguf_config(path)
+    layout = architecture_of(file).layout
+    values = config_values(file, architecture_of(file))
+    if config.rotary_dim != config.head_dim:
+        values["partial_rotary_factor"] = config.rotary_dim / config.head_dim
+    if layout.read_config(values) != config:
+        raise CheckpointError(
+            f"{path} has a model that no config.json of {layout.architectures[0]} describes, "
+            f"because of {ROPE_FACTORS} or of its biases; give the original one with --config"
+        )
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> Any:
     found: dict[str, Any] = {"vocab_size": own["vocab_size"]} if "vocab_size" in own else {}
     tokens = file.metadata.get(TOKENS)

@@ -1,0 +1,57 @@
+"""The tokenizer of a GGUF file as the files of a folder in Hugging Face layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from glm_multiuser.checkpoint.files import write_json
+from glm_multiuser.checkpoint.gguf.config import gguf_generation_values
+from glm_multiuser.checkpoint.gguf.file import open_gguf
+from glm_multiuser.tokenizers.chat_template import TEMPLATE_FILE
+from glm_multiuser.tokenizers.gguf import (
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    read_gguf_tokenizer,
+    read_pieces,
+    sentencepiece_model,
+    tokenizer_json,
+)
+from glm_multiuser.tokenizers.sentencepiece_file import LLAMA_FILE
+from glm_multiuser.tokenizers.tokenizer_json import VOCABULARY_FILE
+
+
+def write_gguf_tokenizer(path: Path, folder: Path) -> None:
+    """Writes vocabulary, chat template, and the ids that end an answer; nothing without them.
+
+    Raises:
+        CheckpointError: what `read_gguf_tokenizer` refuses.
+    """
+    tokenizer, pieces = read_gguf_tokenizer(path), read_pieces(open_gguf(path))
+    if tokenizer is None or pieces is None:
+        return
+    settings = {name: text for name, text in pieces.names_of_ids().items() if text}
+    if pieces.model == "gpt2":
+        write_json(folder / VOCABULARY_FILE, tokenizer_json(pieces))
+        write_json(
+            folder / "tokenizer_config.json",
+            {"tokenizer_class": "PreTrainedTokenizerFast", **settings},
+        )
+    else:
+        (folder / LLAMA_FILE).write_bytes(sentencepiece_model(pieces))
+        hidden, shown = pieces.of_type(CONTROL, UNKNOWN), pieces.of_type(USER_DEFINED)
+        added = {
+            str(token_id): {"content": name, "special": name in hidden}
+            for name, token_id in {**hidden, **shown}.items()
+        }
+        write_json(
+            folder / "tokenizer_config.json",
+            {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": added, **settings},
+        )
+    if tokenizer.template is not None:
+        source = tokenizer.template.source
+        if tokenizer.vocabulary.begin_id is not None and "bos_token" not in source:
+            source = "{{ bos_token }}" + source
+        (folder / TEMPLATE_FILE).write_text(source, encoding="utf-8")
+    ends = {"eos_token_id": list(tokenizer.stop_token_ids)}
+    write_json(folder / "generation_config.json", {**gguf_generation_values(path), **ends})
