@@ -1,6 +1,6 @@
 """`glm-multiuser convert`: from Hugging Face layout to MindFormers' `.ckpt`, and back.
 
-From pytorch_model*.bin, it makes safetensors, too.
+From pytorch_model*.bin and GGUF files, it makes safetensors, too.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Folder with *.safetensors, pytorch_model*.bin, *.ckpt or *.gguf; a .ckpt or .gguf file."
+            help="Folder with *.safetensors, pytorch_model*.bin or *.ckpt; a .ckpt or GGUF file."
         ),
     ],
     destination: Annotated[Path, typer.Argument(help="Folder for the result.")],
@@ -39,9 +39,9 @@ def command(
     """Convert a checkpoint to MindFormers' .ckpt, or a .ckpt to Hugging Face layout.
 
     pytorch_model*.bin (with --to huggingface) and GGUF files become model.safetensors, quantised
-    weights in float32 unless --dtype is given. The new folder is complete:
-    weights, config.json and the tokenizer's files. glm-multiuser loads either kind. Caches and
-    optimizer state in a .ckpt are left out.
+    weights in float32 unless --dtype is given. The new folder is complete: weights, config.json and
+    the tokenizer's files. glm-multiuser loads either kind. Caches and optimizer state in a .ckpt
+    are left out.
     """
     # Late: `--help` must not wait for it.
     from glm_multiuser.checkpoint.convert import MINDFORMERS, convert, direction
