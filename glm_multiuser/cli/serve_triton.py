@@ -63,7 +63,7 @@ def parameters_of(given: dict[str, Any]) -> dict[str, object]:
     """
     places: Optional[list[str]] = given["checkpoint"]
     if places and len(places) > 1:
-        raise ConfigError(f"--checkpoint is there {len(places)} times; Triton serves one of them")
+        raise ConfigError(f"--checkpoint is given {len(places)} times; Triton serves one of them")
     place = places[0] if places else str(loading.DEFAULT_CHECKPOINT)
     engine = EngineConfig(**pick(EngineConfig, given))
     checkpoint = loading.find_checkpoint(Path(place), engine.check_fits).absolute()

@@ -53,7 +53,7 @@ class HTTPProtocol(UpgradesIgnored):
             self._head_bytes += len(piece)
             super().data_received(piece)
             if self._head_bytes >= HEAD_BYTES and not self.transport.is_closing():
-                self._refusal = _headers_too_large(f"{HEAD_BYTES} bytes are not all of them")
+                self._refusal = _headers_too_large(f"larger than {HEAD_BYTES} bytes")
                 self.send_400_response("")
 
     def on_url(self, url: bytes) -> None:
@@ -66,13 +66,14 @@ class HTTPProtocol(UpgradesIgnored):
             return  # a trailer; uvicorn would add it to the headers, which have been checked
         super().on_header(name, value)
         if len(self.headers) > HEADER_FIELDS:
-            self._refuse(_headers_too_large(f"there are more than {HEADER_FIELDS}"))
+            self._refuse(_headers_too_large(f"more than {HEADER_FIELDS}"))
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         self._stop_header_timer()
         if len(self.pipeline) >= PIPELINED:
-            self._refuse(APIError(400, "pipeline_too_long", "too many requests wait here"))
+            message = f"more than {PIPELINED} pipelined requests wait on this connection"
+            self._refuse(APIError(400, "pipeline_too_long", message))
         super().on_headers_complete()
         self._in_head = False  # not if the URL is invalid: there is no cycle then
 
@@ -159,4 +160,4 @@ class HTTPProtocol(UpgradesIgnored):
 
 
 def _headers_too_large(what: str) -> APIError:
-    return APIError(431, "headers_too_large", f"headers: {what}; that is the limit")
+    return APIError(431, "headers_too_large", f"headers: {what}")

@@ -151,7 +151,7 @@ class ServerSettings:
             raise ConfigError("models is empty; a server needs at least one checkpoint")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"models has {', '.join(twice)} twice; every name must be its own")
+            raise ConfigError(f"models has {', '.join(twice)} twice; names must be unique")
         check(self)
         for origin in self.cors_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):

@@ -139,7 +139,7 @@ def refused(*arguments: str) -> str:
     [
         (("--api-keys", "keys.txt"), "--api-keys is no option of --backend triton"),
         (("--request-timeout", "5"), "--request-timeout is no option of --backend triton"),
-        (("--checkpoint", "a", "--checkpoint", "b"), "--checkpoint is there 2 times"),
+        (("--checkpoint", "a", "--checkpoint", "b"), "--checkpoint is given 2 times"),
         (("--checkpoint", "nowhere"), "no checkpoint at nowhere"),
         (("--kernels", "fast"), "kernels is 'fast'; it must be one of auto, native, portable"),
         (("--seq-length", "4096"), "seq_length is 4096; this model's max_sequence_length is 2048"),

@@ -117,7 +117,7 @@ def test_an_output_that_cannot_be(server: InProcessServer, output: Any, problem:
 
 def test_an_output_that_is_asked_for_twice(server: InProcessServer) -> None:
     body = {"inputs": [column("prompt", "q")], "outputs": [{"name": "history"}] * 2}
-    assert "history is there twice" in refusal(server, body)[1]
+    assert "history is given twice" in refusal(server, body)[1]
 
 
 @pytest.mark.parametrize("part", ["", "/config", "/stats", "/ready"])

@@ -218,7 +218,7 @@ WRONG: dict[str, tuple[list[Input], bytes, str]] = {
         b"",
         "nonsense is no input; there are prompt, history, temperature, max_token, history_len",
     ),
-    "twice": ([one("prompt", [1], data=["a"])] * 2, b"", "prompt is there twice"),
+    "twice": ([one("prompt", [1], data=["a"])] * 2, b"", "prompt is given twice"),
     "missing": ([one("history", [1], data=["[]"])], b"", "prompt is missing"),
     "another datatype": (
         [one("prompt", [1], "INT16", data=[1])],

@@ -113,7 +113,7 @@ def read_inputs(
     for tensor in inputs:
         spec = specs.get(tensor.name)
         if spec is None or tensor.name in elements:
-            problem = "is there twice" if spec else f"is no input; there are {', '.join(specs)}"
+            problem = "is given twice" if spec else f"is no input; there are {', '.join(specs)}"
             raise wrong(tensor.name, problem)
         if tensor.datatype != spec.datatype:
             raise wrong(
@@ -170,7 +170,7 @@ def wanted_outputs(request: InferRequest) -> dict[str, bool]:
     wanted: dict[str, bool] = {}
     for output in request.outputs:
         if output.name not in known or output.name in wanted:
-            problem = "is there twice" if output.name in wanted else "is no output"
+            problem = "is given twice" if output.name in wanted else "is no output"
             raise wrong(output.name, f"{problem}; there are {', '.join(known)}")
         if output.parameters.shared_memory_region is not None:
             raise wrong(output.name, f"has a shared_memory_region; {SHARED_MEMORY}")
