@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 ROUNDS_MAX = 1024
+UNION_MEMBER = re.compile(r"[a-z-]+\[.*\]")
+"""A type, which pydantic adds to the location of an error inside a union: "tuple[str, str]"."""
 
 
 def _not_boolean(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("true and false are no numbers")
+        raise PydanticCustomError("boolean", "Input should be a number")
     return value
 
 
@@ -57,9 +61,10 @@ def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Option
     """
     # Where the body is not JSON, the location is a position in it.
     parts = [] if problem.get("type") == "json_invalid" else place
-    field = ".".join(map(str, parts)) or None
     if problem.get("type") == "extra_forbidden":
-        return field, f"{field}: unknown field"
+        unknown = ".".join(map(str, parts))
+        return unknown, f"{unknown}: unknown field"
+    field = ".".join(part for part in map(str, parts) if not UNION_MEMBER.fullmatch(part)) or None
     given = problem.get("input")
     shown = f", not {_shown(given)}" if field and not isinstance(given, dict) else ""
     return field, f"{field or 'body'}: {problem.get('msg', 'invalid')}{shown}"

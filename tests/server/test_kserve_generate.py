@@ -55,6 +55,19 @@ def test_a_stream_ends_with_history_and_finish_reason(server: InProcessServer, n
     assert reply.text.isascii()
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (True, "sequence_id: Input should be a number, not True"),
+        ([], "sequence_id: Input should be a valid integer, not []"),
+    ],
+)
+def test_errors_name_fields_without_the_types_of_a_union(
+    server: InProcessServer, value: Any, message: str
+) -> None:
+    assert refusal(server, {"prompt": "a", "sequence_id": value}, "generate") == (400, message)
+
+
 @pytest.mark.parametrize("path", ["generate", "generate_stream"])
 @pytest.mark.parametrize(
     "body",
