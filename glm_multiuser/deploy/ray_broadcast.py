@@ -26,15 +26,15 @@ class IngressMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.responses = Counter(
-            "glm_door_responses", "Responses by status.", ("status",), registry=self.registry
+            "glm_ingress_responses", "Responses by status.", ("status",), registry=self.registry
         )
         self.retries = Counter(
-            "glm_door_sent_again",
+            "glm_ingress_retries",
             "Requests sent to another replica because the first one died or was full.",
             registry=self.registry,
         )
         self.interrupted = Counter(
-            "glm_door_cut_answers",
+            "glm_ingress_interrupted_streams",
             "Streams interrupted because their replica died.",
             registry=self.registry,
         )

@@ -71,7 +71,7 @@ class Replicas(ServerProcess):
 
     def sent_again(self) -> float:
         """Requests that the ingress has sent to another replica."""
-        samples = self.metrics()["glm_door_sent_again"].samples
+        samples = self.metrics()["glm_ingress_retries"].samples
         return sum(sample.value for sample in samples if sample.name.endswith("_total"))
 
     def working(self) -> int:

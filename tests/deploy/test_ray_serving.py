@@ -115,7 +115,7 @@ def test_metrics_and_status_are_those_of_both(server: Replicas) -> None:
     for name in ("glm_users", "glm_generated_tokens", "glm_step_seconds"):
         assert {sample.labels["replica"] for sample in families[name].samples} == names
     assert sum(sample.value for sample in families["glm_users"].samples) == REPLICAS * USERS
-    assert families["glm_door_responses"].samples
+    assert families["glm_ingress_responses"].samples
     assert len(server.status()["slots"]) == REPLICAS * USERS
 
 
