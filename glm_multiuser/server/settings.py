@@ -141,7 +141,7 @@ class ServerSettings:
     model_control: Optional[str] = setting(
         None,
         "Who may load and unload models: none, keys (with the role admin) or all; default: all "
-        "without API keys on a loopback address, else none",
+        "without API keys and proxy on a loopback address, else none",
         choices=("none", "keys", "all"),
     )
 
@@ -182,7 +182,10 @@ class ServerSettings:
         if self.model_control is not None:
             return self
         local = ipaddress.ip_address(address).is_loopback
-        return replace(self, model_control="all" if local and not self.keys else "none")
+        # A proxy on this machine connects from a loopback address, its clients may be anywhere.
+        proxied = self.root_path or self.forwarded_allow_ips
+        unguarded = local and not self.keys and not proxied
+        return replace(self, model_control="all" if unguarded else "none")
 
     @property
     def scheme(self) -> str:

@@ -161,6 +161,12 @@ def test_a_setting_that_is_none(settings: dict[str, Any], told: str) -> None:
         mock_settings(**settings)
 
 
+@pytest.mark.parametrize("proxy", [{"root_path": "/glm"}, {"forwarded_allow_ips": "127.0.0.1"}])
+def test_clients_of_a_proxy_on_this_machine_do_not_control_models(proxy: dict[str, Any]) -> None:
+    assert mock_settings().at("127.0.0.1").model_control == "all"
+    assert mock_settings(**proxy).at("127.0.0.1").model_control == "none"
+
+
 @pytest.mark.parametrize(
     "option",
     [
