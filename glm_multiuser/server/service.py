@@ -26,7 +26,7 @@ from glm_multiuser.server.token_rate import TokenRate
 from glm_multiuser.server.tracing import open_tracer
 
 if TYPE_CHECKING:
-    from glm_multiuser.llm import MultiUserLLM
+    from glm_multiuser.llm import EngineStats, MultiUserLLM
     from glm_multiuser.token_ids import TokenIds
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class Service:
     def _opened(self, name: str, llm: MultiUserLLM) -> None:
         llm.on_step(partial(self.metrics.record_step, name))
 
-    def _stats(self) -> dict[str, Any]:
+    def _stats(self) -> dict[str, EngineStats]:
         return {model.name: model.llm.stats() for model in self.models.ready()}
 
 

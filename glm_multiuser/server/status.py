@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from fastapi import APIRouter, Request, Response
 
@@ -61,7 +61,7 @@ def _state(service: Service) -> str:
     return service.state if service.live else "failed"
 
 
-def _loading(service: Service) -> Any:
+def _loading(service: Service) -> Optional[dict[str, Any]]:
     for model in service.models:
         if model.progress is not None:
             done, total, what = model.progress

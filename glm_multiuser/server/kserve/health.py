@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
@@ -87,7 +85,7 @@ async def model_ready(request: Request, model: ServedModel) -> ModelReady:
     return ModelReady(name=model.name, ready=True)
 
 
-def _state(service: Service) -> Any:
+def _state(service: Service) -> str:
     if not service.live:
         return "failed"
     if service.ready or service.state != "ready":
