@@ -169,10 +169,11 @@ class ServerSettings:
                 f"root_path is {self.root_path!r}; it must be a path as /glm, without a slash at "
                 "its end"
             )
-        for proxy in filter(None, self.forwarded_allow_ips.split(",")):
+        every = self.forwarded_allow_ips == "*"  # uvicorn ignores it in a list
+        for proxy in filter(None, () if every else self.forwarded_allow_ips.split(",")):
             if not _is_network(proxy.strip()):
                 raise ConfigError(
-                    f"forwarded_allow_ips has {proxy!r}; it must be an address, a network, or '*'"
+                    f"forwarded_allow_ips has {proxy!r}; it must be '*', or addresses and networks"
                 )
         if self.model_control == "keys" and not self.admins:
             raise ConfigError("model_control is 'keys'; of the API keys none has the role admin")
@@ -197,7 +198,7 @@ def _is_network(text: str) -> bool:
     try:
         ipaddress.ip_network(text)
     except ValueError:
-        return text == "*"
+        return False
     return True
 
 

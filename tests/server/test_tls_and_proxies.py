@@ -154,6 +154,7 @@ def test_a_certificate_that_cannot_be_used_is_told_before_anything_loads(
         ({"forwarded_allow_ips": "proxy"}, "forwarded_allow_ips has 'proxy'"),
         ({"forwarded_allow_ips": "10.0.0.1/8"}, "forwarded_allow_ips has '10.0.0.1/8'"),
         ({"forwarded_allow_ips": "10.0.0.1,nobody"}, "forwarded_allow_ips has 'nobody'"),
+        ({"forwarded_allow_ips": "10.0.0.1,*"}, "forwarded_allow_ips has '*'"),
     ],
 )
 def test_a_setting_that_is_none(settings: dict[str, Any], told: str) -> None:
