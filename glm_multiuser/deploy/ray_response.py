@@ -80,7 +80,7 @@ class RelayedResponse:
         if not kind.startswith("text/event-stream"):
             raise ReplicaLost
         logger.warning("stream interrupted: its replica died")
-        message = "the replica that gave this answer has ended; ask again"
+        message = "the replica of this response has ended; retry the request"
         error = APIError(502, "replica_ended", message)
         body = error_body(path, error)
         if path == "/":

@@ -45,8 +45,11 @@ class HostMiddleware:
         await self.app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Raises:
-        APIError: 400, no host, several, or one that is none; 421, another host.
+        """Checks the header `Host`, which only HTTP/1.0 may leave out.
+
+        Raises:
+            APIError: 400, it is missing, there are several, or it is no host name; 421, another
+                host.
         """
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if not hosts and scope.get("http_version") == "1.0":

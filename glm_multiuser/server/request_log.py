@@ -20,9 +20,11 @@ ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestLogMiddleware:
-    """Args:
-    app: the application.
-    on_response: called with the status of every response.
+    """Gives every request an id, returns it in the response, and logs the response.
+
+    Args:
+        app: the application.
+        on_response: called with the status of every response.
     """
 
     def __init__(self, app: ASGIApp, on_response: Callable[[int], None]) -> None:

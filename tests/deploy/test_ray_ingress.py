@@ -133,7 +133,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_event(path: str, error: dict[st
     (answer,) = visit(replicas, (path, {}))
     first, last = events_of(answer.text)
     assert first == {"delta": "x"}
-    assert "the replica that gave this answer has ended" in json.dumps(last)
+    assert "the replica of this response has ended" in json.dumps(last)
     if isinstance(error.get("error"), dict):
         last, error = last["error"], {**error["error"], "code": "replica_ended"}
     assert {**last, **error} == last

@@ -111,8 +111,10 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
 
 
 def _tokenizer_of(model: Model, field: str) -> ChatTokenizer:
-    """Raises:
-    InvalidParameterError: the checkpoint has none.
+    """The tokenizer of a model.
+
+    Raises:
+        InvalidParameterError: the checkpoint has none.
     """
     tokenizer = model.llm.tokenizer
     if tokenizer is None:
