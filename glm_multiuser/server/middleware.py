@@ -72,7 +72,7 @@ class GuardMiddleware:
             APIError: 403.
         """
         origin = headers.get("origin")
-        if origin is None or not _has_body(scope) or origin in self.origins:
+        if origin is None or not _has_body(scope) or self.origins & {origin, "*"}:
             return
         if _host_of(origin) != headers.get("host"):
             raise APIError(

@@ -349,6 +349,13 @@ def test_without_configuration_no_other_origin_may_read(unlocked: InProcessServe
         assert not any(name.startswith("access-control") for name in response.headers)
 
 
+def test_an_asterisk_allows_requests_from_every_origin() -> None:
+    with in_process_server(mock_settings(cors_origins=("*",))) as server:
+        headers = {"origin": "https://any.example"}
+        answer = HTTP.post(server.url, json={"prompt": "ab"}, headers=headers)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
 def test_another_origin_that_was_let_in() -> None:
     friend = "https://friend.example"
     with in_process_server(mock_settings(keys=KEYS, cors_origins=(friend,))) as server:
