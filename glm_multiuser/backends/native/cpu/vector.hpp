@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.hpp"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -31,6 +33,19 @@ inline V load_as(const T* from) {
 }
 
 inline vec load(const float* from) { return load_as<vec>(from); }
+
+// WIDTH numbers in f16 -> float32, exactly; a processor converts subnormal ones, too, in any mode.
+inline vec load_f16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_cvtph_ps(load_as<__m256i>(from));
+#elif defined(__F16C__) && defined(__AVX2__)
+  return (vec)_mm256_cvtph_ps(load_as<__m128i>(from));
+#else
+  vec v;
+  for (int i = 0; i < WIDTH; ++i) v[i] = from_f16(from[i]);
+  return v;
+#endif
+}
 
 inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
 
