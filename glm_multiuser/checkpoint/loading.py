@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from glm_multiuser.checkpoint.ckpt_file import find_ckpt, save_ckpt
+from glm_multiuser.checkpoint.ckpt_file import save_ckpt
 from glm_multiuser.checkpoint.families import (
     layout_of_config,
     mindformers_placements,
     parameter_shapes,
 )
 from glm_multiuser.checkpoint.files import read_json_object, write_json
-from glm_multiuser.checkpoint.huggingface import WEIGHTS, has_weights
+from glm_multiuser.checkpoint.huggingface import WEIGHTS
 from glm_multiuser.checkpoint.matching import match
 from glm_multiuser.checkpoint.placement import Places, sizes_of, tensors_of
 from glm_multiuser.checkpoint.safetensors_file import save_safetensors
@@ -76,15 +76,17 @@ def check_tensors(folder: Path, config: AnyModelConfig) -> str:
 
 
 def stored_dtype(folder: Path, config: AnyModelConfig) -> str:
-    """What `check_tensors` returns; of a folder without weights, what its `config.json` says.
+    """What `check_tensors` returns; for plans, of a folder whose weights are not there, or cannot be
+    loaded, what its `config.json` says.
 
     Raises:
-        CheckpointError: as `check_tensors` does.
+        CheckpointError: a `config.json` that cannot be read.
     """
-    if has_weights(folder) or find_ckpt(folder):
+    try:
         return check_tensors(folder, config)
-    values = read_json_object(folder / "config.json")
-    return _common({str(values.get("dtype") or values.get("torch_dtype"))})
+    except CheckpointError:  # loading will raise it again
+        values = read_json_object(Path(folder) / "config.json")
+        return _common({str(values.get("dtype") or values.get("torch_dtype"))})
 
 
 def _common(dtypes: set[str]) -> str:
