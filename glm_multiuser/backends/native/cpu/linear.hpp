@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "half.hpp"
 #include "level.hpp"
 #include "vector.hpp"
 
