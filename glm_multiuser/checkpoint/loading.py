@@ -76,8 +76,8 @@ def check_tensors(folder: Path, config: AnyModelConfig) -> str:
 
 
 def stored_dtype(folder: Path, config: AnyModelConfig) -> str:
-    """What `check_tensors` returns; for plans, of a folder whose weights are not there, or cannot be
-    loaded, what its `config.json` says.
+    """For plans: what `check_tensors` returns; of a folder whose weights are not there, or cannot
+    be loaded, what its `config.json` says.
 
     Raises:
         CheckpointError: a `config.json` that cannot be read.
