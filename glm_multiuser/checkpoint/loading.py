@@ -80,11 +80,13 @@ def stored_dtype(folder: Path, config: AnyModelConfig) -> str:
     be loaded, what its `config.json` says.
 
     Raises:
-        CheckpointError: a `config.json` that cannot be read.
+        CheckpointError: a `config.json` that is not there or cannot be read.
     """
     try:
         return check_tensors(folder, config)
     except CheckpointError:  # loading will raise it again
+        if not (Path(folder) / "config.json").is_file():
+            raise
         values = read_json_object(Path(folder) / "config.json")
         return _common({str(values.get("dtype") or values.get("torch_dtype"))})
 
