@@ -39,6 +39,7 @@ from glm_multiuser.memory import loading_bytes
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "native-int8": {"kernels": "native", "weight_dtype": "int8"},
+    "native-float16": {"kernels": "native", "weight_dtype": "float16"},
     "native-bfloat16": {"kernels": "native", "weight_dtype": "bfloat16"},
     "portable-float16": {"kernels": "portable", "dtype": "float16"},
 }

@@ -39,7 +39,7 @@ class Weight:
     """A parameter to fill.
 
     `shape`, the parameter's own unless it is packed, and `dtype` are those of the values that
-    `assign` takes.
+    `assign` takes as they are; it also takes float32.
     """
 
     shape: tuple[int, ...]
@@ -51,20 +51,34 @@ Fill = Callable[[Mapping[str, Weight], Progress], None]
 """Puts values into a model's weights, by their names."""
 
 
+@dataclass(frozen=True)
+class WeightSource:
+    """Where weights come from: a `Fill`, and the smallest type that holds its matrices as they are,
+    "float32", "float16" or "bfloat16"."""
+
+    fill: Fill
+    dtype: str = "float32"
+
+    def __call__(self, weights: Mapping[str, Weight], progress: Progress) -> None:
+        self.fill(weights, progress)
+
+
 def build_runner(
-    model_config: AnyModelConfig, config: EngineConfig, fill: Fill, progress: Progress
+    model_config: AnyModelConfig, config: EngineConfig, source: WeightSource, progress: Progress
 ) -> GraphRunner:
     """A runner whose graphs are all compiled.
 
     Raises:
         ConfigError: settings that do not fit the model or the device.
-        CheckpointError: from `fill`.
+        CheckpointError: from `source`.
     """
     config.check_fits(model_config)
-    backend = choose_backend(config)
+    backend = choose_backend(memory.with_weight_dtype(config, source.dtype))
+    if backend.weight_dtype not in (source.dtype, "float32"):
+        logger.info("matrices are rounded from %s to %s", source.dtype, backend.weight_dtype)
     device.configure(config.device_target, config.device_id)
     model = make_model(model_config, backend)
-    fill(weights_of(model), progress)
+    source(weights_of(model), progress)
     give_back_memory()
     runner = make_runner(model, config)
     runner.compile(progress)
@@ -83,9 +97,9 @@ def choose_backend(config: EngineConfig) -> Backend:
         ConfigError: they are asked for and cannot be used, or something that only they can do.
     """
     memory.check_kernels(config)
-    dtype, reason = memory.compute_dtype(config), memory.portable_reason(config)
+    dtype, reason = memory.dtype_of(config), memory.portable_reason(config)
     if not reason:
-        return NativeBackend(config.weight_dtype or dtype)
+        return NativeBackend(config.weight_dtype or dtype, input_dtype=config.compute_dtype)
     # Portable operators are the slower ones: worth a warning where they were not asked for.
     expected = memory.portable_by_choice(config) or config.device_target != "CPU"
     level = logging.INFO if expected else logging.WARNING
@@ -126,7 +140,7 @@ def weights_of(model: MultiUserModel) -> dict[str, Weight]:
         packing = packings.get(parameter.name)
         dtype, shape = numpy_type(parameter.dtype), tuple(parameter.shape)
         if packing is not None:
-            dtype, shape = np.dtype(np.float32), (packing.outputs, packing.inputs)
+            dtype, shape = packing.unpacked_dtype, (packing.outputs, packing.inputs)
         weights[parameter.name] = Weight(shape, dtype, partial(_assign, parameter, packing))
     return weights
 
@@ -134,6 +148,8 @@ def weights_of(model: MultiUserModel) -> dict[str, Weight]:
 def _assign(parameter: Parameter, packing: Optional[Packing], values: NDArray[Any]) -> None:
     if packing is not None:
         values = packing.pack(values)
+    else:
+        values = values.astype(numpy_type(parameter.dtype), copy=False)
     # It keeps the array, where `Tensor` would copy it: the largest of a 6B model has gigabytes.
     parameter.set_data(Tensor.from_numpy(values))
 
@@ -145,13 +161,13 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def load_weights(folder: Path, model_config: AnyModelConfig) -> Fill:
+def load_weights(folder: Path, model_config: AnyModelConfig) -> WeightSource:
     """Fills parameters from a checkpoint folder, tensor by tensor.
 
     Raises:
         CheckpointError: immediately, and not when the model was made, if its tensors do not fit.
     """
-    check_tensors(folder, model_config)
+    dtype = check_tensors(folder, model_config)
 
     def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
         wanted = {name: (weight.shape, weight.dtype) for name, weight in weights.items()}
@@ -161,10 +177,10 @@ def load_weights(folder: Path, model_config: AnyModelConfig) -> Fill:
 
         load_checkpoint(folder, model_config, wanted, put, progress)
 
-    return fill
+    return WeightSource(fill, dtype)
 
 
-def random_weights(seed: int) -> Fill:
+def random_weights(seed: int) -> WeightSource:
     """Matrices of small normal numbers, norms and biases as a new model has them."""
 
     def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
@@ -174,6 +190,6 @@ def random_weights(seed: int) -> Fill:
             if len(weight.shape) > 1:
                 values = random.standard_normal(weight.shape, dtype=np.float32)
                 values *= np.float32(0.02)
-                weight.assign(values.astype(weight.dtype))
+                weight.assign(values)
 
-    return fill
+    return WeightSource(fill)

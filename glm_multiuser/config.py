@@ -84,8 +84,14 @@ class EngineConfig:
     )
     weight_dtype: Optional[str] = setting(
         None,
-        "Type of the weights, with native kernels; default: dtype",
-        choices=("float32", "bfloat16", "int8"),
+        "Type of the matrices, with native kernels; default: as the checkpoint has them",
+        choices=("float32", "bfloat16", "float16", "int8"),
+    )
+    compute_dtype: str = setting(
+        "float32",
+        "Type that inputs of matrix products are rounded to, with native kernels; for int8 weights "
+        "always bfloat16",
+        choices=("float32", "bfloat16"),
     )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
-from glm_multiuser.build import Fill, build_runner, load_weights, random_weights
+from glm_multiuser.build import WeightSource, build_runner, load_weights, random_weights
 from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.hub import local_path
@@ -126,8 +126,8 @@ class MultiUserLLM:
         model_config = read_model_config(folder)
         tokenizer = load_tokenizer(folder)
         defaults = _default_params(folder)
-        fill = load_weights(folder, model_config)
-        return cls._start(model_config, config, fill, progress, tokenizer, defaults)
+        source = load_weights(folder, model_config)
+        return cls._start(model_config, config, source, progress, tokenizer, defaults)
 
     @classmethod
     @takes(EngineConfig)
@@ -149,7 +149,7 @@ class MultiUserLLM:
         cls,
         model_config: AnyModelConfig,
         config: EngineConfig,
-        fill: Fill,
+        source: WeightSource,
         progress: Optional[Progress],
         tokenizer: Optional[ChatTokenizer] = None,
         default_params: Optional[SamplingParams] = None,
@@ -157,7 +157,7 @@ class MultiUserLLM:
         start = time.monotonic()
         with show_progress(progress) as report:
             report = _yielding(report)
-            runner = DEVICE_THREAD.call(lambda: build_runner(model_config, config, fill, report))
+            runner = DEVICE_THREAD.call(lambda: build_runner(model_config, config, source, report))
         stops = {*model_config.eos_token_ids, *(tokenizer.stop_token_ids if tokenizer else ())}
         seconds = time.monotonic() - start
         default_params = default_params or SamplingParams()

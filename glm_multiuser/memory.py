@@ -30,7 +30,7 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 FLOAT32 = BYTES["float32"]
 
 
-def compute_dtype(engine: EngineConfig) -> str:
+def dtype_of(engine: EngineConfig) -> str:
     """What an engine computes in: its own type, or the device's."""
     return engine.dtype or DEFAULT_DTYPE[engine.device_target]
 
@@ -49,8 +49,8 @@ def portable_by_choice(engine: EngineConfig) -> str:
     """Which setting rules native kernels out; "" if none does."""
     if engine.kernels == "portable":
         return "kernels is 'portable'"
-    if compute_dtype(engine) != "float32":
-        return f"they compute in float32, not in {compute_dtype(engine)}"
+    if dtype_of(engine) != "float32":
+        return f"they compute in float32, not in {dtype_of(engine)}"
     if engine.kernels == "auto" and os.environ.get(library.SWITCH) == "0":
         return f"{library.SWITCH} is 0"
     return ""
@@ -58,11 +58,22 @@ def portable_by_choice(engine: EngineConfig) -> str:
 
 def check_kernels(engine: EngineConfig) -> None:
     """Raises ConfigError if it asks for what only native kernels can do, and cannot have them."""
-    reason, weight_dtype = portable_reason(engine), engine.weight_dtype
+    reason = portable_reason(engine)
     if reason and engine.kernels == "native":
         raise ConfigError(f"kernels is 'native', but {reason}")
-    if reason and weight_dtype not in (None, compute_dtype(engine)):
-        raise ConfigError(f"weight_dtype {weight_dtype!r} needs native kernels, but {reason}")
+    possible = {"weight_dtype": (None, dtype_of(engine)), "compute_dtype": ("float32",)}
+    for name, values in possible.items():
+        if reason and getattr(engine, name) not in values:
+            wanted = f"{name} {getattr(engine, name)!r}"
+            raise ConfigError(f"{wanted} needs native kernels, but {reason}")
+
+
+def with_weight_dtype(engine: EngineConfig, stored: str) -> EngineConfig:
+    """The same, with the type that matrices are kept in where `weight_dtype` leaves it open: the
+    one that a checkpoint has them in, `stored`, or with MindSpore's operators `dtype`."""
+    if engine.weight_dtype is not None:
+        return engine
+    return replace(engine, weight_dtype=stored if is_native(engine) else dtype_of(engine))
 
 
 def weight_count(config: AnyModelConfig) -> int:
@@ -88,7 +99,7 @@ def is_tied(config: AnyModelConfig) -> bool:
 
 
 def _parameter_bytes(shape: tuple[int, ...], engine: EngineConfig) -> int:
-    dtype = compute_dtype(engine)
+    dtype = dtype_of(engine)
     if len(shape) != 2 or not is_native(engine):
         return math.prod(shape) * BYTES[dtype]
     packing = Packing(engine.weight_dtype or dtype, *shape)
@@ -103,7 +114,7 @@ def cache_bytes_per_user(config: AnyModelConfig, seq_length: int, dtype: str) ->
 
 def user_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """What one user's caches take; native kernels fill keys up to whole tiles of positions."""
-    dtype, length = compute_dtype(engine), engine.seq_length
+    dtype, length = dtype_of(engine), engine.seq_length
     if not is_native(engine):
         return cache_bytes_per_user(config, length, dtype)
     filled_up = math.ceil(length / TILE) * TILE
@@ -116,7 +127,7 @@ def zeros_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
         return 0
     full, rest = divmod(engine.seq_length, BLOCK_LENGTH)
     positions = BLOCK_LENGTH * (full > 0) + rest
-    return cache_bytes_per_user(config, positions, compute_dtype(engine))
+    return cache_bytes_per_user(config, positions, dtype_of(engine))
 
 
 def total_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
@@ -133,7 +144,7 @@ def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
         held = 0 if config.is_causal else engine.seq_length * config.hidden_size
         return process + FLOAT32 * (layer + held + logits)
     step = max(prompt_step(config, engine), decode_step(config, engine))
-    return process + logits * (BYTES[compute_dtype(engine)] + FLOAT32) + step
+    return process + logits * (BYTES[dtype_of(engine)] + FLOAT32) + step
 
 
 def prompt_tokens(config: AnyModelConfig, engine: EngineConfig) -> int:
@@ -152,14 +163,14 @@ def widest(config: AnyModelConfig) -> int:
 
 def prompt_step(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Scores of all heads three times in float32 (mask, sum, softmax) and once to weigh values."""
-    number, rows = BYTES[compute_dtype(engine)], prompt_tokens(config, engine)
+    number, rows = BYTES[dtype_of(engine)], prompt_tokens(config, engine)
     scores = config.num_attention_heads * rows * engine.seq_length * (3 * FLOAT32 + number)
     return scores + rows * widest(config) * number
 
 
 def decode_step(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Scores of one token of every user, and the copy that a graph for a quarter of them reads."""
-    number, positions = BYTES[compute_dtype(engine)], engine.users * engine.seq_length
+    number, positions = BYTES[dtype_of(engine)], engine.users * engine.seq_length
     scores = config.num_attention_heads * positions * (3 * FLOAT32 + number)
     one_layer = 2 * config.num_key_value_heads * config.head_dim * positions * number
     return max(scores, scores // 4 + one_layer // 4) + engine.users * widest(config) * number
@@ -168,11 +179,14 @@ def decode_step(config: AnyModelConfig, engine: EngineConfig) -> int:
 def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Most memory while weights are loaded: all of them, and one that is on its way in.
 
-    That one is an array in the type that is computed in, and packed too for native kernels.
+    That one is an array in the type that is computed in, for native kernels with weights of 16
+    bits in that type, and packed, too.
     """
     largest = max(parameter_shapes(config).values(), key=math.prod)
-    array = math.prod(largest) * BYTES[compute_dtype(engine)]
-    packed = _parameter_bytes(largest, engine) if is_native(engine) else 0
+    native = is_native(engine)
+    dtype = engine.weight_dtype if native and engine.weight_dtype != "int8" else None
+    array = math.prod(largest) * BYTES[dtype or dtype_of(engine)]
+    packed = _parameter_bytes(largest, engine) if native else 0
     process = PROCESS_BYTES[engine.device_target]
     return process + weight_bytes(config, engine) + array + packed
 

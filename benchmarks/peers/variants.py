@@ -15,7 +15,7 @@ class Variant:
         label: its name in the table.
         environment: whose Python runs it: "own", "torch" or "llama_cpp".
         worker: the file that measures it.
-        weights: "float32", "bfloat16" or "int8": the roofline that it is held against.
+        weights: "float32", "float16", "bfloat16" or "int8": the roofline that it is held against.
         cache_bytes: of one number in its key/value cache.
         settings: for the worker.
         slow: whether it is measured with few users only, because it takes minutes with many.
@@ -32,8 +32,12 @@ class Variant:
     line: Mapping[str, str] = field(default_factory=dict)
 
 
-def engine(label: str, kernels: str, weights: str, cache_bytes: int, **line: str) -> Variant:
+def engine(
+    label: str, kernels: str, weights: str, cache_bytes: int, inputs: str = "", **line: str
+) -> Variant:
     settings = {"kernels": kernels, "weight_dtype": weights}
+    if inputs:
+        settings["compute_dtype"] = inputs
     return Variant(
         label, "own", "engine_worker.py", weights, cache_bytes, settings=settings, line=line
     )
@@ -63,8 +67,21 @@ OURS, LLAMA, TORCH = "tab:blue", "tab:red", "tab:green"
 VARIANTS = {
     "portable": engine("ours, portable", "portable", "float32", 4, color=OURS, linestyle=":"),
     "native-f32": engine("ours, native float32", "native", "float32", 4, color=OURS),
+    "native-f16": engine(
+        "ours, native float16, inputs float32", "native", "float16", 4, color=OURS, marker="v"
+    ),
+    "native-bf16-f32": engine(
+        "ours, native bfloat16, inputs float32", "native", "bfloat16", 4, color=OURS, marker="o"
+    ),
     "native-bf16": engine(
-        "ours, native bfloat16", "native", "bfloat16", 4, color=OURS, marker="s", linestyle="-."
+        "ours, native bfloat16",
+        "native",
+        "bfloat16",
+        4,
+        inputs="bfloat16",
+        color=OURS,
+        marker="s",
+        linestyle="-.",
     ),
     "native-int8": engine(
         "ours, native int8", "native", "int8", 4, color=OURS, marker="^", linestyle="--"
@@ -101,6 +118,8 @@ VARIANTS = {
 }
 
 PAIRS = (
+    ("native-f16", "native-f32"),
+    ("native-bf16-f32", "native-f32"),
     ("native-f32", "portable"),
     ("native-f32", "llama-f32"),
     ("native-bf16", "llama-bf16"),

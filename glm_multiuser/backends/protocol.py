@@ -46,7 +46,7 @@ class Backend(Protocol):
         """Type of the matrices."""
 
     @property
-    def compute_dtype(self) -> str:
+    def dtype(self) -> str:
         """Type of activations, vectors and caches: "float32" or "float16"."""
 
     @property

@@ -12,7 +12,7 @@ from glm_multiuser.checkpoint.families import (
     mindformers_placements,
     parameter_shapes,
 )
-from glm_multiuser.checkpoint.files import write_json
+from glm_multiuser.checkpoint.files import read_json_object, write_json
 from glm_multiuser.checkpoint.huggingface import WEIGHTS
 from glm_multiuser.checkpoint.matching import match
 from glm_multiuser.checkpoint.placement import Places, sizes_of, tensors_of
@@ -62,13 +62,37 @@ def load_checkpoint(
         assign(parameter.name, parameter.read(config.num_attention_heads, dtype))
 
 
-def check_tensors(folder: Path, config: AnyModelConfig) -> None:
+def check_tensors(folder: Path, config: AnyModelConfig) -> str:
     """Checks names and shapes as `load_checkpoint` does, and reads no weights.
+
+    Returns:
+        The smallest type that holds every matrix as it is: "float16", "bfloat16" or "float32".
 
     Raises:
         CheckpointError: as `load_checkpoint` does, except for values.
     """
-    match(Path(folder), config, parameter_shapes(config))
+    matched = match(Path(folder), config, parameter_shapes(config))
+    return _common({one.stored_as for one in matched if len(one.shape) > 1})
+
+
+def stored_dtype(folder: Path, config: AnyModelConfig) -> str:
+    """For plans: what `check_tensors` returns; of a folder whose weights are not there, or cannot
+    be loaded, what its `config.json` says.
+
+    Raises:
+        CheckpointError: a `config.json` that is not there or cannot be read.
+    """
+    try:
+        return check_tensors(folder, config)
+    except CheckpointError:  # loading will raise it again
+        if not (Path(folder) / "config.json").is_file():
+            raise
+        values = read_json_object(Path(folder) / "config.json")
+        return _common({str(values.get("dtype") or values.get("torch_dtype"))})
+
+
+def _common(dtypes: set[str]) -> str:
+    return next((one for one in ("float16", "bfloat16") if dtypes == {one}), "float32")
 
 
 def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import DTypeLike
 
+from glm_multiuser import bfloat16
 from glm_multiuser.checkpoint.ckpt_file import find_ckpt, open_ckpt
 from glm_multiuser.checkpoint.families import mindformers_placements, placements_of_names
 from glm_multiuser.checkpoint.gguf.file import open_gguf
@@ -55,6 +56,12 @@ class Filled(NamedTuple):
         """That keeps all their values."""
         return np.result_type(*(tensor.numpy_dtype for _, tensor in self.sources))
 
+    @property
+    def stored_as(self) -> str:
+        """ "float16" or "bfloat16" if all their values are, or else "float32"."""
+        kinds = {tensor.dtype for _, tensor in self.sources}
+        return {"F16": "float16", "BF16": "bfloat16"}.get("/".join(kinds), "float32")
+
     def read(self, heads: int, dtype: DTypeLike) -> Array:
         """The parameter in our layout, new; `heads` are the attention heads of the model.
 
@@ -68,9 +75,9 @@ class Filled(NamedTuple):
                 with np.errstate(over="raise"):
                     place_tensor(values, place, heads, tensor)
             except FloatingPointError:
+                kind = "bfloat16" if dtype == bfloat16.BITS else np.dtype(dtype)
                 raise CheckpointError(
-                    f"{tensor.name} in {tensor.path} has values beyond the range of "
-                    f"{np.dtype(dtype)}"
+                    f"{tensor.name} in {tensor.path} has values beyond the range of {kind}"
                 ) from None
         return values
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from glm_multiuser import bfloat16
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes, StoredTensor
 from glm_multiuser.errors import CheckpointError
 
@@ -45,21 +46,26 @@ def place_tensor(parameter: Array, place: Placement, heads: int, tensor: StoredT
     """Copies a checkpoint's tensor into our parameter, and converts it to that one's dtype.
 
     Args:
-        parameter: with our layout, [out, in] or [out] or the embedding's [vocab, hidden].
+        parameter: with our layout, [out, in] or [out] or the embedding's [vocab, hidden]; of a
+            floating type, or `bfloat16.BITS`.
         heads: attention heads, for what is grouped by them.
         tensor: of the right shape.
 
     Raises:
         CheckpointError: values that are not finite; a file that changed.
+        FloatingPointError: values that bfloat16 cannot hold.
     """
     target = _in_their_order(parameter, place, heads)
-    row = math.prod(target.shape[1:])
+    row, bits = math.prod(target.shape[1:]), parameter.dtype == bfloat16.BITS
     step = max(1, BLOCK_BYTES // max(1, row * 4))
     for begin in range(0, len(target), step):
         block = target[begin : begin + step]
-        numbers = tensor.numbers(begin * row, begin * row + block.size)
-        np.copyto(block, numbers.reshape(block.shape), casting="same_kind")
-        if not np.isfinite(block).all():
+        numbers = tensor.numbers(begin * row, begin * row + block.size, bits)
+        rounded = bfloat16.to_bfloat16(numbers) if bits and tensor.dtype != "BF16" else numbers
+        np.copyto(block, rounded.reshape(block.shape), casting="same_kind")
+        if not bfloat16.is_finite(block):
+            if bfloat16.is_finite(numbers):
+                raise FloatingPointError("overflow")  # as numpy does for its own types
             raise CheckpointError(f"{tensor.name} in {tensor.path} has values that are not finite")
 
 

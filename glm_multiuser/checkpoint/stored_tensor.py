@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_multiuser import bfloat16
 from glm_multiuser.errors import CheckpointError
 
 Array = NDArray[Any]
@@ -21,7 +22,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # numpy has no bfloat16: reading makes float32 of its bits
+    "BF16": bfloat16.BITS,  # reading makes float32 of them, unless they are asked for
 }
 """What weights may be stored as. Whole numbers are not in it: they mean a quantised checkpoint,
 and need scales that the published code keeps elsewhere."""
@@ -67,12 +68,12 @@ class StoredTensor(NamedTuple):
         """All its values; see `numbers`."""
         return self.numbers(0, math.prod(self.shape)).reshape(self.shape)
 
-    def numbers(self, begin: int, end: int) -> Array:
+    def numbers(self, begin: int, end: int, bits: bool = False) -> Array:
         """Some of its values, counted from the first one, in a row.
 
         Returns:
-            Mapped from the file (read-only), or new if they are in parts; bfloat16 and quantised
-            ones as float32.
+            Mapped from the file (read-only), or new if they are in parts; quantised ones as
+            float32, and bfloat16 too, unless it is wanted as it is: `bits`.
 
         Raises:
             CheckpointError: the file changed since it was opened.
@@ -82,12 +83,7 @@ class StoredTensor(NamedTuple):
         stored_as = DTYPES[self.dtype]
         stored: Array = self._bytes(begin * stored_as.itemsize, end * stored_as.itemsize)
         stored = stored.view(stored_as)
-        if self.dtype != "BF16":
-            return stored
-        # A bfloat16 is the upper half of a float32.
-        bits = stored.astype(np.uint32)
-        bits <<= np.uint32(16)
-        return bits.view(np.float32)
+        return bfloat16.from_bfloat16(stored) if self.dtype == "BF16" and not bits else stored
 
     def _dequantised(self, block: BlockType, begin: int, end: int) -> Array:
         first, behind = begin // block.values, -(-end // block.values)

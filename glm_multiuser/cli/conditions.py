@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from glm_multiuser.cli.bench_run import RunSettings
-from glm_multiuser.cli.loading import installed
+from glm_multiuser.cli.loading import find_checkpoint, installed
 from glm_multiuser.cli.measure import fields
-from glm_multiuser.device import DEFAULT_DTYPE
 
 OF_A_RUN = ("users", "max_queue")
 """Settings that differ between the runs of a benchmark."""
@@ -33,9 +32,14 @@ def machine() -> dict[str, Any]:
 
 def workload(settings: RunSettings) -> dict[str, Any]:
     """The model and what it is asked."""
+    from glm_multiuser import memory
+    from glm_multiuser.checkpoint import stored_dtype
+
     config, engine = settings.model_config(), settings.engine()
-    dtype = engine.dtype or DEFAULT_DTYPE[engine.device_target]
-    values = {**vars(engine), "dtype": dtype, "weight_dtype": engine.weight_dtype or dtype}
+    stored = "float32"
+    if settings.checkpoint is not None:
+        stored = stored_dtype(find_checkpoint(Path(settings.checkpoint)), config)
+    values = {**vars(memory.with_weight_dtype(engine, stored)), "dtype": memory.dtype_of(engine)}
     return {
         **{name: value for name, value in values.items() if name not in OF_A_RUN},
         "weights": "checkpoint" if settings.checkpoint else "random",

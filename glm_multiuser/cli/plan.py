@@ -11,7 +11,7 @@ import typer
 
 from glm_multiuser.cli import loading, plan_plot, plan_tables, screen
 from glm_multiuser.cli.options import one_of, takes_options
-from glm_multiuser.cli.published import PUBLISHED
+from glm_multiuser.cli.published import PUBLISHED, published_dtype
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.errors import CheckpointError, ConfigError
 
@@ -87,6 +87,7 @@ def command(
     chosen = choose_device(device, device_memory, bandwidth, compute)
     engine = EngineConfig(users=1, device_target=chosen.target, **settings)
     engine.check_fits(config)
+    engine = with_weight_dtype(engine, model, config)
     seq_length = engine.seq_length
     context = seq_length if context is None else context
     if not 1 <= context <= seq_length:
@@ -137,6 +138,17 @@ def model_shape(model: str) -> AnyModelConfig:
             f"{known}"
         ) from None
     return loading.model_config(folder)
+
+
+def with_weight_dtype(engine: EngineConfig, model: str, config: AnyModelConfig) -> EngineConfig:
+    """`engine` with the type that matrices are kept in; raises as `model_shape` does."""
+    from glm_multiuser import memory
+    from glm_multiuser.checkpoint import stored_dtype
+
+    if model in PUBLISHED:
+        return memory.with_weight_dtype(engine, published_dtype(model))
+    folder = loading.find_checkpoint(Path(model), weights=False)
+    return memory.with_weight_dtype(engine, stored_dtype(folder, config))
 
 
 def choose_device(
@@ -198,14 +210,13 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
     available = device.memory or 0
     users = memory.users_that_fit(config, engine, available)
     full = replace(engine, users=max(users, 1))
-    dtype = memory.compute_dtype(engine)
-    native = memory.is_native(engine)
+    dtype = memory.dtype_of(engine)
     return {
         "seq_length": engine.seq_length,
         "dtype": dtype,
         "target": engine.device_target,
-        "kernels": "native" if native else "portable",
-        "weight_dtype": (engine.weight_dtype or dtype) if native else dtype,
+        "kernels": "native" if memory.is_native(engine) else "portable",
+        "weight_dtype": engine.weight_dtype or dtype,
         "weight_count": memory.weight_count(config),
         "weight_bytes": memory.weight_bytes(config, engine),
         "bytes_per_token": memory.cache_bytes_per_user(config, 1, dtype),

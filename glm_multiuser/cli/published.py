@@ -49,6 +49,11 @@ def _qwen2(
     )
 
 
+def published_dtype(name: str) -> str:
+    """What the weights of a published model are stored as."""
+    return "float16" if name.startswith("chatglm") else "bfloat16"
+
+
 PUBLISHED: dict[str, AnyModelConfig] = {
     "chatglm-6b": ChatGLM6BConfig(130528, 4096, 28, 32, 16384),
     "chatglm2-6b": _chatglm(65024, 28, 32768, (2,)),

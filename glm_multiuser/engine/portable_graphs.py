@@ -52,7 +52,7 @@ class PaddedBatches(nn.Cell):
         self.mask_type = tensor_type(backend.softmax_dtype)
         self.head_numbers = Tensor(np.arange(self.kv_heads), ms.int32).reshape(1, -1, 1)
         self.prompt_numbers = Tensor(np.arange(MOST_PROMPTS), ms.int32)
-        dtype = NUMPY_TYPES[backend.compute_dtype]
+        dtype = NUMPY_TYPES[backend.dtype]
         # Position ids go up to the sequence length itself where there are two kinds of them.
         positions = max(min(TABLE_ROWS, config.max_sequence_length), layout.seq_length) + 1
         cosine, sine = model.rotary.tables(positions)
@@ -311,7 +311,7 @@ def empty_block(model: MultiUserModel, positions: int) -> Tensor:
     """What a block of so many positions of new memory looks like, for `ReplaceCache`."""
     config = model.config
     shape = (2 * config.num_layers, 1, config.num_key_value_heads, positions, config.head_dim)
-    return Tensor(np.zeros(shape, NUMPY_TYPES[model.backend.compute_dtype]))
+    return Tensor(np.zeros(shape, NUMPY_TYPES[model.backend.dtype]))
 
 
 def read_block(model: MultiUserModel, user: int, block: int) -> NDArray[Any]:

@@ -53,8 +53,13 @@ def test_prompts_are_padded_to_powers_of_two(seq_length: int, lengths: tuple[int
         ("kernels", "fast", "kernels is 'fast'; it must be one of auto, native, portable"),
         (
             "weight_dtype",
+            "int4",
+            "weight_dtype is 'int4'; it must be one of float32, bfloat16, float16, int8",
+        ),
+        (
+            "compute_dtype",
             "float16",
-            "weight_dtype is 'float16'; it must be one of float32, bfloat16, int8",
+            "compute_dtype is 'float16'; it must be 'float32' or 'bfloat16'",
         ),
         ("device_target", "GPU", "device_target is 'GPU'; it must be 'CPU' or 'Ascend'"),
         ("device_id", -1, "device_id is -1; it must be between 0 and 1024"),

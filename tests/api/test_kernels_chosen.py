@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser import ConfigError, EngineConfig
+from glm_multiuser import ConfigError, EngineConfig, memory
 from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native.cells import NativeBackend
 from glm_multiuser.build import choose_backend
 
 
@@ -22,15 +23,33 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(**settings: Any) -> tuple[bool, str, str]:
     backend = choose_backend(EngineConfig(**settings))
-    return backend.name == "native", backend.compute_dtype, backend.weight_dtype
+    return backend.name == "native", backend.dtype, backend.weight_dtype
 
 
 @pytest.mark.parametrize("kernels", ["auto", "native"])
-@pytest.mark.parametrize("weight", [None, "float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("weight", [None, "float32", "float16", "bfloat16", "int8"])
 def test_native_where_they_can_be_used(kernels: str, weight: Any) -> None:
     expected = (True, "float32", weight or "float32")
     assert chosen(kernels=kernels, weight_dtype=weight) == expected
     assert chosen(kernels=kernels, weight_dtype=weight, users_per_cell=3) == expected
+
+
+@pytest.mark.parametrize("weight", [None, "float16", "bfloat16"])
+def test_inputs_are_rounded_where_compute_dtype_says_so(weight: Any) -> None:
+    for wanted in ("float32", "bfloat16"):
+        backend = choose_backend(EngineConfig(weight_dtype=weight, compute_dtype=wanted))
+        assert isinstance(backend, NativeBackend)
+        assert backend.input_dtype == wanted
+
+
+def test_matrices_stay_as_they_are_stored() -> None:
+    """Where nobody says otherwise; MindSpore's operators have them in `dtype`."""
+    native, portable = EngineConfig(), EngineConfig(kernels="portable")
+    for stored in ("float32", "float16", "bfloat16"):
+        assert memory.with_weight_dtype(native, stored) == EngineConfig(weight_dtype=stored)
+        assert memory.with_weight_dtype(portable, stored).weight_dtype == "float32"
+        chosen = EngineConfig(weight_dtype="int8")
+        assert memory.with_weight_dtype(chosen, stored) is chosen
 
 
 CANNOT = [
@@ -48,6 +67,9 @@ def test_native_where_they_cannot_be_used(settings: dict[str, Any], reason: str)
     with pytest.raises(ConfigError) as caught:
         chosen(weight_dtype="int8", **settings)
     assert str(caught.value) == f"weight_dtype 'int8' needs native kernels, but {reason}"
+    with pytest.raises(ConfigError) as caught:
+        chosen(compute_dtype="bfloat16", **settings)
+    assert str(caught.value) == f"compute_dtype 'bfloat16' needs native kernels, but {reason}"
 
 
 def test_what_was_not_built_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

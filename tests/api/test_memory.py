@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from safetensors import safe_open
 
 from glm_multiuser import EngineConfig, ModelConfig, memory
 from glm_multiuser.backends.native import library
+from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.config import MOST_USERS, AnyModelConfig, CausalConfig
+from glm_multiuser.device import PROCESS_BYTES
 from glm_multiuser.memory import cache_bytes_per_user, weight_count
 
 FOLDER = Path(__file__).resolve().parents[2] / "ckpt" / "glm-tiny"
@@ -132,6 +135,25 @@ def test_native_kernels_pack_weights_and_fill_keys_up_to_tiles() -> None:
     assert memory.zeros_bytes(CHATGLM_6B, engine) == 0
     keys, values = 1008, 1000
     assert memory.user_bytes(CHATGLM_6B, engine) == (keys + values) * 448 * 1024
+
+
+@pytest.mark.parametrize("config", [CHATGLM_6B, QWEN2_HALF_B])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_16_bits_take_two_bytes(config: AnyModelConfig, dtype: str) -> None:
+    reason = library.unavailable_reason("CPU")
+    if reason:
+        pytest.skip(reason)
+    full = EngineConfig(kernels="native", weight_dtype="float32")
+    half = replace(full, weight_dtype=dtype)
+    vectors = sum(math.prod(one) for one in parameter_shapes(config).values() if len(one) == 1)
+    saved = memory.weight_bytes(config, full) - memory.weight_bytes(config, half)
+    assert saved == 2 * (weight_count(config) - vectors)
+    read = memory.weight_bytes_read(config, full) / memory.weight_bytes_read(config, half)
+    assert 1.99 < read <= 2
+    # The matrix that is on its way in, and its packed form.
+    table = 2 * 2 * config.vocab_size * config.hidden_size
+    loading = memory.loading_bytes(config, half) - memory.weight_bytes(config, half)
+    assert loading == table + PROCESS_BYTES["CPU"]
 
 
 def test_an_embedding_is_not_read_as_a_whole_unless_it_is_the_output_layer() -> None:

@@ -24,7 +24,7 @@ MODEL_COMMANDS = (
 WRONG = {
     "--users 1000000": "users is 1000000; it must be between 1 and 1024",
     "--seq-length 1048576": "seq_length is 1048576; this model's max_sequence_length is 2048",
-    "--weight-dtype int3": "weight_dtype is 'int3'; it must be one of float32, bfloat16, int8",
+    "--weight-dtype int3": "weight_dtype is 'int3'; it must be one of float32, bfloat16,",
     "--kernels fast": "kernels is 'fast'; it must be one of auto, native, portable",
     "--kernels portable --dtype float16 --users-per-cell 9": "users_per_cell is 9; it must be",
     "--kernels native --dtype float16": "kernels is 'native', but they compute in float32",
@@ -34,7 +34,7 @@ NOT_THERE = {
     "chat": (),
     "generate": (),
     "serve": (),
-    "selfcheck": ("--users", "--seq-length", "--dtype", "--weight-dtype"),
+    "selfcheck": ("--users", "--seq-length", "--dtype", "--weight-dtype", "--compute-dtype"),
     "bench": (),
 }
 OUTPUTS = {

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import pytest
 
 from glm_multiuser import memory
+from glm_multiuser.backends.native import library
 from glm_multiuser.cli import plan
 from glm_multiuser.cli.published import PUBLISHED
 
@@ -75,6 +76,30 @@ def test_a_checkpoint_folder(run: Callable[..., Any], glm_tiny: Any) -> None:
     assert "8 KiB" in result.stdout  # 2 * 4 layers * 256 * 4 bytes
 
 
+def test_matrices_are_planned_as_they_are_stored(
+    run: Callable[..., Any], tmp_path: Path, glm_tiny: Any
+) -> None:
+    if library.unavailable_reason("CPU"):
+        pytest.skip("there are no native kernels")
+    file, folder = tmp_path / "plan.json", tmp_path / "only config"
+    folder.mkdir()
+    values = json.loads((glm_tiny / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**values, "torch_dtype": "bfloat16"}))
+    words = ("plan", "--device", "CPU", "--device-memory", "64GiB", "--json", file, "--seq-length")
+    for model, stored in {
+        str(glm_tiny): "float16",
+        str(folder): "bfloat16",
+        "chatglm3-6b": "float16",
+        "qwen2-0.5b": "bfloat16",
+    }.items():
+        for chosen, expected in ((), stored), (("--weight-dtype", "float32"), "float32"):
+            assert run(*words, "512", "--model", model, *chosen).exit_code == 0
+            plan = json.loads(file.read_text(encoding="utf-8"))
+            assert plan["weight_dtype"] == expected
+            number = plan["weight_bytes"] / plan["weight_count"]
+            assert number == pytest.approx(memory.BYTES[expected], rel=0.02)
+
+
 @pytest.mark.parametrize(("seq_length", "field", "least"), [(1024, 17, 30), (2048, 10, 15)])
 def test_a_32_gb_card_holds_more_users_than_the_published_service(
     run: Callable[..., Any], tmp_path: Path, seq_length: int, field: int, least: int
@@ -125,6 +150,7 @@ def test_the_sweep_is_a_table_and_a_picture(run: Callable[..., Any], tmp_path: P
         (["--context", "2049"], "context is 2049; it must be between 1 and seq-length 2048"),
         (["--seq-length", "9000"], "max_sequence_length is 8192"),
         (["--weight-dtype", "int8"], "weight_dtype 'int8' needs native kernels, but"),
+        (["--compute-dtype", "bfloat16"], "compute_dtype 'bfloat16' needs native kernels, but"),
         (["--kernels", "native"], "kernels is 'native', but they compute in float32"),
     ],
 )

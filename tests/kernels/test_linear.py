@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from tests.kernels.weights import EPSILON, SMALLEST_NORMAL, round_to_bfloat16, u
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
 FINISHES = ("linear", "linear_gelu", "linear_add")
+ROUNDED = ", inputs rounded"
+KINDS = (*STORED, f"bfloat16{ROUNDED}")
+"""Types of weights. Where both are bfloat16, some processors have instructions for the product."""
 FACTOR = 1.7
 
 some_rows = st.one_of(st.integers(1, 30), st.integers(1, 512))
@@ -27,7 +30,7 @@ some_outputs = st.one_of(st.sampled_from([1, 15, 16, 17, 31, 32, 33]), st.intege
 some_seed = st.integers(0, 2**32 - 1)
 
 
-@dataclass
+@dataclasses.dataclass
 class Product:
     """One call, and everything that goes into it."""
 
@@ -47,6 +50,8 @@ class Product:
         def normal(*shape: int) -> NDArray[np.float32]:
             return generator.standard_normal(shape).astype(np.float32)
 
+        if dtype.endswith(ROUNDED):
+            finish, dtype = f"{finish}_bfloat16", dtype[: -len(ROUNDED)]
         packing = Packing(dtype, outputs, inputs)
         packed = packing.pack(normal(outputs, inputs))
         return Product(
@@ -55,7 +60,7 @@ class Product:
 
     def arguments(self, x: NDArray[Any], residual: NDArray[Any], used: int) -> list[NDArray[Any]]:
         arrays = [x, number(used), self.packed, self.bias]
-        if self.finish == "linear_add":
+        if "add" in self.finish:
             arrays += [residual, number(FACTOR, np.float32)]
         return arrays
 
@@ -64,14 +69,12 @@ class Product:
         return run(self.finish, *inputs, shape=self.residual.shape)
 
     def rows(self, rows: Any) -> Product:
-        return Product(
-            self.finish, self.x[rows], self.packing, self.packed, self.bias, self.residual[rows]
-        )
+        return dataclasses.replace(self, x=self.x[rows], residual=self.residual[rows])
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What comes out of exact arithmetic, and how far off float32 may be."""
         weight = unpacked(self.packing, self.packed)
-        exact = self.packing.dtype == "float32"
+        exact = self.packing.dtype != "int8" and "bfloat16" not in self.finish
         x = self.x.astype(np.float64) if exact else round_to_bfloat16(self.x)
         y = x @ weight.T + self.bias
         sizes = np.abs(x) @ np.abs(weight).T + np.abs(self.bias)
@@ -79,9 +82,9 @@ class Product:
         nothing = SMALLEST_NORMAL * self.packing.inputs
         error = 2 * EPSILON * (self.packing.inputs + 4) * sizes
         error += nothing * (2 + np.abs(x).max() + np.abs(weight).max())
-        if self.finish == "linear_gelu":
+        if "gelu" in self.finish:
             return gelu(y), 1.2 * error + gelu_error(y)
-        if self.finish == "linear_add":
+        if "add" in self.finish:
             added = np.float64(np.float32(FACTOR)) * self.residual
             return y + added, error + 4 * EPSILON * (np.abs(added) + np.abs(y))
         return y, error
@@ -97,7 +100,7 @@ def gelu_error(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.abs(gelu(x)) * EPSILON * (16 + 8 * exponent) + np.abs(x) * 2.0**-126
 
 
-@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("finish", FINISHES)
 @given(rows=some_rows, inputs=some_inputs, outputs=some_outputs, seed=some_seed)
 @example(rows=1, inputs=1, outputs=1, seed=0)
@@ -110,7 +113,61 @@ def test_products(finish: str, dtype: str, rows: int, inputs: int, outputs: int,
     assert (np.abs(product.run() - expected) <= error).all()
 
 
-@pytest.mark.parametrize("dtype", STORED)
+def widened(product: Product) -> Product:
+    """The same product, with the same weights in float32."""
+    packing = Packing("float32", product.packing.outputs, product.packing.inputs)
+    packed = packing.pack(unpacked(product.packing, product.packed).astype(np.float32))
+    return dataclasses.replace(product, packing=packing, packed=packed)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("finish", FINISHES)
+@given(
+    rows=some_rows, inputs=some_inputs, outputs=some_outputs, seed=some_seed, x=st.integers(-40, 30)
+)
+@example(rows=1, inputs=1, outputs=1, seed=0, x=-40)
+@example(rows=1, inputs=1023, outputs=200, seed=0, x=0)
+@example(rows=2, inputs=64, outputs=1000, seed=0, x=0)
+@example(rows=512, inputs=9, outputs=33, seed=0, x=-40)
+@PROPERTY
+def test_weights_of_16_bits_give_the_bits_of_float32(
+    finish: str, dtype: str, rows: int, inputs: int, outputs: int, seed: int, x: int
+) -> None:
+    """Weights of every magnitude that the type has; sums that underflow, overflow, or are no
+    numbers, too."""
+    product = Product.random(finish, dtype, rows, inputs, outputs, seed)
+    product.x = (product.x * np.float64(10.0**x)).astype(np.float32)
+    largest = 0x7C00 if dtype == "float16" else 0x7F80
+    stored = np.random.default_rng(seed).integers(0, 1 << 16, (outputs, inputs), np.uint16)
+    stored = np.where((stored & 0x7FFF) > largest, stored & 0x8000, stored)
+    extreme = product.packing.pack(stored.view(product.packing.unpacked_dtype))
+    for packed in (product.packed, extreme):
+        product.packed = packed
+        assert bits(product.run()) == bits(widened(product).run())
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_every_float16_is_widened_exactly(rows: int) -> None:
+    stored = np.arange(1 << 16, dtype=np.uint16).view(np.float16)[:, None]
+    packing = Packing("float16", len(stored), 1)
+    zeros = np.zeros((rows, len(stored)), np.float32)
+    x = np.ones((rows, 1), np.float32)
+    product = Product("linear", x, packing, packing.pack(stored), zeros[0], zeros)
+    expected = stored.astype(np.float32)[:, 0]
+    assert all(np.array_equal(row, expected, equal_nan=True) for row in product.run())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("finish", FINISHES)
+@pytest.mark.parametrize("rows", [1, 13])
+def test_rounding_inputs_is_rounding_them_before(finish: str, dtype: str, rows: int) -> None:
+    product = Product.random(finish, dtype, rows, 45, 70)
+    rounded = dataclasses.replace(product, finish=f"{finish}_bfloat16")
+    product.x = round_to_bfloat16(product.x).astype(np.float32)
+    assert bits(rounded.run()) == bits(product.run())
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 @given(
     x=st.integers(-40, 30),
     weight=st.integers(-40, 30),
@@ -123,12 +180,14 @@ def test_tiny_and_huge_numbers(dtype: str, x: int, weight: int, finish: str, see
     product = Product.random(finish, dtype, 3, 20, 5, seed)
     product.x = (product.x * np.float64(10.0**x)).astype(np.float32)
     exact = unpacked(product.packing, product.packed) * 10.0**weight
+    if dtype == "float16":
+        exact = np.clip(exact, -65504, 65504)
     product.packed = product.packing.pack(exact.astype(np.float32))
     expected, error = product.expected()
     assert (np.abs(product.run() - expected) <= error).all()
 
 
-@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("dtype", KINDS)
 @given(
     rows=st.integers(1, 40),
     used=st.integers(-1, 45),
@@ -145,12 +204,12 @@ def test_rows_behind_the_used_ones_are_not_read_and_not_written(
     x = placed(product.x[:there], product.x.shape)
     residual = placed(product.residual[:there], product.residual.shape)
     output = np.full((rows, outputs), np.nan, np.float32)
-    assert call(finish, *product.arguments(x, residual, used), output) == 0
+    assert call(product.finish, *product.arguments(x, residual, used), output) == 0
     assert np.isnan(output[there:]).all()
     assert bits(output[:there]) == bits(product.run()[:there])
 
 
-@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("finish", FINISHES)
 @given(rows=st.integers(2, 60), inputs=some_inputs, outputs=some_outputs, data=st.data())
 @PROPERTY
@@ -168,7 +227,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(
     assert bits(with_bad[row]) == bits(alone)
 
 
-@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("rows", [1, 4, 13])
 def test_what_is_not_finite_spoils_its_whole_row(dtype: str, bad: float, rows: int) -> None:
@@ -179,7 +238,7 @@ def test_what_is_not_finite_spoils_its_whole_row(dtype: str, bad: float, rows: i
     assert np.isfinite(y[1:]).all()
 
 
-@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("offset", [0, 4, 12, 60])
 def test_memory_may_lie_anywhere(dtype: str, offset: int) -> None:
     product = Product.random("linear_add", dtype, 13, 45, 70)
@@ -194,7 +253,7 @@ def test_memory_may_lie_anywhere(dtype: str, offset: int) -> None:
 
     arrays = product.arguments(product.x, product.residual, 13)
     output = shifted(np.zeros((13, 70), np.float32))
-    assert call("linear_add", *[shifted(array) for array in arrays], output) == 0
+    assert call(product.finish, *[shifted(array) for array in arrays], output) == 0
     assert bits(output) == bits(expected)
 
 
@@ -203,7 +262,7 @@ def test_memory_may_lie_anywhere(dtype: str, offset: int) -> None:
 def test_refusals(finish: str, fault: str) -> None:
     product = Product.random(finish, "float32", 3, 8, 40)
     if fault == "type of weights":
-        product.packed = product.packed.astype(np.float16)
+        product.packed = product.packed.astype(np.float64)
     elif fault == "one panel too few":
         product.packed = product.packed[:-1]
     else:

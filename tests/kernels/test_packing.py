@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm_multiuser.backends.native.packing import BLOCK_PANELS, PANEL, STORED, Packing, to_bfloat16
+from glm_multiuser.backends.native.packing import BLOCK_PANELS, PANEL, STORED, Packing
+from glm_multiuser.bfloat16 import BITS, from_bfloat16, is_finite, to_bfloat16
 from tests.kernels.calling import PROPERTY
-from tests.kernels.weights import from_bfloat16, round_to_bfloat16, unpacked
+from tests.kernels.weights import round_to_bfloat16, unpacked, unpacked_bits
 
 SHAPES = [(1, 1), (31, 7), (32, 2), (33, 8), (70, 45), (BLOCK_PANELS * PANEL + 5, 3)]
 
@@ -43,6 +44,24 @@ def test_bfloat16_comes_back_rounded(outputs: int, inputs: int) -> None:
     back = unpacked(packing, packing.pack(weight))
     assert np.array_equal(back, round_to_bfloat16(weight))
     assert (np.abs(back - weight) <= np.abs(weight) * 2.0**-8).all()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_float16_comes_back_rounded(outputs: int, inputs: int) -> None:
+    weight, packing = random(outputs, inputs), Packing("float16", outputs, inputs)
+    back = unpacked(packing, packing.pack(weight))
+    assert np.array_equal(back, weight.astype(np.float16))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_of_16_bits_are_packed_as_they_are(dtype: str, outputs: int, inputs: int) -> None:
+    """All of them: subnormal ones, both zeros, infinity and NaN."""
+    packing = Packing(dtype, outputs, inputs)
+    generator = np.random.default_rng(0)
+    stored = generator.integers(0, 1 << 16, (outputs, inputs), np.uint16)
+    packed = packing.pack(stored.view(packing.unpacked_dtype)).view(np.uint16)
+    assert np.array_equal(unpacked_bits(packing, packed), stored)
 
 
 @given(
@@ -105,7 +124,8 @@ def test_rounding_to_bfloat16(values: list[float]) -> None:
 )
 def test_rounding_to_bfloat16_where_it_is_delicate(bits: int, rounded: int) -> None:
     value = np.array([bits], np.uint32).view(np.float32)
-    assert to_bfloat16(value).view(np.uint16)[0] == rounded
+    assert to_bfloat16(value)[0] == rounded
+    assert is_finite(to_bfloat16(value)) == np.isfinite(from_bfloat16(to_bfloat16(value))[0])
 
 
 def test_rounding_is_the_one_of_others() -> None:
@@ -113,5 +133,5 @@ def test_rounding_is_the_one_of_others() -> None:
     values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
     values = values[~np.isnan(values)]
     with np.errstate(over="ignore"):
-        theirs = values.astype(ml_dtypes.bfloat16).view(np.int16)
+        theirs = values.astype(ml_dtypes.bfloat16).view(BITS)
     assert np.array_equal(to_bfloat16(values), theirs)

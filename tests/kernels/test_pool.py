@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.kernels.attention_step import Shape, Step, Token, random_cache
@@ -39,6 +44,42 @@ def test_bits_do_not_depend_on_the_number_of_threads(best_level: ctypes.CDLL) ->
         assert best_level.glm_threads() == count
         answers.append([attend(0), *[bits(product.run()) for product in products()]])
     assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the mode is set as on x86-64")
+def test_bits_do_not_depend_on_what_threads_do_with_subnormal_numbers(
+    best_level: ctypes.CDLL, tmp_path: Path
+) -> None:
+    """A caller that takes them for nothing, as MindSpore's do, gets what others get."""
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    source, target = tmp_path / "flush.cpp", tmp_path / "flush.so"
+    source.write_text(
+        "#include <xmmintrin.h>\n"
+        'extern "C" void flush() { _mm_setcsr(_mm_getcsr() | 0x8040); }\n'
+        'extern "C" int flushes() { return (_mm_getcsr() & 0x8040) != 0; }\n'
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", target], check=True)
+    mode = ctypes.CDLL(str(target))
+    product = Product.random("linear", "float32", 1, 64, 20_000)
+    product.packed[...] = 1e-40
+    product.x[...] = 1
+    product.bias[...] = 0
+
+    def ask(flushing: bool) -> list[bytes]:
+        if flushing:
+            mode.flush()
+        found = [bits(product.run()) for _ in range(5)]
+        assert mode.flushes() == flushing, "the caller's own mode is as it was"
+        return found
+
+    best_level.glm_set_threads(7)  # some of them are started by the caller that flushes
+    for flushing in (True, False):
+        with ThreadPoolExecutor(1) as caller:
+            found = caller.submit(ask, flushing).result()
+        assert len(set(found)) == 1
+        assert np.frombuffer(found[0], np.float32).min() > 0
 
 
 def test_fewer_than_one_thread_is_one(best_level: ctypes.CDLL) -> None:

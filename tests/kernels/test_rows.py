@@ -39,6 +39,18 @@ def test_embedding(dtype: str, vocabulary: int, width: int, rows: int, seed: int
     assert np.array_equal(y, unpacked(packing, packed).astype(np.float32)[ids])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_embedding_of_16_bits_has_the_bits_of_float32(dtype: str) -> None:
+    """Every number that there is: subnormal ones, both zeros, infinity."""
+    stored = np.arange(1 << 16, dtype=np.uint16)
+    stored = stored[(stored & 0x7FFF) <= (0x7C00 if dtype == "float16" else 0x7F80)]
+    packing = Packing(dtype, len(stored), 1)
+    packed = packing.pack(stored.view(packing.unpacked_dtype)[:, None])
+    ids, sizes = np.arange(len(stored), dtype=np.int32), np.array([len(stored), 1], np.int32)
+    y = run("embedding", ids, number(len(ids)), packed, sizes, shape=(len(ids), 1))
+    assert bits(y) == bits(unpacked(packing, packed).astype(np.float32))
+
+
 @pytest.mark.parametrize("wrong", [-1, 40, 41, 2**31 - 1, -(2**31)])
 def test_embedding_refuses_ids_that_are_none(wrong: int) -> None:
     packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32))
@@ -52,7 +64,7 @@ def test_embedding_refuses_ids_that_are_none(wrong: int) -> None:
 
 
 def test_embedding_refuses_other_types_of_weights() -> None:
-    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32)).astype(np.float16)
+    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32)).astype(np.float64)
     ids, sizes = np.zeros(1, np.int32), np.array([40, 8], np.int32)
     output = np.full((1, 8), 7, np.float32)
     assert call("embedding", ids, number(1), packed, sizes, output) != 0

@@ -24,21 +24,28 @@ def round_to_bfloat16(values: Any) -> NDArray[np.float64]:
     return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, exact), rounded)
 
 
-def from_bfloat16(values: NDArray[np.int16]) -> NDArray[np.float64]:
-    wide = values.view(np.uint16).astype(np.uint32) << np.uint32(16)
-    return wide.view(np.float32).astype(np.float64)
-
-
-def unpacked(packing: Packing, packed: NDArray[Any]) -> NDArray[np.float64]:
-    """[outputs, inputs], without the filling."""
+def unpacked_bits(packing: Packing, packed: NDArray[Any]) -> NDArray[Any]:
+    """[outputs, inputs], without the filling, of a type without scales."""
     output, column = np.meshgrid(
         np.arange(packing.outputs), np.arange(packing.inputs), indexing="ij"
     )
     panel, lane = output // PANEL, output % PANEL
-    if packing.dtype == "float32":
-        return packed[panel, column, lane].astype(np.float64)
     if packing.dtype == "bfloat16":
-        return from_bfloat16(packed[panel, column // 2, lane, column % 2])
+        return np.asarray(packed[panel, column // 2, lane, column % 2])
+    return np.asarray(packed[panel, column, lane])
+
+
+def unpacked(packing: Packing, packed: NDArray[Any]) -> NDArray[np.float64]:
+    """[outputs, inputs], without the filling."""
+    if packing.dtype == "bfloat16":
+        wide = unpacked_bits(packing, packed).view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return wide.view(np.float32).astype(np.float64)
+    if packing.dtype != "int8":
+        return unpacked_bits(packing, packed).astype(np.float64)
+    output, column = np.meshgrid(
+        np.arange(packing.outputs), np.arange(packing.inputs), indexing="ij"
+    )
+    panel, lane = output // PANEL, output % PANEL
     scales = np.ascontiguousarray(packed[:, : 4 * PANEL]).view(np.float32).astype(np.float64)
     place = 4 * PANEL + column // 2 * 2 * PANEL + 2 * lane + column % 2
     return packed[panel, place] * scales[panel, lane]

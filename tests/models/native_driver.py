@@ -31,6 +31,7 @@ class NativeDriver:
         seq_length: positions of each.
         chunk: tokens of prompts in one step.
         weight: type of the matrices.
+        inputs: type that inputs of products are rounded to.
         rotary: type in which the rotary tables are computed.
         users_per_cell: default: all in one.
     """
@@ -43,12 +44,13 @@ class NativeDriver:
         seq_length: int,
         chunk: int = 16,
         weight: str = "float32",
+        inputs: str = "float32",
         rotary: str = "float32",
         users_per_cell: Optional[int] = None,
     ) -> None:
         self.config = config
         engine = EngineConfig(users, seq_length, prefill_chunk=chunk, users_per_cell=users_per_cell)
-        backend = NativeBackend(weight, rotary)
+        backend = NativeBackend(weight, rotary, inputs)
 
         def make() -> NativeRunner:
             device.configure("CPU", 0)

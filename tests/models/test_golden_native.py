@@ -200,11 +200,14 @@ cases' worst. The reference models are random, which makes more of every roundin
 model does; their logits reach magnitudes of 9 to 16."""
 
 
-@pytest.mark.parametrize("weight", DISTANCES)
+@pytest.mark.parametrize(
+    ("weight", "inputs"),
+    [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("int8", "float32")],
+)
 @pytest.mark.parametrize("name", ["chatglm_6b_3layers", "glm4", "qwen2_tied"])
-def test_smaller_weights_stay_close(name: str, weight: str) -> None:
+def test_smaller_weights_stay_close(name: str, weight: str, inputs: str) -> None:
     reference = read_reference(name)
-    driver = NativeDriver.of_folder(reference.folder, USERS, SHORT, weight=weight)
+    driver = NativeDriver.of_folder(reference.folder, USERS, SHORT, weight=weight, inputs=inputs)
     errors = []
     for case in reference.short:
         rows = driver.answer(0, driver.request(case.token_ids), 1)

@@ -29,9 +29,11 @@ def zeros(*shape: int) -> Tensor:
 
 
 class Linear(nn.Cell):
-    """A product with a packed weight."""
+    """A product with a packed weight; `inputs` is the type that x is rounded to."""
 
-    def __init__(self, packing: Packing, bias: bool, gelu: bool, residual_factor: float) -> None:
+    def __init__(
+        self, packing: Packing, bias: bool, gelu: bool, residual_factor: float, inputs: str
+    ) -> None:
         super().__init__()
         self.packing = packing
         self.weight = Parameter(Tensor(packing.zeros()), name="weight")
@@ -40,8 +42,9 @@ class Linear(nn.Cell):
         if bias:
             self.bias = Parameter(zeros(packing.outputs), name="bias")
         self.residual_factor = Tensor([residual_factor], ms.float32)
-        self.product = operators.linear("linear_gelu" if gelu else "linear")
-        self.sum = operators.linear("linear_add")
+        rounding = "" if inputs == "float32" else f"_{inputs}"
+        self.product = operators.linear(("linear_gelu" if gelu else "linear") + rounding)
+        self.sum = operators.linear("linear_add" + rounding)
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
         bias = self.bias if self.has_bias else self.no_bias
@@ -232,15 +235,17 @@ class NativeBackend:
     """Cells of our own kernels.
 
     Attributes:
-        weight_dtype: of the matrices and the embedding, "float32", "bfloat16" or "int8".
+        weight_dtype: of the matrices and the embedding, "float32", "float16", "bfloat16" or "int8".
         rotary_dtype: in which the rotary tables are computed.
+        input_dtype: that the inputs of products are rounded to, "float32" or "bfloat16".
     """
 
     weight_dtype: str = "float32"
     rotary_dtype: str = "float32"
+    input_dtype: str = "float32"
 
     name = "native"
-    compute_dtype = "float32"
+    dtype = "float32"
     layer_norm = LayerNorm
     rms_norm = RMSNorm
     entry_norm = EntryNorm
@@ -252,7 +257,8 @@ class NativeBackend:
     def linear(
         self, inputs: int, outputs: int, bias: bool = True, gelu: bool = False, factor: float = 1.0
     ) -> Linear:
-        return Linear(Packing(self.weight_dtype, outputs, inputs), bias, gelu, factor)
+        packing = Packing(self.weight_dtype, outputs, inputs)
+        return Linear(packing, bias, gelu, factor, self.input_dtype)
 
     def embedding(self, vocab_size: int, hidden_size: int, name: str = "weight") -> Embedding:
         return Embedding(Packing(self.weight_dtype, vocab_size, hidden_size), name)

@@ -22,7 +22,7 @@ STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
 LEVEL_FLAGS: dict[str, list[str]] = {
     "plain": [],
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": AVX512,
     "avx512bf16": [*AVX512, "-mavx512vbmi", "-mavx512bf16"],
 }

@@ -21,7 +21,8 @@ def operator(name: str, shape: Callable[..., Any], dtype: Any = ms.float32) -> o
 
 def linear(finish: str = "linear") -> ops.Custom:
     """(x [rows, in], used, weight, bias [out]) -> [rows, out]; `finish` may be "linear_gelu", or
-    "linear_add" with (residual [rows, out], factor [1]) more."""
+    "linear_add" with (residual [rows, out], factor [1]) more; with "_bfloat16" behind it, x is
+    rounded to bfloat16."""
     return operator(finish, lambda x, used, weight, bias, *rest: [x[0], bias[0]])
 
 

@@ -21,14 +21,14 @@ class PortableBackend:
     """Cells of MindSpore's operators.
 
     Attributes:
-        compute_dtype: of weights, activations and caches.
+        dtype: of weights, activations and caches.
         rotary_dtype: in which rotary angles, cosines and sines are computed. The published
             half-precision model builds its tables in float16; its float32 form in float32.
         softmax_dtype: of softmax and norms.
         weight_first_rows: products of up to so many rows put the weight first.
     """
 
-    compute_dtype: str = "float32"
+    dtype: str = "float32"
     rotary_dtype: str = "float32"
     softmax_dtype: str = "float32"
     weight_first_rows: int = WEIGHT_FIRST_ROWS["CPU"]
@@ -42,7 +42,7 @@ class PortableBackend:
 
     @property
     def weight_dtype(self) -> str:
-        return self.compute_dtype
+        return self.dtype
 
     def linear(
         self, inputs: int, outputs: int, bias: bool = True, gelu: bool = False, factor: float = 1.0
@@ -50,7 +50,7 @@ class PortableBackend:
         return Linear(inputs, outputs, bias, gelu, factor, self)
 
     def embedding(self, vocab_size: int, hidden_size: int, name: str = "weight") -> Embedding:
-        return Embedding(vocab_size, hidden_size, name, self.compute_dtype)
+        return Embedding(vocab_size, hidden_size, name, self.dtype)
 
     def layer_norm(self, size: int, epsilon: float) -> LayerNorm:
         return LayerNorm(size, epsilon, self)
@@ -68,7 +68,7 @@ class PortableBackend:
         return SwiGLU()
 
     def attention(self, shape: AttentionShape) -> Attention:
-        return Attention(shape, self.compute_dtype, self.softmax_dtype)
+        return Attention(shape, self.dtype, self.softmax_dtype)
 
     def next_token(self) -> NextToken:
         return NextToken(self.softmax_dtype)
@@ -95,7 +95,7 @@ class Linear(nn.Cell):
         backend: PortableBackend,
     ) -> None:
         super().__init__()
-        dtype = backend.compute_dtype
+        dtype = backend.dtype
         self.weight = Parameter(zeros(outputs, inputs, dtype=dtype), name="weight")
         self.has_bias, self.has_gelu = bias, gelu
         if bias:
@@ -143,7 +143,7 @@ class LayerNormBase(nn.Cell):
         self.beta = Parameter(Tensor(np.zeros(size, np.float32)), name="beta")
         self.norm = ops.LayerNorm(begin_norm_axis=1, begin_params_axis=1, epsilon=epsilon)
         self.softmax_type = tensor_type(backend.softmax_dtype)
-        self.compute_type = tensor_type(backend.compute_dtype)
+        self.compute_type = tensor_type(backend.dtype)
 
     def normed(self, x: Tensor) -> Tensor:
         y, _, _ = self.norm(ops.cast(x, self.softmax_type), self.gamma, self.beta)
@@ -187,7 +187,7 @@ class RMSNormed(nn.Cell):
         self.mean = ops.ReduceMean(keep_dims=True)
         self.rsqrt = ops.Rsqrt()
         self.softmax_type = tensor_type(backend.softmax_dtype)
-        self.compute_type = tensor_type(backend.compute_dtype)
+        self.compute_type = tensor_type(backend.dtype)
 
     def construct(self, x: Tensor, weight: Tensor) -> Tensor:
         x = ops.cast(x, self.softmax_type)

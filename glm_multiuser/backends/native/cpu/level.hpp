@@ -16,7 +16,7 @@ inline int64_t attention_scratch(int64_t head_dim) {
   return ROWS * (head_dim + WIDEST + 2) + 4 * KEYS;
 }
 
-enum class Weight { float32, bfloat16, int8 };
+enum class Weight { float32, float16, bfloat16, int8 };
 enum class Finish { none, gelu, add };
 
 // One panel of a linear layer, for all rows.
@@ -31,6 +31,7 @@ struct LinearPanel {
   int columns;           // that exist; the last panel may have fewer than PANEL
   float factor;          // of the residual
   Finish finish;
+  bool rounded;          // x is rounded to bf16
 };
 
 // Some query rows of one user over that user's keys and values of one head.
@@ -46,11 +47,10 @@ struct Attention {
 
 struct Level {
   const char* name;
-  // Rows as products want them: rounded to bf16 where weights are bf16 or int8, and in any case a
-  // cache line longer than they need be, because rows that are a power of two apart push each
-  // other out of the cache.
-  int64_t (*row_bytes)(Weight, int64_t depth);
-  void (*lay_row)(Weight, const float* x, int64_t depth, void* row);
+  // Rows as products want them: rounded to bf16 if asked to, and in any case a cache line longer
+  // than they need be, because rows that are a power of two apart push each other out of the cache.
+  int64_t (*row_bytes)(Weight, bool rounded, int64_t depth);
+  void (*lay_row)(Weight, bool rounded, const float* x, int64_t depth, void* row);
   void (*linear)(Weight, const LinearPanel&);
   void (*attend)(const Attention&);
   void (*layer_norm)(const float* x, const float* gamma, const float* beta, float epsilon,

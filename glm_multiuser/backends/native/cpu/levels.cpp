@@ -3,12 +3,24 @@
 
 #include "level.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace glm {
 
 extern const Level table_plain;
 extern const Level table_avx2, table_avx512, table_avx512bf16;
 
 namespace {
+
+#if defined(HAVE_avx2)
+// Compilers' own name for it is a recent one.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
 
 // The best first.
 struct Choice {
@@ -33,7 +45,10 @@ const Choice choices[] = {
      }},
 #endif
 #if defined(HAVE_avx2)
-    {&table_avx2, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") != 0; }},
+    {&table_avx2,
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+     }},
 #endif
     {&table_plain, [] { return true; }},
 };

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "half.hpp"
 #include "level.hpp"
 #include "vector.hpp"
 
@@ -13,44 +14,29 @@ using glm::Finish;
 using glm::LinearPanel;
 using glm::PANEL;
 
-// Rows and columns whose sums are kept in registers.
+// Rows and columns whose sums are kept in registers. Few rows leave room for a whole panel's.
 #if defined(__AVX512F__)
-constexpr int BLOCK_ROWS = 12, BLOCK_COLUMNS = 32;
+constexpr int BLOCK_ROWS = 12, BLOCK_COLUMNS = 32, FEW_ROWS = 2;
 #elif defined(__AVX2__)
-constexpr int BLOCK_ROWS = 6, BLOCK_COLUMNS = 16;
+constexpr int BLOCK_ROWS = 6, BLOCK_COLUMNS = 16, FEW_ROWS = 2;
 #else
-constexpr int BLOCK_ROWS = 4, BLOCK_COLUMNS = 16;
+constexpr int BLOCK_ROWS = 4, BLOCK_COLUMNS = 16, FEW_ROWS = 1;
 #endif
 constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
+constexpr int ALL_VECTORS = PANEL / WIDTH;
+static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks may have as few rows");
 constexpr int64_t AHEAD = 4096;  // bytes
-
-inline float from_bf16(uint16_t bits) {
-  const uint32_t wide = (uint32_t)bits << 16;
-  float x;
-  std::memcpy(&x, &wide, sizeof x);
-  return x;
-}
-
-// Round to nearest, ties to even; a NaN stays one.
-inline uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)((bits >> 16) | 0x40);
-  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // Two inputs, rounded to bf16.
 #if defined(__AVX512BF16__)
-typedef uint32_t Pair;
+typedef uint32_t RoundedPair;
 
-inline Pair pair(uint16_t low, uint16_t high) { return low | (uint32_t)high << 16; }
-
-template <int M>
-inline void add_pairs(const Pair* x, int64_t width, const __m512bh* w, vec (*sums)[VECTORS]) {
+template <int M, int V>
+inline void add_pairs(const RoundedPair* x, int64_t width, const __m512bh* w, vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
     const __m512bh value = (__m512bh)_mm512_set1_epi32((int)x[m * width]);
-    for (int v = 0; v < VECTORS; ++v)
+    for (int v = 0; v < V; ++v)
       sums[m][v] = (vec)_mm512_dpbf16_ps((__m512)sums[m][v], w[v], value);
   }
 }
@@ -73,20 +59,18 @@ constexpr Bytes whole_numbers() {
 alignas(64) constexpr Bytes WHOLE = whole_numbers();
 constexpr const uint8_t *LOW_BYTES = WHOLE.low, *HIGH_BYTES = WHOLE.high;
 #else
-struct Pair {
+struct RoundedPair {
   float low, high;
 };
 
-inline Pair pair(uint16_t low, uint16_t high) { return {from_bf16(low), from_bf16(high)}; }
-
-template <int M>
-inline void add_pairs(const Pair* x, int64_t width, const vec* low, const vec* high,
-                      vec (*sums)[VECTORS]) {
+template <int M, int V>
+inline void add_pairs(const RoundedPair* x, int64_t width, const vec* low, const vec* high,
+                      vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
     const vec first = all(x[m * width].low), second = all(x[m * width].high);
-    for (int v = 0; v < VECTORS; ++v) sums[m][v] += low[v] * first;
-    for (int v = 0; v < VECTORS; ++v) sums[m][v] += high[v] * second;
+    for (int v = 0; v < V; ++v) sums[m][v] += low[v] * first;
+    for (int v = 0; v < V; ++v) sums[m][v] += high[v] * second;
   }
 }
 
@@ -104,59 +88,94 @@ inline ivec widen(const char* from) {
 }
 #endif
 
+// One input of M rows times the weights of V vectors of columns. Whatever weights are stored as, a
+// sum adds the same products in the same order: weights of 16 bits give the bits that the same
+// numbers give in float32.
+template <int M, int V>
+inline void add(const float* x, int64_t width, const vec* w, vec (*sums)[V]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m) {
+    const vec value = all(x[m * width]);
+    for (int v = 0; v < V; ++v) sums[m][v] += w[v] * value;
+  }
+}
+
 // Each kind of weight: what lies in a panel, and one step of the sums. A step takes in one input,
-// or two where weights come in pairs.
+// or two where weights come in pairs: `x_step` of what rows are laid out as.
 struct Float32 {
   typedef float X;
+  static constexpr int x_step = 1;
   static constexpr int scale_bytes = 0;
   static int64_t steps(int64_t depth) { return depth; }
   static constexpr int64_t step_bytes = PANEL * sizeof(float);
 
-  template <int M>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[VECTORS]) {
-    vec w[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) w[v] = load((const float*)weight + v * WIDTH);
-#pragma GCC unroll 12
-    for (int m = 0; m < M; ++m) {
-      const vec value = all(x[m * width]);
-      for (int v = 0; v < VECTORS; ++v) sums[m][v] += w[v] * value;
-    }
+  template <int M, int V>
+  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+    vec w[V];
+    for (int v = 0; v < V; ++v) w[v] = load((const float*)weight + v * WIDTH);
+    add<M, V>(x, width, w, sums);
+  }
+};
+
+struct Float16 {
+  typedef float X;
+  static constexpr int x_step = 1;
+  static constexpr int scale_bytes = 0;
+  static int64_t steps(int64_t depth) { return depth; }
+  static constexpr int64_t step_bytes = PANEL * sizeof(uint16_t);
+
+  template <int M, int V>
+  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+    vec w[V];
+    for (int v = 0; v < V; ++v) w[v] = load_f16((const uint16_t*)weight + v * WIDTH);
+    add<M, V>(x, width, w, sums);
   }
 };
 
 struct BFloat16 {
+  typedef float X;
+  static constexpr int x_step = 2;
   static constexpr int scale_bytes = 0;
   static int64_t steps(int64_t depth) { return (depth + 1) / 2; }
   static constexpr int64_t step_bytes = PANEL * 2 * sizeof(uint16_t);
 
-  typedef Pair X;
-
-  template <int M>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[VECTORS]) {
-#if defined(__AVX512BF16__)
-    __m512bh w[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) w[v] = (__m512bh)_mm512_loadu_si512(weight + v * 64);
-    add_pairs<M>(x, width, w, sums);
-#else
-    vec low[VECTORS], high[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) {
-      const uvec pairs = load_as<uvec>(weight + v * sizeof(uvec));
-      low[v] = (vec)(pairs << 16);
-      high[v] = (vec)(pairs & 0xffff0000u);
-    }
-    add_pairs<M>(x, width, low, high, sums);
-#endif
+  template <int M, int V>
+  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+    vec w[V];
+    for (int v = 0; v < V; ++v)
+      w[v] = (vec)(load_as<uvec>(weight + v * sizeof(uvec)) << 16);
+    add<M, V>(x, width, w, sums);
+    for (int v = 0; v < V; ++v)
+      w[v] = (vec)(load_as<uvec>(weight + v * sizeof(uvec)) & 0xffff0000u);
+    add<M, V>(x + 1, width, w, sums);
   }
 };
 
+#if defined(__AVX512BF16__)
+struct RoundedBFloat16 : BFloat16 {
+  typedef RoundedPair X;
+  static constexpr int x_step = 1;
+
+  template <int M, int V>
+  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+    __m512bh w[V];
+    for (int v = 0; v < V; ++v) w[v] = (__m512bh)_mm512_loadu_si512(weight + v * 64);
+    add_pairs<M, V>(x, width, w, sums);
+  }
+};
+#else
+typedef BFloat16 RoundedBFloat16;
+#endif
+
 struct Int8 {
+  typedef RoundedPair X;
+  static constexpr int x_step = 1;
   static constexpr int scale_bytes = PANEL * sizeof(float);
   static int64_t steps(int64_t depth) { return (depth + 1) / 2; }
   static constexpr int64_t step_bytes = PANEL * 2;
-  typedef Pair X;
 
-  template <int M>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[VECTORS]) {
+  template <int M, int V>
+  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
 #if defined(__AVX512BF16__)
     // A whole number up to 127 is exact in bf16. The two bytes of each come from tables.
     const __m512i numbers = _mm512_loadu_si512(weight);
@@ -169,33 +188,43 @@ struct Int8 {
     high = _mm512_ternarylogic_epi32(high, numbers, _mm512_set1_epi8((char)0x80), A_OR_B_AND_C);
     const __m512bh w[2] = {(__m512bh)_mm512_unpacklo_epi8(low, high),
                            (__m512bh)_mm512_unpackhi_epi8(low, high)};
-    add_pairs<M>(x, width, w, sums);
+    add_pairs<M, V>(x, width, w, sums);
 #else
-    vec low[VECTORS], high[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) {
+    vec low[V], high[V];
+    for (int v = 0; v < V; ++v) {
       const ivec pairs = widen(weight + v * 2 * WIDTH);
       low[v] = __builtin_convertvector(pairs << 16 >> 16, vec);
       high[v] = __builtin_convertvector(pairs >> 16, vec);
     }
-    add_pairs<M>(x, width, low, high, sums);
+    add_pairs<M, V>(x, width, low, high, sums);
 #endif
   }
 };
 
-int64_t row_bytes(glm::Weight kind, int64_t depth) {
-  const int64_t bytes = kind == glm::Weight::float32 ? depth * (int64_t)sizeof(float)
-                                                     : (depth + 1) / 2 * (int64_t)sizeof(Pair);
-  return (bytes + 63) / 64 * 64 + 64;
+bool in_pairs(glm::Weight kind) {
+  return kind == glm::Weight::bfloat16 || kind == glm::Weight::int8;
 }
 
-void lay_row(glm::Weight kind, const float* x, int64_t depth, void* row) {
-  if (kind == glm::Weight::float32) {
-    std::memcpy(row, x, sizeof(float) * depth);
+int64_t row_bytes(glm::Weight kind, bool rounded, int64_t depth) {
+  const auto pair = (int64_t)(rounded && in_pairs(kind) ? sizeof(RoundedPair) : 2 * sizeof(float));
+  return ((depth + 1) / 2 * pair + 63) / 64 * 64 + 64;
+}
+
+void lay_row(glm::Weight kind, bool rounded, const float* x, int64_t depth, void* row) {
+#if defined(__AVX512BF16__)
+  if (rounded && in_pairs(kind)) {
+    auto* numbers = (uint16_t*)row;
+    for (int64_t i = 0; i < depth; ++i) numbers[i] = to_bf16(x[i]);
+    if (depth % 2) numbers[depth] = 0;
     return;
   }
-  auto* pairs = (Pair*)row;
-  for (int64_t i = 0; i < depth / 2; ++i) pairs[i] = pair(to_bf16(x[2 * i]), to_bf16(x[2 * i + 1]));
-  if (depth % 2) pairs[depth / 2] = pair(to_bf16(x[depth - 1]), 0);
+#endif
+  auto* numbers = (float*)row;
+  std::memcpy(numbers, x, sizeof(float) * depth);
+  if (rounded)
+    for (int64_t i = 0; i < depth; ++i) numbers[i] = from_bf16(to_bf16(x[i]));
+  // Times the zeros that fill weights up it is -0, which changes no sum, not even one that is -0.
+  if (in_pairs(kind) && depth % 2) numbers[depth] = -0.0f;
 }
 
 inline vec finished(vec y, const LinearPanel& panel, const float* residual, int count) {
@@ -215,9 +244,9 @@ inline void part_groups(vec* sums) {
 }
 #endif
 
-// M rows from `row` on, BLOCK_COLUMNS columns from `column` on. `ahead` is memory that is wanted
+// M rows from `row` on, V vectors of columns from `column` on. `ahead` is memory that is wanted
 // soon, and `ahead_step` how much of it to ask for in each step.
-template <class W, int M>
+template <class W, int M, int V>
 void block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
            int64_t ahead_step) {
   typedef typename W::X X;
@@ -225,12 +254,12 @@ void block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
   const auto* x = (const X*)panel.x + row * width;
   const char* weight = (const char*)panel.weight + W::scale_bytes +
                        column * (W::step_bytes / PANEL);
-  vec sums[M][VECTORS] = {};
+  vec sums[M][V] = {};
   for (int64_t k = 0; k < steps; ++k) {
     __builtin_prefetch(ahead, 0, 3);
     if (W::step_bytes > 64) __builtin_prefetch(ahead + 64, 0, 3);
     ahead += ahead_step;
-    W::template step<M>(x + k, width, weight, sums);
+    W::template step<M, V>(x + k * W::x_step, width, weight, sums);
     weight += W::step_bytes;
   }
   const auto* scale = (const float*)panel.weight + column;
@@ -239,7 +268,7 @@ void block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
   if (std::is_same<W, Int8>::value)
     for (int m = 0; m < M; ++m) part_groups(sums[m]);
 #endif
-  for (int v = 0; v < VECTORS; ++v) {
+  for (int v = 0; v < V; ++v) {
     const int first = column + v * WIDTH;
     const int count = panel.columns - first < WIDTH ? panel.columns - first : WIDTH;
     if (count <= 0) break;
@@ -264,7 +293,7 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
   if constexpr (M == 0) {
     return;
   } else if (rows == M) {
-    block<W, M>(panel, row, column, ahead, ahead_step);
+    block<W, M, M <= FEW_ROWS ? ALL_VECTORS : VECTORS>(panel, row, column, ahead, ahead_step);
   } else {
     block_of<W, M - 1>(rows, panel, row, column, ahead, ahead_step);
   }
@@ -276,7 +305,8 @@ void linear_panel(const LinearPanel& panel) {
   const int64_t blocks = (panel.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const int64_t bytes = W::scale_bytes + W::steps(panel.depth) * W::step_bytes;
   const auto* begin = (const char*)panel.weight;
-  for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS) {
+  const int columns = panel.rows <= FEW_ROWS ? PANEL : BLOCK_COLUMNS;
+  for (int column = 0; column < panel.columns; column += columns) {
     for (int64_t number = 0; number < blocks; ++number) {
       const int64_t row = panel.rows * number / blocks;
       const int rows = (int)(panel.rows * (number + 1) / blocks - row);
@@ -292,7 +322,9 @@ void linear_panel(const LinearPanel& panel) {
 void linear(glm::Weight kind, const LinearPanel& panel) {
   switch (kind) {
     case glm::Weight::float32: return linear_panel<Float32>(panel);
-    case glm::Weight::bfloat16: return linear_panel<BFloat16>(panel);
+    case glm::Weight::float16: return linear_panel<Float16>(panel);
+    case glm::Weight::bfloat16:
+      return panel.rounded ? linear_panel<RoundedBFloat16>(panel) : linear_panel<BFloat16>(panel);
     case glm::Weight::int8: return linear_panel<Int8>(panel);
   }
 }

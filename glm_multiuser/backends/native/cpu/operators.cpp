@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "half.hpp"
 #include "level.hpp"
 #include "pool.hpp"
 
@@ -31,12 +32,14 @@ constexpr int64_t BYTES_PER_PIECE = 1 << 18;
 // So many at least, lest one thread waits long for another.
 constexpr int64_t PIECES_PER_THREAD = 4;
 
-// Fewer float32 rows are read where they are.
+// Fewer rows that stay as they are, are read where they are.
 constexpr int64_t ROWS_TO_LAY_OUT = 5;
 
 bool kind_of(const char* dtype, glm::Weight& kind) {
   if (std::strcmp(dtype, "float32") == 0) {
     kind = glm::Weight::float32;
+  } else if (std::strcmp(dtype, "float16") == 0) {
+    kind = glm::Weight::float16;
   } else if (std::strcmp(dtype, "int16") == 0) {
     kind = glm::Weight::bfloat16;
   } else if (std::strcmp(dtype, "int8") == 0) {
@@ -50,6 +53,7 @@ bool kind_of(const char* dtype, glm::Weight& kind) {
 int64_t panel_bytes(glm::Weight kind, int64_t depth) {
   switch (kind) {
     case glm::Weight::float32: return depth * PANEL * 4;
+    case glm::Weight::float16: return depth * PANEL * 2;
     case glm::Weight::bfloat16: return (depth + 1) / 2 * 2 * PANEL * 2;
     case glm::Weight::int8: return (depth + 1) / 2 * 2 * PANEL + PANEL * 4;
   }
@@ -79,24 +83,31 @@ void add_row(const float* x, int64_t size, float* y) {
 }
 
 // x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
-int linear(void** data, int64_t** shapes, const char** dtypes, const float* residual, float factor,
-           glm::Finish finish, int output) {
+// `rounded`: x is rounded to bf16 first; with int8 it always is.
+int linear(void** data, int64_t** shapes, const char** dtypes, glm::Finish finish, bool rounded) {
   glm::Weight kind;
   REFUSE_UNLESS(kind_of(dtypes[2], kind));
   const int64_t rows = rows_in_use(data, shapes, 1);
   const int64_t depth = shapes[0][1], columns = shapes[3][0];
   const int64_t panels = (columns + PANEL - 1) / PANEL, bytes = panel_bytes(kind, depth);
   REFUSE_UNLESS(shapes[2][0] == panels);
+  rounded = rounded || kind == glm::Weight::int8;
+  const bool adds = finish == glm::Finish::add;
+  const auto* residual = adds ? (const float*)data[4] : nullptr;
+  const float factor = adds ? *(const float*)data[5] : 0;
+  auto* y = (float*)data[adds ? 6 : 4];
   const glm::Level& level = glm::level();
   const void* x = data[0];
   int64_t row_bytes = depth * (int64_t)sizeof(float);
   static thread_local std::vector<char> laid_out;
-  if (kind != glm::Weight::float32 || rows >= ROWS_TO_LAY_OUT) {
-    row_bytes = level.row_bytes(kind, depth);
+  const bool half_a_pair = kind == glm::Weight::bfloat16 && depth % 2;
+  if (rounded || half_a_pair || rows >= ROWS_TO_LAY_OUT) {
+    row_bytes = level.row_bytes(kind, rounded, depth);
     laid_out.resize(rows * row_bytes);
     char* to = laid_out.data();
     share_rows(rows, depth, [&](int64_t row) {
-      level.lay_row(kind, (const float*)data[0] + row * depth, depth, to + row * row_bytes);
+      const float* from = (const float*)data[0] + row * depth;
+      level.lay_row(kind, rounded, from, depth, to + row * row_bytes);
     });
     x = to;
   }
@@ -110,14 +121,15 @@ int linear(void** data, int64_t** shapes, const char** dtypes, const float* resi
     panel.row_bytes = row_bytes;
     panel.weight = (const char*)data[2] + number * bytes;
     panel.bias = (const float*)data[3] + first;
-    panel.residual = residual == nullptr ? nullptr : residual + first;
-    panel.y = (float*)data[output] + first;
+    panel.residual = adds ? residual + first : nullptr;
+    panel.y = y + first;
     panel.rows = rows;
     panel.depth = depth;
     panel.stride = columns;
     panel.columns = (int)std::min<int64_t>(PANEL, columns - first);
     panel.factor = factor;
     panel.finish = finish;
+    panel.rounded = rounded;
     level.linear(kind, panel);
   });
   return 0;
@@ -126,17 +138,19 @@ int linear(void** data, int64_t** shapes, const char** dtypes, const float* resi
 }  // namespace
 
 // x [rows, depth], used, weight, bias [columns] -> [rows, columns]
-OPERATOR(linear) { return linear(data, shapes, dtypes, nullptr, 0, glm::Finish::none, 4); }
+OPERATOR(linear) { return linear(data, shapes, dtypes, glm::Finish::none, false); }
 
 // The same, then the GELU in its tanh form.
-OPERATOR(linear_gelu) { return linear(data, shapes, dtypes, nullptr, 0, glm::Finish::gelu, 4); }
+OPERATOR(linear_gelu) { return linear(data, shapes, dtypes, glm::Finish::gelu, false); }
 
 // x, used, weight, bias, residual [rows, columns], factor [1]
 // -> residual * factor + what `linear` gives
-OPERATOR(linear_add) {
-  return linear(data, shapes, dtypes, (const float*)data[4], *(const float*)data[5],
-                glm::Finish::add, 6);
-}
+OPERATOR(linear_add) { return linear(data, shapes, dtypes, glm::Finish::add, false); }
+
+// The same three, with x rounded to bf16.
+OPERATOR(linear_bfloat16) { return linear(data, shapes, dtypes, glm::Finish::none, true); }
+OPERATOR(linear_gelu_bfloat16) { return linear(data, shapes, dtypes, glm::Finish::gelu, true); }
+OPERATOR(linear_add_bfloat16) { return linear(data, shapes, dtypes, glm::Finish::add, true); }
 
 // ids int32 [rows], used, weight as for `linear`, settings int32 [2]: vocabulary, width
 // -> [rows, width]
@@ -156,12 +170,12 @@ OPERATOR(embedding) {
     if (kind == glm::Weight::float32) {
       const auto* from = (const float*)panel + column;
       for (int64_t i = 0; i < width; ++i) to[i] = from[i * PANEL];
+    } else if (kind == glm::Weight::float16) {
+      const auto* from = (const uint16_t*)panel + column;
+      for (int64_t i = 0; i < width; ++i) to[i] = from_f16(from[i * PANEL]);
     } else if (kind == glm::Weight::bfloat16) {
       const auto* from = (const uint16_t*)panel + 2 * column;
-      for (int64_t i = 0; i < width; ++i) {
-        const uint32_t bits = (uint32_t)from[i / 2 * 2 * PANEL + i % 2] << 16;
-        std::memcpy(to + i, &bits, sizeof bits);
-      }
+      for (int64_t i = 0; i < width; ++i) to[i] = from_bf16(from[i / 2 * 2 * PANEL + i % 2]);
     } else {
       const float scale = ((const float*)panel)[column];
       const auto* from = (const int8_t*)panel + PANEL * sizeof(float) + 2 * column;

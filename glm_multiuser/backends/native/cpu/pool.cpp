@@ -6,8 +6,24 @@
 #include <mutex>
 #include <thread>
 
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
 namespace glm {
 namespace {
+
+// Rounding and subnormal numbers as IEEE 754 has them, while it exists. MindSpore's threads take
+// subnormal numbers for nothing, and so does a thread that they start: bits would depend on which
+// thread computes.
+struct StandardArithmetic {
+#if defined(__SSE__)
+  static constexpr unsigned STANDARD = 0x1f80;
+  const unsigned before = _mm_getcsr();
+  StandardArithmetic() { _mm_setcsr(STANDARD); }
+  ~StandardArithmetic() { _mm_setcsr(before); }
+#endif
+};
 
 struct Job {
   int64_t pieces;
@@ -16,6 +32,7 @@ struct Job {
   std::atomic<int64_t> next{0};
 
   void run() {
+    [[maybe_unused]] const StandardArithmetic arithmetic;
     for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
       work(context, piece);
   }
@@ -100,12 +117,12 @@ Pool& pool() {
 }  // namespace
 
 void share(int64_t pieces, void (*work)(void*, int64_t), void* context) {
-  if (pieces <= 1 || threads() == 1) {
-    for (int64_t piece = 0; piece < pieces; ++piece) work(context, piece);
-    return;
-  }
   Job job{pieces, work, context};
-  pool().run(job);
+  if (pieces <= 1 || threads() == 1) {
+    job.run();
+  } else {
+    pool().run(job);
+  }
 }
 
 void set_threads(int count) { pool().wanted.store(count < 1 ? 1 : count); }

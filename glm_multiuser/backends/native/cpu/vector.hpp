@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -31,6 +33,28 @@ inline V load_as(const T* from) {
 }
 
 inline vec load(const float* from) { return load_as<vec>(from); }
+
+// WIDTH numbers in f16 -> float32, exactly, even where a processor takes subnormal float32 numbers
+// for nothing.
+inline vec load_f16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_cvtph_ps(load_as<__m256i>(from));
+#elif defined(__F16C__) && defined(__AVX2__)
+  return (vec)_mm256_cvtph_ps(load_as<__m128i>(from));
+#elif defined(__aarch64__)
+  return (vec)vcvt_f32_f16(load_as<float16x4_t>(from));
+#else
+  typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+  const uvec all_bits = __builtin_convertvector(load_as<halves>(from), uvec);
+  const uvec bits = all_bits & 0x7fff, sign = (all_bits & 0x8000) << 16;
+  const uvec subnormal = (uvec)((ivec)bits < 0x400), infinite = (uvec)((ivec)bits > 0x7bff);
+  // The exponents differ by 112; twice that makes the largest one the largest again. A subnormal
+  // number gets a leading 1, which is taken away from the result: 2^-14, whose exponent is 113.
+  const uvec wide = (bits << 13) + (112u << 23) + (infinite & (112u << 23));
+  const vec x = (vec)(wide + (subnormal & (1u << 23))) - (vec)(subnormal & (113u << 23));
+  return (vec)((uvec)x | sign);
+#endif
+}
 
 inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
 

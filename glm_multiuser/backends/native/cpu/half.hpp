@@ -1,0 +1,34 @@
+// Numbers of 16 bits, one at a time. In an unnamed namespace, as everything that levels include.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline float from_bf16(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+
+// Round to nearest, ties to even; a NaN stays one.
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)((bits >> 16) | 0x40);
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Exact. No step meets a subnormal float32, which some threads take for nothing.
+inline float from_f16(uint16_t bits) {
+  const int32_t size = bits & 0x7fff;
+  const uint32_t exponents = size < 0x7c00 ? 127 - 15 : 255 - 31;  // the largest is infinity's
+  const float normal = float_of(((uint32_t)size << 13) + (exponents << 23));
+  const float x = size < 0x400 ? (float)size * 0x1p-24f : normal;
+  return bits & 0x8000 ? -x : x;
+}
+
+}  // namespace

@@ -1,0 +1,36 @@
+"""bfloat16 in numpy, which has no such type: its bits, the upper half of a float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BITS: np.dtype[Any] = np.dtype("<u2")
+"""Type of an array of such numbers; nothing else here has it, because no weight is whole."""
+
+INFINITE = np.uint16(0x7F80)
+"""The exponent's bits, all of which are set in what is not finite."""
+
+
+def to_bfloat16(values: NDArray[Any]) -> NDArray[Any]:
+    """float32 -> `BITS`, rounded to nearest, ties to even; a NaN stays one."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(BITS)
+
+
+def from_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
+    """`BITS` -> float32, exactly."""
+    wide = bits.astype(np.uint32)
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
+
+
+def is_finite(values: NDArray[Any]) -> bool:
+    """Whether no number is infinite or NaN, of any floating type or `BITS`."""
+    if values.dtype == BITS:
+        return bool(((values & INFINITE) != INFINITE).all())
+    return bool(np.isfinite(values).all())
