@@ -305,6 +305,7 @@ class Engine:
             raise GenerationError(
                 f"the device failed in {self._failed_steps} steps in a row: {error}"
             ) from error
+        self.runner.recover()
 
     def _hand_out(self, slot: int, choice: Optional[Choice]) -> None:
         if choice is None:

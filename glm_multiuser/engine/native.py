@@ -36,10 +36,10 @@ ROWS_TRIED = 16
 class NativeForward(nn.Cell):
     """Any tokens of any users in one step; the graph has a fixed row count.
 
-    The caches of `model` are laid out before.
+    The caches of `model` are laid out before; `saved` is that of `LayerwisePrefill`.
     """
 
-    def __init__(self, model: MultiUserModel) -> None:
+    def __init__(self, model: MultiUserModel, saved: Parameter) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
         # Positions in the answer of ChatGLM-6B are counted from 1.
@@ -47,9 +47,7 @@ class NativeForward(nn.Cell):
         self.cosine = Tensor(cosine.astype(np.float32))
         self.sine = Tensor(sine.astype(np.float32))
         self.partner = Tensor(model.rotary.partner)
-        rows = 1 if model.config.is_causal else model.layout.seq_length
-        saved = Tensor(np.zeros((rows, model.config.hidden_size), np.float32))
-        self.saved = Parameter(saved, name="saved", requires_grad=False)
+        self.saved = saved
         self.gather = ops.Gather()
 
     def construct(
@@ -145,14 +143,19 @@ class NativeRunner(GraphRunner):
         self.users = users
         config, length = self.model.config, self.engine.seq_length
         self.model.set_layout(CellLayout.plan(users, length, length, self.engine.users_per_cell))
-        self._forward = NativeForward(self.model)
-        skip_argument_checks(self._forward)
+        saved = np.zeros((1 if config.is_causal else length, config.hidden_size), np.float32)
+        self._saved = Parameter(Tensor(saved), name="saved", requires_grad=False)
+        self._make_entries()
         self.kernel_level = library.level()
         self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
         self._room = min(self.engine.prefill_chunk or device.PREFILL_CHUNK_NATIVE, length)
         """Tokens of prompts in one step; a prompt that has to enter whole may be longer."""
         self._layerwise = LayerwiseProgress(config.num_layers, self._room)
         self._height = users + (self._room if config.is_causal else length)
+
+    def _make_entries(self) -> None:
+        self._forward = NativeForward(self.model, self._saved)
+        skip_argument_checks(self._forward)
 
     def _jobs(self) -> list[Job]:
         jobs: list[Job] = [("compile step graph", partial(self._try, 1))]

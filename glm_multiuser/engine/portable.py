@@ -75,8 +75,7 @@ class PortableRunner(GraphRunner):
         length, per_cell = self.engine.seq_length, self.engine.users_per_cell
         self.layout = CellLayout.plan(users, length, BLOCK_LENGTH, per_cell)
         self.model.set_layout(self.layout)
-        self._forward = PortableForward(self.model)
-        self._replace_cache = ReplaceCache(self.model)
+        self._make_entries()
         lengths = set(self.layout.block_lengths)
         zeros = {length: empty_block(self.model, length) for length in lengths}
         self._zeros = [zeros[length] for length in self.layout.block_lengths]
@@ -84,6 +83,10 @@ class PortableRunner(GraphRunner):
         self._batch_sizes = batch_sizes(self.layout)
         self._rows = {size: size for size in self._batch_sizes}
         self._written_blocks = [0] * users
+
+    def _make_entries(self) -> None:
+        self._forward = PortableForward(self.model)
+        self._replace_cache = ReplaceCache(self.model)
 
     def _jobs(self) -> list[Job]:
         # With a single slot, the faster one-row product is safe.

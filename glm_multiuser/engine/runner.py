@@ -59,6 +59,9 @@ class Runner(Protocol):
     def resize(self, users: int, progress: Progress) -> None:
         """Lays the caches out for another number of users; what they held is gone."""
 
+    def recover(self) -> None:
+        """After an error of the device: makes the next step possible; what slots hold stays."""
+
     def close(self) -> None:
         """Frees the graphs."""
 
@@ -122,6 +125,10 @@ class GraphRunner(Runner):
         """Makes caches and entry cells for so many users; nothing is compiled yet."""
         raise NotImplementedError
 
+    def _make_entries(self) -> None:
+        """Makes the entry cells for the caches that there are."""
+        raise NotImplementedError
+
     def _entries(self) -> Sequence[Any]:
         """The entry cells, whose compiled graphs count."""
         return [cell for cell in (self._forward, self._replace_cache) if cell is not None]
@@ -160,6 +167,10 @@ class GraphRunner(Runner):
         self.close()  # the old graphs go before their successors come
         self._lay_out(users)
         self.compile(progress)
+
+    def recover(self) -> None:
+        self.close()  # MindSpore never runs a graph again that has failed once
+        self._make_entries()
 
     def close(self) -> None:
         self._retired_compiles = self.compiles
