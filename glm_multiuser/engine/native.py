@@ -1,8 +1,8 @@
 """Prompts and decode rows in one graph, by native kernels.
 
-Every step is some tokens, each with its user and its position; a decoding user brings one, a
-prompt as many as there is room for. One compiled graph serves every step. A row's bits depend on
-nothing but its own tokens, so a prompt may be cut anywhere and stand beside anybody.
+A step is a ragged batch of tokens, each with its user and its position: one of each decoding user,
+and of prompts as many as fit. One compiled graph serves every step. A row's bits depend on its own
+tokens alone (batch invariance), so chunked prefill may cut a prompt anywhere.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class LayerRange(NamedTuple):
 class LayerwiseProgress:
     """Prompts of ChatGLM-6B that are too long for one step, and how far they are.
 
-    Such prompts have to enter whole, because their tokens see each other in both directions. They
-    go through some layers in each step, beside everybody else's next token.
+    They cannot be chunked, because their attention is bidirectional. They go through some layers in
+    each step, beside the other users' next tokens.
 
     Args:
         layers: of the model.
@@ -175,9 +175,9 @@ class NativeRunner(GraphRunner):
         return results.logits(range(users))
 
     def take(self, prompts: Sequence[Request]) -> Sequence[int]:
-        """Prompts in turn, as long as there is room; the last one of a causal model is cut.
+        """Prompts in turn, as long as there is room; the last one of a causal model is chunked.
 
-        Prompts that enter whole count in the step that takes them through the last layer.
+        Whole prompts count in the step that takes them through the last layer.
         """
         if not self.model.config.is_causal:
             group = self._layerwise.group(prompts)

@@ -42,7 +42,7 @@ class Runner(Protocol):
     vocab_size: int
 
     def take(self, prompts: Sequence[Request]) -> Sequence[int]:
-        """How many tokens of each of the first prompts enter in the next step; changes nothing."""
+        """Tokens of each of the first prompts to prefill in the next step; changes nothing."""
 
     def parts(self, step: Step) -> Sequence[Step]:
         """The steps that one graph each can run."""
@@ -85,8 +85,8 @@ class DeviceResults:
 
     def only(self, rows: Sequence[int]) -> DeviceResults:
         """Some rows of a graph's results, in this order."""
-        rows = list(rows)
-        return DeviceResults(self.tokens[rows], self.finite[rows], self.device_logits, rows)
+        device_rows = [self.device_rows[row] for row in rows]
+        return DeviceResults(self.tokens[rows], self.finite[rows], self.device_logits, device_rows)
 
 
 Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
