@@ -9,9 +9,12 @@ from glm_multiuser.errors import InvalidParameterError
 
 
 class TokenIds(tuple[int, ...]):
-    """A prompt whose ids are known to be below `vocab_size`: a tokenizer's, or checked ones.
+    """A prompt of whole numbers from 0, a tokenizer's or checked ones, all below `vocab_size`.
 
     continued: whether it ends with the beginning of the answer.
+
+    Raises:
+        InvalidParameterError: an id that the model does not have; tokenizers may have more tokens.
     """
 
     vocab_size: int
@@ -19,6 +22,11 @@ class TokenIds(tuple[int, ...]):
 
     def __new__(cls, ids: Iterable[int], vocab_size: int, continued: bool = False) -> TokenIds:
         checked = super().__new__(cls, ids)
+        if max(checked, default=0) >= vocab_size:
+            raise InvalidParameterError(
+                f"prompt has token id {max(checked)}; those of this model are below {vocab_size}",
+                field="prompt",
+            )
         checked.vocab_size = vocab_size
         checked.continued = continued
         return checked

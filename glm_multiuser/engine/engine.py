@@ -89,8 +89,7 @@ class Engine:
         max_queue: requests that may wait for a slot; a group may always have its share of it.
         max_queue_per_user: of these, how many may be one user's.
         device_thread: the process's own, unless a test brings another.
-        reuse: whether a prompt may start behind what its user's slot still holds of it; valid
-            for causal models alone.
+        reuse: whether the prefix cache of the user's slot is used; for causal models only.
 
     Attributes:
         failure: what made the engine close by itself; None as long as it has not.
@@ -305,6 +304,7 @@ class Engine:
             raise GenerationError(
                 f"the device failed in {self._failed_steps} steps in a row: {error}"
             ) from error
+        self.runner.recover()
 
     def _hand_out(self, slot: int, choice: Optional[Choice]) -> None:
         if choice is None:

@@ -1,8 +1,8 @@
 """Prompts and decode rows in one graph, by native kernels.
 
-Every step is some tokens, each with its user and its position; a decoding user brings one, a
-prompt as many as there is room for. One compiled graph serves every step. A row's bits depend on
-nothing but its own tokens, so a prompt may be cut anywhere and stand beside anybody.
+A step is a ragged batch of tokens, each with its user and its position: one of each decoding user,
+and of prompts as many as fit. One compiled graph serves every step. A row's bits depend on its own
+tokens alone (batch invariance), so chunked prefill may cut a prompt anywhere.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ROWS_TRIED = 16
 class NativeForward(nn.Cell):
     """Any tokens of any users in one step; the graph has a fixed row count.
 
-    The caches of `model` are laid out before.
+    The caches of `model` are laid out before; `saved` is that of `LayerwisePrefill`.
     """
 
-    def __init__(self, model: MultiUserModel) -> None:
+    def __init__(self, model: MultiUserModel, saved: Parameter) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
         # Positions in the answer of ChatGLM-6B are counted from 1.
@@ -47,9 +47,7 @@ class NativeForward(nn.Cell):
         self.cosine = Tensor(cosine.astype(np.float32))
         self.sine = Tensor(sine.astype(np.float32))
         self.partner = Tensor(model.rotary.partner)
-        rows = 1 if model.config.is_causal else model.layout.seq_length
-        saved = Tensor(np.zeros((rows, model.config.hidden_size), np.float32))
-        self.saved = Parameter(saved, name="saved", requires_grad=False)
+        self.saved = saved
         self.gather = ops.Gather()
 
     def construct(
@@ -102,8 +100,8 @@ class LayerRange(NamedTuple):
 class LayerwiseProgress:
     """Prompts of ChatGLM-6B that are too long for one step, and how far they are.
 
-    Such prompts have to enter whole, because their tokens see each other in both directions. They
-    go through some layers in each step, beside everybody else's next token.
+    They cannot be chunked, because their attention is bidirectional. They go through some layers in
+    each step, beside the other users' next tokens.
 
     Args:
         layers: of the model.
@@ -145,14 +143,19 @@ class NativeRunner(GraphRunner):
         self.users = users
         config, length = self.model.config, self.engine.seq_length
         self.model.set_layout(CellLayout.plan(users, length, length, self.engine.users_per_cell))
-        self._forward = NativeForward(self.model)
-        skip_argument_checks(self._forward)
+        saved = np.zeros((1 if config.is_causal else length, config.hidden_size), np.float32)
+        self._saved = Parameter(Tensor(saved), name="saved", requires_grad=False)
+        self._make_entries()
         self.kernel_level = library.level()
         self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
         self._room = min(self.engine.prefill_chunk or device.PREFILL_CHUNK_NATIVE, length)
         """Tokens of prompts in one step; a prompt that has to enter whole may be longer."""
         self._layerwise = LayerwiseProgress(config.num_layers, self._room)
         self._height = users + (self._room if config.is_causal else length)
+
+    def _make_entries(self) -> None:
+        self._forward = NativeForward(self.model, self._saved)
+        skip_argument_checks(self._forward)
 
     def _jobs(self) -> list[Job]:
         jobs: list[Job] = [("compile step graph", partial(self._try, 1))]
@@ -172,9 +175,9 @@ class NativeRunner(GraphRunner):
         return results.logits(range(users))
 
     def take(self, prompts: Sequence[Request]) -> Sequence[int]:
-        """Prompts in turn, as long as there is room; the last one of a causal model is cut.
+        """Prompts in turn, as long as there is room; the last one of a causal model is chunked.
 
-        Prompts that enter whole count in the step that takes them through the last layer.
+        Whole prompts count in the step that takes them through the last layer.
         """
         if not self.model.config.is_causal:
             group = self._layerwise.group(prompts)

@@ -1,8 +1,8 @@
 """Prompts and decode rows in graphs of their own, by MindSpore's operators, on any device.
 
-Prompts of ChatGLM-6B enter whole, because their context sees itself in both directions. In a causal
-model no token needs a later one: chunked prefill. Where a prompt is cut depends on nothing but the
-prompt, so its bits do not depend on who else is there.
+Prompts of ChatGLM-6B are prefilled whole, because their context is bidirectional. Causal models
+use chunked prefill. Chunk boundaries depend on the prompt alone, so its bits do not depend on
+other requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from glm_multiuser.models.positions import PrefixPositions
 
 SMALLEST_BATCH = 4
 PROMPT_ROWS = 64
-"""Prompts enter together up to so many rows: beyond them little more is saved."""
+"""Short prompts are prefilled together up to so many rows: beyond them little more is saved."""
 
 
 def block_counts(blocks: int) -> tuple[int, ...]:
@@ -68,15 +68,14 @@ def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
 
 
 class PortableRunner(GraphRunner):
-    """Graphs for prompts and others for decode rows; subclasses know how a prompt enters."""
+    """Graphs for prefill and others for decode; subclasses know how prompts are prefilled."""
 
     def _lay_out(self, users: int) -> None:
         self.users = users
         length, per_cell = self.engine.seq_length, self.engine.users_per_cell
         self.layout = CellLayout.plan(users, length, BLOCK_LENGTH, per_cell)
         self.model.set_layout(self.layout)
-        self._forward = PortableForward(self.model)
-        self._replace_cache = ReplaceCache(self.model)
+        self._make_entries()
         lengths = set(self.layout.block_lengths)
         zeros = {length: empty_block(self.model, length) for length in lengths}
         self._zeros = [zeros[length] for length in self.layout.block_lengths]
@@ -84,6 +83,10 @@ class PortableRunner(GraphRunner):
         self._batch_sizes = batch_sizes(self.layout)
         self._rows = {size: size for size in self._batch_sizes}
         self._written_blocks = [0] * users
+
+    def _make_entries(self) -> None:
+        self._forward = PortableForward(self.model)
+        self._replace_cache = ReplaceCache(self.model)
 
     def _jobs(self) -> list[Job]:
         # With a single slot, the faster one-row product is safe.
@@ -107,7 +110,7 @@ class PortableRunner(GraphRunner):
         return results.logits(range(size))
 
     def _prompt_jobs(self) -> list[Job]:
-        """Every graph that takes prompts in."""
+        """Every prefill graph."""
         raise NotImplementedError
 
     def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
@@ -176,7 +179,7 @@ class PortableRunner(GraphRunner):
 
 
 class WholePrefillRunner(PortableRunner):
-    """Takes whole prompts in, several short ones of one padded length at once."""
+    """Prefills whole prompts, several short ones of one padded length at once."""
 
     def _lay_out(self, users: int) -> None:
         super()._lay_out(users)
@@ -196,7 +199,7 @@ class WholePrefillRunner(PortableRunner):
         ]
 
     def _try_prompts(self, length: int, count: int) -> None:
-        """Gives up taking in several prompts at once where that changes their bits."""
+        """Prefills prompts of this length alone from now on if together their bits change."""
         token_ids = (np.arange(length) % self.vocab_size).tolist()
         results = self._run_prompts([0] * count, [token_ids] * count, length)
         rows = results.logits(range(MOST_PROMPTS))
@@ -260,7 +263,7 @@ class WholePrefillRunner(PortableRunner):
 
 
 class ChunkedPrefillRunner(PortableRunner):
-    """Takes prompts in chunk by chunk, from behind the cached prefix."""
+    """Chunked prefill, which skips the cached prefix."""
 
     def _lay_out(self, users: int) -> None:
         super()._lay_out(users)
@@ -303,7 +306,7 @@ class ChunkedPrefillRunner(PortableRunner):
         return np.array([places.get(row, (0, 0))[1] for row in range(rows)])
 
     def _run_chunk(
-        self, slot: int, token_ids: Any, start: int, length: int, blocks: int
+        self, slot: int, token_ids: Sequence[int], start: int, length: int, blocks: int
     ) -> DeviceResults:
         input_ids = np.zeros(length, np.int32)
         input_ids[: len(token_ids)] = token_ids

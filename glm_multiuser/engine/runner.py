@@ -42,7 +42,7 @@ class Runner(Protocol):
     vocab_size: int
 
     def take(self, prompts: Sequence[Request]) -> Sequence[int]:
-        """How many tokens of each of the first prompts enter in the next step; changes nothing."""
+        """Tokens of each of the first prompts to prefill in the next step; changes nothing."""
 
     def parts(self, step: Step) -> Sequence[Step]:
         """The steps that one graph each can run."""
@@ -58,6 +58,9 @@ class Runner(Protocol):
 
     def resize(self, users: int, progress: Progress) -> None:
         """Lays the caches out for another number of users; what they held is gone."""
+
+    def recover(self) -> None:
+        """After an error of the device: makes the next step possible; what slots hold stays."""
 
     def close(self) -> None:
         """Frees the graphs."""
@@ -82,8 +85,8 @@ class DeviceResults:
 
     def only(self, rows: Sequence[int]) -> DeviceResults:
         """Some rows of a graph's results, in this order."""
-        rows = list(rows)
-        return DeviceResults(self.tokens[rows], self.finite[rows], self.device_logits, rows)
+        device_rows = [self.device_rows[row] for row in rows]
+        return DeviceResults(self.tokens[rows], self.finite[rows], self.device_logits, device_rows)
 
 
 Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
@@ -120,6 +123,10 @@ class GraphRunner(Runner):
 
     def _lay_out(self, users: int) -> None:
         """Makes caches and entry cells for so many users; nothing is compiled yet."""
+        raise NotImplementedError
+
+    def _make_entries(self) -> None:
+        """Makes the entry cells for the caches that there are."""
         raise NotImplementedError
 
     def _entries(self) -> Sequence[Any]:
@@ -160,6 +167,10 @@ class GraphRunner(Runner):
         self.close()  # the old graphs go before their successors come
         self._lay_out(users)
         self.compile(progress)
+
+    def recover(self) -> None:
+        self.close()  # MindSpore never runs a graph again that has failed once
+        self._make_entries()
 
     def close(self) -> None:
         self._retired_compiles = self.compiles

@@ -56,21 +56,21 @@ class Step:
 
 
 Take = Callable[[Sequence[Request]], Sequence[int]]
-"""Of requests whose prompts are not in, in the order of their turns: how many tokens of each of the
-first ones enter in the next step."""
+"""Of requests in prefill, in the order of their turns: how many tokens of each of the first ones
+are prefilled in the next step."""
 
 
 class Scheduler:
     """Requests wait for a slot; those that have one are part of every step.
 
     Groups share the slots. A request whose user is busy lets others pass; no other request is ever
-    overtaken by one of its own group. In their slots, prompts that enter in several pieces take
-    turns, so a short one is not held up by a long one.
+    overtaken by one of its own group. With chunked prefill, prompts in slots take turns, so that a
+    short one does not wait for a long one.
 
     Args:
         slots: who may run.
-        take: how much of which prompts enters in a step.
-        reuse: whether a prompt may start behind what its user's slot still holds of it.
+        take: how many tokens of which prompts are prefilled in a step.
+        reuse: whether the prefix cache of the user's slot is used.
     """
 
     def __init__(self, slots: Slots, take: Take, reuse: bool = False) -> None:
@@ -91,7 +91,7 @@ class Scheduler:
         return step if step.requests or returning else None
 
     def _admit(self) -> dict[int, Request]:
-        """Gives out slots; returns who comes back with something saved."""
+        """Admission to slots; returns the requests whose saved caches have to be restored."""
         returning = {}
         while (request := self.waiting.next(self.running.values(), self._may_run)) is not None:
             slot = self.slots.acquire(request.user)
@@ -150,11 +150,11 @@ class Scheduler:
         """No request without a slot, no busy slot without a request.
 
         Raises:
-            RuntimeError: the books are wrong, which is a defect of the engine.
+            RuntimeError: the state is inconsistent, which is a defect of the engine.
         """
         self.slots.check()
         held = {self.slots.slot_of(request.user): request for request in self.running.values()}
         if not set(self._entering) <= self.running.keys():
-            raise RuntimeError(f"prompts enter slots {self._entering}, which are not all theirs")
+            raise RuntimeError(f"slots {self._entering} are in prefill, but not all of them run")
         if held != self.running or self.slots.busy != len(self.running):
             raise RuntimeError(f"running requests {self.running} do not match the slots")

@@ -9,8 +9,8 @@ from typing import Optional
 class Slots:
     """Users and slots: a slot is free, busy (its user has a request running) or idle.
 
-    An idle slot is kept for its user until it is needed; the least recently used goes first.
-    What it holds is known by its user alone, and forgotten with the user's claim to it.
+    An idle slot keeps its user's prefix cache until another user needs the slot; the least recently
+    used is evicted first. A prefix cache is visible to its own user only.
     """
 
     def __init__(self, count: int) -> None:
@@ -40,9 +40,9 @@ class Slots:
         elif self._free:
             slot = self._free.pop(0)
         elif self._idle:
-            forgotten = next(iter(self._idle))
-            slot = self._idle.pop(forgotten)
-            self._held.pop(forgotten, None)
+            evicted = next(iter(self._idle))
+            slot = self._idle.pop(evicted)
+            self._held.pop(evicted, None)
         else:
             return None
         self._busy[user] = slot
@@ -64,7 +64,7 @@ class Slots:
             self._free.sort()
 
     def holders(self) -> list[Optional[Hashable]]:
-        """Whose each slot is, busy or idle; None for a free one."""
+        """The user of each slot, busy or idle; None for a free one."""
         held = {slot: user for users in (self._busy, self._idle) for user, slot in users.items()}
         return [held.get(slot) for slot in range(self.count)]
 
@@ -75,7 +75,7 @@ class Slots:
         """Every slot is in exactly one state.
 
         Raises:
-            RuntimeError: the books are wrong, which is a defect of the engine.
+            RuntimeError: the state is inconsistent, which is a defect of the engine.
         """
         slots = sorted([*self._free, *self._busy.values(), *self._idle.values()])
         if not self._held.keys() <= {*self._busy, *self._idle}:

@@ -32,6 +32,7 @@ from glm_multiuser.model_config import ChatGLM6BConfig
 from glm_multiuser.models.chatglm_6b import GLMForPreTraining
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.sampling import RowSampler, SamplingParams, choose
+from glm_multiuser.token_ids import check_token_ids
 
 
 class StreamChat:
@@ -65,7 +66,7 @@ class StreamChat:
 
         Raises:
             ConfigError: the model was made without users, so it caches nothing.
-            InvalidParameterError: no such user.
+            InvalidParameterError: no such user, or a token id out of range.
             PromptTooLongError: the sequence does not fit.
         """
         if self.layout.users == 0:
@@ -81,7 +82,7 @@ class StreamChat:
             raise PromptTooLongError(
                 f"the sequence has {length} tokens; the caches of this model hold {capacity}"
             )
-        token_ids = [int(token_id) for token_id in input_ids[:length]]
+        token_ids = [*check_token_ids(input_ids[:length], self.config.vocab_size)]
         positions = positions or PrefixPositions.of(token_ids, self.config)
         run = self._take_prompt if is_first_iteration else self._take_token
         return DEVICE_THREAD.call(partial(run, token_ids, user, positions))

@@ -1,4 +1,4 @@
-"""What every model is to an engine: users who live in its layers, and two products around them."""
+"""The base class of models: layers that hold every user's KV cache, and the output layer."""
 
 from __future__ import annotations
 

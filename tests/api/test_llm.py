@@ -129,6 +129,18 @@ def test_history_may_be_pairs_or_messages(llm: MultiUserLLM) -> None:
     assert prompts_of(llm) == [tuple(FakeTokenizer().encode("|a|b|c"))] * 2
 
 
+def test_token_ids_of_a_tokenizer_that_the_model_lacks_are_rejected(llm: MultiUserLLM) -> None:
+    """A device that met one would fail for every user from then on."""
+    ids = FakeTokenizer().encode_prompt("hi")
+    runner_of(llm).vocab_size = max(ids)
+    wanted = f"prompt has token id {max(ids)}; those of this model are below {max(ids)}"
+    for ask in (llm.submit, lambda text: llm.chat_token_ids([{"role": "user", "content": text}])):
+        with pytest.raises(InvalidParameterError, match=wanted) as caught:
+            ask("hi")
+        assert caught.value.field == "prompt"
+    assert runner_of(llm).requests_of("prefill") == []
+
+
 @pytest.mark.parametrize("history", [[("a",)], [{"role": "user", "content": "a"}], ["ab"], "ab"])
 def test_a_history_that_is_none_is_refused(llm: MultiUserLLM, history: Any) -> None:
     with pytest.raises(InvalidParameterError, match="history"):

@@ -177,6 +177,9 @@ class MockRunner:
             self._enter(Call("restore", {slot: request}))
             self._overwrite(slot, saved)
 
+    def recover(self) -> None:
+        pass
+
     def resize(self, users: int, progress: Progress) -> None:
         with self._alone():
             self._new = set()

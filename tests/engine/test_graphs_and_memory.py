@@ -297,6 +297,8 @@ def test_a_prompt_that_the_device_broke_off_leaves_no_trace(
         working(*args)
         raise RuntimeError("the device broke")
 
+    write_and_break.compile_cache = working.compile_cache  # type: ignore[attr-defined]
+
     # The first fills both blocks and breaks. The second breaks while it clears what another left.
     if breaks == "_replace_cache":
         DEVICE_THREAD.call(lambda: poison(runner))
@@ -307,6 +309,16 @@ def test_a_prompt_that_the_device_broke_off_leaves_no_trace(
         broken = llm.generate([prompt(4, length)], GREEDY)
     assert broken[0].finish_reason == "error"
     assert one_by_one(llm) == expected
+
+
+def test_a_step_that_an_operator_refuses_ends_its_own_requests_alone(
+    llm: MultiUserLLM, expected: list[Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runner_of(llm), "vocab_size", MODEL.vocab_size + 1)
+        failed = llm.submit([1, MODEL.vocab_size], params=GREEDY).result()
+    assert failed.finish_reason == "error"
+    assert answers(llm, PROMPTS[:1]) == expected[:1]
 
 
 # Resizing; from here on `llm` has fewer slots

@@ -154,6 +154,16 @@ def test_a_prompt_that_goes_through_some_layers_in_each_step_gets_the_same_bits(
             assert [Heard(one.result()).bits for one in handles] == expected[:4]
         assert slow.stats().compiles_after_ready == 4, "one graph for each layout"
 
+        def recover_in_between() -> Handle:
+            handle = slow.submit(prompts[2], params=GREEDY)
+            assert slow._engine.step()
+            assert slow.slots()[0].state == ("prefill" if chunk < len(prompts[2]) else "decode")
+            runner_of(slow).recover()
+            return handle
+
+        recovered: Handle = DEVICE_THREAD.call(recover_in_between)
+        assert Heard(recovered.result()).bits == expected[2]
+
 
 def test_a_prompt_behind_what_its_slot_still_holds_changes_no_bit(causal: MultiUserLLM) -> None:
     first = prompt(7, 9)
@@ -262,6 +272,16 @@ def test_a_step_that_the_device_broke_off_leaves_no_trace(
         patch.setattr(runner, "_forward", write_and_break)
         broken = llm.generate([prompt(4, 27)], GREEDY)
     assert broken[0].finish_reason == "error"
+    assert bits(one_by_one(llm)) == expected
+
+
+def test_a_step_that_the_kernels_refuse_ends_its_own_requests_alone(
+    llm: MultiUserLLM, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runner_of(llm), "vocab_size", MODEL.vocab_size + 1)
+        failed = llm.submit([1, MODEL.vocab_size], params=GREEDY).result()
+    assert failed.finish_reason == "error"
     assert bits(one_by_one(llm)) == expected
 
 

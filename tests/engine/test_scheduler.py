@@ -268,5 +268,5 @@ def test_a_turn_of_a_slot_where_nobody_runs_is_noticed() -> None:
     scheduler, _ = scheduler_with(2, "a", take=cut(1), lengths=[3])
     next_step(scheduler)
     del scheduler.running[0]
-    with pytest.raises(RuntimeError, match=r"prompts enter slots \[0\]"):
+    with pytest.raises(RuntimeError, match=r"slots \[0\] are in prefill"):
         scheduler.check()

@@ -184,6 +184,12 @@ def test_too_long_a_sequence(small: GLMForMultiUser) -> None:
         small._incremental_infer([5] * 25, 24, True)
 
 
+@pytest.mark.parametrize("token_id", [-1, 1 << 20])
+def test_a_token_id_out_of_range_is_rejected(small: GLMForMultiUser, token_id: int) -> None:
+    with pytest.raises(InvalidParameterError, match=rf"prompt\[1\] is {token_id}; token ids are"):
+        small._incremental_infer([1, token_id], 1, True)
+
+
 def test_no_tokenizer(small: GLMForMultiUser) -> None:
     with pytest.raises(InvalidParameterError, match="tokenizer is None"):
         next(small._stream_chat([5, 6], 1, 1.0, 1.0, 8, 9))
