@@ -121,8 +121,13 @@ class Service:
         try:
             self._check_ready()
             user = caller.user(session)
-            all_ids = [await self._token_ids(model, request) for request in requests]
             self.admission.admit(caller, user, len(requests))
+            try:
+                all_ids = [await self._token_ids(model, request) for request in requests]
+            except BaseException:
+                for _ in requests:
+                    self.admission.release(caller, user)
+                raise
             return self._submit(_Admitted(model, caller, user), requests, all_ids, seconds)
         except Exception as error:
             self.metrics.requests.labels(model.name, "refused").inc()

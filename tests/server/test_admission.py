@@ -164,6 +164,7 @@ def test_a_session_has_a_limit_of_its_own() -> None:
 
 def test_a_key_has_a_limit_with_all_its_sessions() -> None:
     settings = mock_settings(max_queue=8, keys=KEYS, limits={"requests_per_key": 2})
+    no_such_ids = {"prompt": [10**9]}
     with in_process_server(settings) as server, nothing_stays(server):
         with SingleSteps():
             mine = [
@@ -174,10 +175,13 @@ def test_a_key_has_a_limit_with_all_its_sessions() -> None:
             response = post(server, "/", {"prompt": "ab"}, x_session_id="c", **RED)
             assert_refused(response, 429, "key_busy")
             assert "requests_per_key is 2" in response.json()["error"]
+            # Before its prompt is tokenized: these ids would be an error of their own.
+            assert post(server, "/v1/completions", no_such_ids, **RED).status_code == 429
             other = in_background(post, server, "/", {"prompt": "ab"}, x_session_id="a", **BLUE)
             wait_until(lambda: server.service.running == 3)
         mine.append(other)
         assert {one.result(PATIENCE).status_code for one in mine} == {200}
+        assert post(server, "/v1/completions", no_such_ids, **RED).status_code == 400
 
 
 @pytest.mark.parametrize("session", ["x" * 129, "tab\there"])
