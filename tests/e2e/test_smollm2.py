@@ -27,6 +27,8 @@ pytestmark = [
 USERS = 6
 SEQ_LENGTH = 640
 TOLERANCE = 5e-4
+READERS = 10
+"""Of the text whose perplexity is known."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 
@@ -75,19 +77,14 @@ def test_answers_end_where_the_model_ends_them(llm: MultiUserLLM, expected: dict
         assert result.finish_reason == ("stop" if case["eos_in_greedy"] else "length")
 
 
-def test_logits_and_perplexity(expected: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    driver = NativeDriver.of_folder(FILE, 10, SEQ_LENGTH, chunk=256)
-    for case in expected["cases"]:
-        (logits,) = driver.answer(0, driver.request(case["input_ids"]), 1)
-        np.testing.assert_allclose(
-            logits, arrays[f"{case['index']}/last_logits"], rtol=0, atol=TOLERANCE
-        )
+def losses(driver: NativeDriver, text: dict[str, Any]) -> np.ndarray:
+    """-> of each token but the first its negative log-likelihood, [tokens - 1]."""
     tokenizer = load_tokenizer(FILE)
     assert tokenizer is not None
-    token_ids = tokenizer.encode(expected["perplexity"]["text"])
-    assert token_ids == expected["perplexity"]["input_ids"]
+    token_ids = tokenizer.encode(text["text"])
+    assert token_ids == text["input_ids"]
     # Ten users read the text, each from another place on.
-    begins = {slot: 1 + 57 * slot for slot in range(10)}
+    begins = {slot: 1 + 57 * slot for slot in range(READERS)}
     requests = {slot: driver.request(token_ids[:begin]) for slot, begin in begins.items()}
     nll = np.full(len(token_ids) - 1, np.nan)
     while np.isnan(nll).any():
@@ -98,8 +95,31 @@ def test_logits_and_perplexity(expected: dict[str, Any], arrays: dict[str, np.nd
                 request.output_token_ids[-1] = token_ids[place]
                 scores = logits.astype(np.float64) - logits.max()
                 nll[place - 1] = np.log(np.exp(scores).sum()) - scores[token_ids[place]]
+    return nll
+
+
+def test_logits_and_perplexity(expected: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    driver = NativeDriver.of_folder(FILE, READERS, SEQ_LENGTH, chunk=256)
+    for case in expected["cases"]:
+        (logits,) = driver.answer(0, driver.request(case["input_ids"]), 1)
+        np.testing.assert_allclose(
+            logits, arrays[f"{case['index']}/last_logits"], rtol=0, atol=TOLERANCE
+        )
+    nll = losses(driver, expected["perplexity"])
     np.testing.assert_allclose(nll, arrays["perplexity/nll_per_token"], rtol=0, atol=TOLERANCE)
     assert abs(np.exp(nll.mean()) - expected["perplexity"]["perplexity"]) < 1e-3
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize(
+    ("weight", "bound"), [("float16", 0.001), ("bfloat16", 0.01), ("int8", 0.03)]
+)
+def test_perplexity_with_smaller_weights(
+    expected: dict[str, Any], weight: str, bound: float
+) -> None:
+    driver = NativeDriver.of_folder(FILE, READERS, SEQ_LENGTH, chunk=256, weight=weight)
+    perplexity = np.exp(losses(driver, expected["perplexity"]).mean())
+    assert perplexity == pytest.approx(expected["perplexity"]["perplexity"], rel=bound)
 
 
 def test_every_string_of_the_tokenizer() -> None:
