@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from glm_multiuser import MultiUserLLM
+from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.server.service import LONG_PROMPT
 from glm_multiuser.server.settings import ModelSettings
 from glm_multiuser.tokenizers import load_tokenizer
@@ -74,6 +75,8 @@ def test_special_tokens_are_written_as_their_names() -> None:
     def open_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
         llm = echo_llm(settings)
         llm.tokenizer = tokenizer
+        runner: Any = llm._runner
+        runner.vocab_size = read_model_config(FOLDER).vocab_size
         return llm
 
     with in_process_server(mock_settings(warm_up=()), open_llm) as server:
