@@ -14,7 +14,7 @@ INFINITE = np.uint16(0x7F80)
 """The exponent's bits, all of which are set in what is not finite."""
 
 
-def to_bfloat16(values: NDArray[Any]) -> NDArray[Any]:
+def to_bfloat16(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     """float32 -> `BITS`, rounded to nearest, ties to even; a NaN stays one."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -22,7 +22,7 @@ def to_bfloat16(values: NDArray[Any]) -> NDArray[Any]:
     return np.where(np.isnan(values), quiet, rounded).astype(BITS)
 
 
-def from_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
+def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """`BITS` -> float32, exactly."""
     wide = bits.astype(np.uint32)
     wide <<= np.uint32(16)

@@ -113,7 +113,7 @@ class PortableRunner(GraphRunner):
         """Every prefill graph."""
         raise NotImplementedError
 
-    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
+    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:
         """Position ids for a decode graph of so many rows; `places`: row -> (slot, position)."""
         raise NotImplementedError
 
@@ -241,7 +241,7 @@ class WholePrefillRunner(PortableRunner):
         super().restore(slot, request, saved)
         self._positions[slot] = PrefixPositions.of(request.prompt_token_ids, self.model.config)
 
-    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
+    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:
         position_ids = np.zeros((2, rows), np.int32)
         for row, (slot, position) in places.items():
             position_ids[:, row] = self._positions[slot].ids(position, position + 1)[:, 0]
@@ -302,8 +302,8 @@ class ChunkedPrefillRunner(PortableRunner):
         self._clear_behind(slot, blocks)
         return results.only([0])
 
-    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[Any]:
-        return np.array([places.get(row, (0, 0))[1] for row in range(rows)])
+    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:
+        return np.array([places.get(row, (0, 0))[1] for row in range(rows)], np.int32)
 
     def _run_chunk(
         self, slot: int, token_ids: Sequence[int], start: int, length: int, blocks: int

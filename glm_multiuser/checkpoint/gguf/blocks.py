@@ -7,7 +7,8 @@ as there.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ def nibbles(packed: Bytes, group: int) -> Bytes:
     return bits(packed, group, (0, 4), 15)
 
 
-def bits(packed: Bytes, group: int, shifts: Any, mask: int) -> Bytes:
+def bits(packed: Bytes, group: int, shifts: Sequence[int], mask: int) -> Bytes:
     """Of each group of so many bytes these bits of all of them, one shift after the other."""
     shape = (len(packed), -1, 1, group)
     steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)

@@ -162,7 +162,7 @@ def gguf_config_json(path: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> Any:
+def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> object:
     found: dict[str, Any] = {"vocab_size": own["vocab_size"]} if "vocab_size" in own else {}
     tokens = file.metadata.get(TOKENS)
     if isinstance(tokens, Strings):
@@ -178,7 +178,7 @@ def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> Any:
     return first
 
 
-def _end_of_text(file: GGUFFile) -> Any:
+def _end_of_text(file: GGUFFile) -> object:
     ids = [file.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
     for one in ids:
         if one is not None:

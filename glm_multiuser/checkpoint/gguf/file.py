@@ -23,13 +23,13 @@ import mmap
 import re
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.checkpoint.gguf.blocks import BLOCK_TYPES
-from glm_multiuser.checkpoint.stored_tensor import DTYPES, BlockType, StoredTensor
+from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, BlockType, StoredTensor
 from glm_multiuser.errors import CheckpointError
 
 MAGIC = b"GGUF"
@@ -209,7 +209,7 @@ class _Reader:
         self.at += length
         return self.data[self.at - length : self.at].decode()
 
-    def value(self, key: str, kind: int) -> Any:
+    def value(self, key: str, kind: int) -> Union[bool, int, float, str, Strings, Array]:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
@@ -220,7 +220,7 @@ class _Reader:
         # The shortest decimal number, as a config.json has it: 1e-05 and not 9.99999974e-06.
         return float(str(np.float32(value))) if NUMBERS[kind] == "f" else value
 
-    def array(self, key: str, kind: int, count: int) -> Any:
+    def array(self, key: str, kind: int, count: int) -> Union[Strings, Array]:
         if kind == STRING:
             self.check_at_most(f"the number of strings of {key}", count, MOST_STRINGS)
             return self.strings(key, count)
