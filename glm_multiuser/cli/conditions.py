@@ -14,6 +14,9 @@ from glm_multiuser.cli.measure import fields
 OF_A_RUN = ("users", "max_queue")
 """Settings that differ between the runs of a benchmark."""
 
+NO_SETTING = ("weight_types",)
+"""What an engine has besides its settings."""
+
 
 def machine() -> dict[str, Any]:
     """The computer, how busy it is, and the versions of what runs on it."""
@@ -33,15 +36,23 @@ def machine() -> dict[str, Any]:
 def workload(settings: RunSettings) -> dict[str, Any]:
     """The model and what it is asked."""
     from glm_multiuser import memory
-    from glm_multiuser.checkpoint import stored_dtype
+    from glm_multiuser.checkpoint import stored_as
 
     config, engine = settings.model_config(), settings.engine()
-    stored = "float32"
     if settings.checkpoint is not None:
-        stored = stored_dtype(find_checkpoint(Path(settings.checkpoint)), config)
-    values = {**vars(memory.with_weight_dtype(engine, stored)), "dtype": memory.dtype_of(engine)}
+        folder = find_checkpoint(Path(settings.checkpoint))
+        stored = stored_as(folder, config)
+        engine = memory.with_weight_dtype(engine, config, *stored)
+    else:
+        engine = memory.with_weight_dtype(engine, config, "float32")
+    types = {
+        "dtype": memory.dtype_of(engine),
+        "weight_dtype": memory.weight_dtype_of(engine),
+        "cache_dtype": memory.cache_dtype_of(engine),
+    }
+    values = {**vars(engine), **types}
     return {
-        **{name: value for name, value in values.items() if name not in OF_A_RUN},
+        **{name: value for name, value in values.items() if name not in OF_A_RUN + NO_SETTING},
         "weights": "checkpoint" if settings.checkpoint else "random",
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 GOLDEN = package_data.ROOT / package_data.GOLDEN
 USERS = 8
 SEQ_LENGTH = 256
-CHOSEN = ("users", "seq_length", "users_per_cell", "dtype", "weight_dtype", "compute_dtype")
+CHOSEN = (
+    *("users", "seq_length", "users_per_cell"),
+    *("dtype", "weight_dtype", "compute_dtype", "cache_dtype"),
+)
 """Settings that the checks set."""
 KNOWN_ANSWERS = 10
 LOGPROB_TOLERANCE = 1e-3

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from glm_multiuser.server.request_context import service_of
-from glm_multiuser.server.version import own_version
+from glm_multiuser.version import own_version
 
 router = APIRouter(tags=["health"])
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from glm_multiuser import memory
-from glm_multiuser.checkpoint import read_model_config, stored_dtype
+from glm_multiuser.checkpoint import read_model_config, stored_as
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.progress import Progress, show_progress
@@ -126,7 +126,8 @@ def check(
 def memory_bytes(model: ModelSettings) -> int:
     """Weights and KV caches, computed from the checkpoint's shapes and types."""
     config = read_model_config(model.folder)
-    engine = memory.with_weight_dtype(model.engine, stored_dtype(model.folder, config))
+    stored = stored_as(model.folder, config)
+    engine = memory.with_weight_dtype(model.engine, config, *stored)
     return memory.total_bytes(config, engine)
 
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from glm_multiuser.answer import GenerationResult, Timings
 from glm_multiuser.server.generation import Generation, OnEnd
 from glm_multiuser.server.logs import request_id
-from glm_multiuser.server.version import NAME, own_version
+from glm_multiuser.version import NAME, own_version
 
 FLUSH_SECONDS = 5.0
 """For spans that are still being sent when the server shuts down."""

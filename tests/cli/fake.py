@@ -79,6 +79,7 @@ class Stats:
     kernels: str = "native"
     kernel_level: str = "avx2"
     weight_dtype: str = "float32"
+    cache_dtype: str = "float32"
 
 
 class Handle:

@@ -12,7 +12,7 @@ from glm_multiuser.server.kserve.signature import INPUTS, OUTPUTS, TensorSpec
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.request_context import service_of
 from glm_multiuser.server.settings import ServerSettings
-from glm_multiuser.server.version import NAME, own_version
+from glm_multiuser.version import NAME, own_version
 
 router = APIRouter()
 model_router = APIRouter()
