@@ -17,7 +17,10 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     python -m pip install --no-cache-dir -c /constraints.txt "$(echo /wheels/*.whl)[server,otel]"
 
-# Caches go to /tmp, so that the rest of the file system can be read-only.
+# Packed weights are on disk, in a volume if there is one: in memory they would be there twice.
+RUN install -d -o 10001 -g 10001 /var/cache/glm-multiuser
+ENV GLM_MULTIUSER_WEIGHT_CACHE=/var/cache/glm-multiuser
+# Other caches go to /tmp, so that the rest of the file system can be read-only.
 ENV HOME=/tmp
 WORKDIR /tmp
 USER 10001:10001

@@ -5,9 +5,10 @@
 Writes a checkpoint of the published shape (28 layers, hidden 4096, 6.7 billion numbers) with fixed
 random float16 weights, loads it as any other checkpoint, one variant after the other and each in a
 process of its own, lets two users decode at the same time and then each of them alone, and
-compares. The answers mean nothing; that the two ways agree does. Ends with one line of JSON.
+compares. The answers mean nothing; that the two ways agree does. With native kernels a second
+process follows, which maps the weights that the first one packed. Ends with one line of JSON.
 
-It needs 14 GB of disk, and of memory what is said before anything is loaded. A variant that does
+It needs 28 GB of disk, and of memory what is said before anything is loaded. A variant that does
 not fit is refused, before the machine begins to swap.
 """
 
@@ -43,6 +44,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "native-bfloat16": {"kernels": "native", "weight_dtype": "bfloat16"},
     "portable-float16": {"kernels": "portable", "dtype": "float16"},
 }
+PACKED = "packed"
+"""Folder in that of the checkpoint."""
+
 USERS = 2
 PROMPT_TOKENS = 12
 SPARE_BYTES = 2 * 10**9
@@ -70,13 +74,15 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="full_size_"))
     try:
         seconds = write_checkpoint(folder, options.layers)
-        runs = [run_in_child(name, folder, options) for name in variants]
+        layers = ModelConfig.from_folder(folder).num_layers
+        runs = [run for name in variants for run in starts(name, folder, options)]
     finally:
+        shutil.rmtree(folder / PACKED, ignore_errors=True)
         if options.folder is None:
             shutil.rmtree(folder)
     conditions = {
         **machine(),
-        "layers": options.layers,
+        "layers": layers,
         "seq_length": options.seq_length,
         "users": USERS,
         "prompt_tokens": PROMPT_TOKENS,
@@ -144,6 +150,18 @@ def random_tensors(
         yield name, values
 
 
+def starts(variant: str, folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A first start, and a second one if packed weights were kept."""
+    yield {"start": "first", **run_in_child(variant, folder, options)}
+    for packed in (folder / PACKED).glob("*.safetensors"):
+        began = time.monotonic()
+        subprocess.run(["cat", str(packed)], stdout=subprocess.DEVNULL, check=True)
+        read = {"packed_gb": round(packed.stat().st_size / 1e9, 2)}
+        read["cat_s"] = round(time.monotonic() - began, 2)
+        yield {"start": "second", **read, **run_in_child(variant, folder, options)}
+        packed.unlink()
+
+
 def run_in_child(variant: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Memory that one variant gave back would otherwise be counted for the next one."""
     say(f"{variant}:")
@@ -162,7 +180,10 @@ def run_in_child(variant: str, folder: Path, options: argparse.Namespace) -> dic
 def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     """Loads, answers, and measures."""
     settings = VARIANTS[variant]
-    engine = EngineConfig(users=USERS, seq_length=options.seq_length, **settings)
+    packed = str(options.folder / PACKED)
+    engine = EngineConfig(
+        users=USERS, seq_length=options.seq_length, weight_cache=packed, **settings
+    )
     config = ModelConfig.from_folder(options.folder)
     needed = loading_bytes(config, engine)
     available = memory_fields("/proc/meminfo")["MemAvailable"]
@@ -180,6 +201,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
             stats = llm.stats()
             together, alone, times = answers(llm, config, options.new_tokens)
             steady = watch.now()
+            mapped = memory_fields("/proc/self/status")["RssFile"]
     first = [one[0] for one in times]
     gaps = [later - earlier for one in times for earlier, later in zip(one, one[1:])]
     return {
@@ -187,7 +209,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
         "same_alone_and_together": together == alone,
         "users_differ": together[0] != together[1],
         "tokens": together,
-        "loading_s": round(started - stats.compile_seconds, 1),
+        "loading_s": round(started - stats.compile_seconds, 2),
         "compile_s": round(stats.compile_seconds, 1),
         "first_token_s": [round(one, 2) for one in first],
         "decode_step_s": round(float(np.median(gaps)), 3),
@@ -196,6 +218,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
         "loading_peak_gb": round(watch.peaks["loading"] / 1e9, 2),
         "running_peak_gb": round(max(watch.peaks.values()) / 1e9, 2),
         "steady_gb": round(steady / 1e9, 2),
+        "mapped_gb": round(mapped / 1e9, 2),
         "peak_rss_gb": round(memory_fields("/proc/self/status")["VmHWM"] / 1e9, 2),
     }
 
@@ -264,7 +287,7 @@ class Narrator:
         self.watch, self.said = watch, 0.0
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        if "." not in what:  # no parameter's name: a graph
+        if not what.endswith("weights") and "." not in what:  # nor a parameter's name: a graph
             self.watch.phase = "compiling"
         if time.monotonic() - self.said > 5:
             self.said = time.monotonic()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Optional
 
 from glm_multiuser.errors import ConfigError
@@ -85,17 +86,34 @@ class EngineConfig:
     weight_dtype: Optional[str] = setting(
         None,
         "Type of the matrices, with native kernels; default: as the checkpoint has them",
-        choices=("float32", "bfloat16", "float16", "int8"),
+        choices=("float32", "bfloat16", "float16", "int8", "int4"),
     )
     compute_dtype: str = setting(
         "float32",
         "Type that inputs of matrix products are rounded to, with native kernels; for int8 weights "
-        "always bfloat16",
-        choices=("float32", "bfloat16"),
+        "at least bfloat16; int8 for int8 weights and for those in groups only",
+        choices=("float32", "bfloat16", "int8"),
+    )
+    cache_dtype: Optional[str] = setting(
+        None,
+        "Type of the KV caches, with native kernels; default: the one that inputs of matrix "
+        "products are rounded to",
+        choices=("float32", "bfloat16", "int8"),
+    )
+
+    weight_cache: Optional[str] = setting(
+        None,
+        "Folder that keeps packed weights for the next start, with native kernels, or off; "
+        "default: ~/.cache/glm_multiuser",
     )
 
     def __post_init__(self) -> None:
         check(self)
+        if self.compute_dtype == "int8" and self.weight_dtype not in (None, "int8", "int4"):
+            raise ConfigError(
+                f"compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', or None for a "
+                f"checkpoint in groups, not {self.weight_dtype!r}"
+            )
 
     def check_fits(self, model: AnyModelConfig) -> None:
         """Raises ConfigError if users of this engine could hold more than the model can."""
@@ -104,3 +122,17 @@ class EngineConfig:
                 f"seq_length is {self.seq_length}; this model's max_sequence_length is "
                 f"{model.max_sequence_length}"
             )
+
+
+@dataclass(frozen=True)
+class MixedEngineConfig(EngineConfig):
+    """An engine whose matrices are not all of one type, because a checkpoint's are not.
+
+    Attributes:
+        weight_types: name of a matrix -> its type; `weight_dtype` is that of the others.
+    """
+
+    weight_types: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check(self)

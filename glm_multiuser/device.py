@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from glm_multiuser.errors import ConfigError
 
 DEFAULT_DTYPE = {"CPU": "float32", "Ascend": "float16"}
@@ -16,13 +18,24 @@ form, which has not been measured there."""
 PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
 """Tokens of a causal model's prompt that enter between two decode steps of the others."""
 
-PREFILL_CHUNK_NATIVE = 32
-"""The same for native kernels, which take prompts and decode rows in at once."""
+PREFILL_CHUNK_NATIVE = 256
+"""Tokens of a causal model's prompts in one step of native kernels where nobody decodes: more do
+not make prompts faster. How many there are beside others' next tokens, `ChunkLength` measures."""
+
+PREFILL_CHUNK_LAYERWISE = 32
+"""Tokens of ChatGLM-6B's prompts that one step takes through all layers."""
 
 PROCESS_BYTES = {"CPU": 224 * 2**20, "Ascend": 0}
 """For plans: Python, MindSpore, a compiled graph, and what the allocator keeps, measured on CPUs
 with native kernels. For a card that is the host's memory; what MindSpore takes of the card's own
 has not been measured."""
+
+
+def cores() -> int:
+    """Those of the CPU that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
 
 _configured: list[tuple[str, int]] = []
 

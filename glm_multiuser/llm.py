@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
-from glm_multiuser.build import WeightSource, build_runner, load_weights, random_weights
+from glm_multiuser.build import build_runner
 from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.hub import local_path
@@ -33,6 +34,7 @@ from glm_multiuser.sampling import SamplingParams
 from glm_multiuser.settings import takes
 from glm_multiuser.token_ids import TokenIds, check_token_ids
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
+from glm_multiuser.weights import WeightSource, load_weights, random_weights
 
 User = Union[int, str, None]
 Prompt = Union[str, Sequence[int]]
@@ -67,6 +69,12 @@ class EngineStats:
     """Of native kernels, the processor's instructions that they use; "" for others."""
     weight_dtype: str
     """Type of the matrices."""
+    cache_dtype: str
+    """Type of keys and values."""
+    prefill_chunk: int
+    """Tokens of prompts in one step where nobody decodes."""
+    prefill_chunk_beside: int
+    """Tokens of prompts in one step where others decode, as it is now."""
     batch_invariant: bool
     """Whether a row's logits were bit for bit the same in every compiled batch at start-up."""
 
@@ -85,6 +93,7 @@ class MultiUserLLM:
         default_params: SamplingParams,
         stop_token_ids: Sequence[int],
         start_seconds: float,
+        saving: Optional[Thread] = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -92,6 +101,7 @@ class MultiUserLLM:
         self.stop_token_ids = tuple(stop_token_ids)
         self._runner = runner
         self._start_seconds = start_seconds
+        self._saving = saving
         self._compiles_when_ready = runner.compiles
         reuse = config.cache_prompt and runner.model.config.is_causal
         limits = config.max_queue, config.max_queue_per_user
@@ -157,11 +167,13 @@ class MultiUserLLM:
         start = time.monotonic()
         with show_progress(progress) as report:
             report = _yielding(report)
-            runner = DEVICE_THREAD.call(lambda: build_runner(model_config, config, source, report))
+            runner, saving = DEVICE_THREAD.call(
+                lambda: build_runner(model_config, config, source, report)
+            )
         stops = {*model_config.eos_token_ids, *(tokenizer.stop_token_ids if tokenizer else ())}
         seconds = time.monotonic() - start
         default_params = default_params or SamplingParams()
-        return cls(runner, config, tokenizer, default_params, sorted(stops), seconds)
+        return cls(runner, config, tokenizer, default_params, sorted(stops), seconds, saving)
 
     @keyword_only_since("0.2", "params", "user", "history", "reader")
     def submit(
@@ -339,6 +351,9 @@ class MultiUserLLM:
             kernels=runner.kernels,
             kernel_level=runner.kernel_level,
             weight_dtype=runner.weight_dtype,
+            cache_dtype=runner.cache_dtype,
+            prefill_chunk=runner.chunk_length.longest,
+            prefill_chunk_beside=runner.chunk_length.beside,
             batch_invariant=runner.batch_invariant,
         )
 
@@ -362,8 +377,13 @@ class MultiUserLLM:
         self._engine.on_step = callback
 
     def close(self, drain: float = 30.0) -> None:
-        """Graceful shutdown: accepts no new requests; after `drain` seconds, cancels the rest."""
+        """Graceful shutdown: accepts no new requests; after `drain` seconds, cancels the rest.
+
+        Packed weights that are still being written have as much time.
+        """
         self._engine.close(drain)
+        if self._saving is not None:
+            self._saving.join(drain)
 
     def __enter__(self) -> MultiUserLLM:
         return self

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Optional
 
 from glm_multiuser.backends.native import library
-from glm_multiuser.backends.native.packing import TILE, Packing
+from glm_multiuser.backends.native.group_packing import packing_of
+from glm_multiuser.backends.native.kv_layout import scale_bytes
+from glm_multiuser.backends.native.packing import BLOCK_BYTES, TILE
+from glm_multiuser.backends.native.weight_types import (
+    described,
+    types_for_int4,
+    types_in_groups,
+)
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.config import (
     BLOCK_LENGTH,
@@ -22,8 +31,15 @@ from glm_multiuser.config import (
     AnyModelConfig,
     CausalConfig,
     EngineConfig,
+    MixedEngineConfig,
 )
-from glm_multiuser.device import DEFAULT_DTYPE, PREFILL_CHUNK, PREFILL_CHUNK_NATIVE, PROCESS_BYTES
+from glm_multiuser.device import (
+    DEFAULT_DTYPE,
+    PREFILL_CHUNK,
+    PREFILL_CHUNK_NATIVE,
+    PROCESS_BYTES,
+    cores,
+)
 from glm_multiuser.errors import ConfigError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -61,19 +77,68 @@ def check_kernels(engine: EngineConfig) -> None:
     reason = portable_reason(engine)
     if reason and engine.kernels == "native":
         raise ConfigError(f"kernels is 'native', but {reason}")
-    possible = {"weight_dtype": (None, dtype_of(engine)), "compute_dtype": ("float32",)}
+    own = (None, dtype_of(engine))
+    possible = {"weight_dtype": own, "compute_dtype": ("float32",), "cache_dtype": own}
     for name, values in possible.items():
         if reason and getattr(engine, name) not in values:
             wanted = f"{name} {getattr(engine, name)!r}"
             raise ConfigError(f"{wanted} needs native kernels, but {reason}")
 
 
-def with_weight_dtype(engine: EngineConfig, stored: str) -> EngineConfig:
+def with_weight_dtype(
+    engine: EngineConfig,
+    config: AnyModelConfig,
+    stored: str,
+    types: Optional[Mapping[str, str]] = None,
+) -> EngineConfig:
     """The same, with the type that matrices are kept in where `weight_dtype` leaves it open: the
-    one that a checkpoint has them in, `stored`, or with MindSpore's operators `dtype`."""
+    one that a checkpoint has them in, `stored` or, by the matrix, `types`; or with MindSpore's
+    operators `dtype`. With int4 every matrix gets a type of its own.
+
+    Raises:
+        ConfigError: inputs are to be int8, and no matrix is in groups or int8.
+    """
+    if engine.weight_dtype == "int4":
+        shapes, table = parameter_shapes(config), (config.vocab_size, config.hidden_size)
+        matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+        tables = [name for name in matrices if shapes[name] == table]
+        return _mixed(engine, "int4", types_for_int4(types or {}, matrices, tables))
     if engine.weight_dtype is not None:
         return engine
-    return replace(engine, weight_dtype=stored if is_native(engine) else dtype_of(engine))
+    if not is_native(engine):
+        return replace(engine, weight_dtype=dtype_of(engine))
+    kept = types_in_groups(types or {})
+    if kept:
+        return _mixed(engine, stored, kept)
+    if engine.compute_dtype == "int8":
+        raise ConfigError(
+            "compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', because the matrices "
+            f"of this model are {stored}"
+        )
+    return replace(engine, weight_dtype=stored)
+
+
+def _mixed(engine: EngineConfig, dtype: str, types: Mapping[str, str]) -> EngineConfig:
+    return MixedEngineConfig(**{**vars(engine), "weight_dtype": dtype, "weight_types": types})
+
+
+def weight_types_of(engine: EngineConfig) -> Mapping[str, str]:
+    """Name of a matrix -> its type, where that is not `weight_dtype`."""
+    return engine.weight_types if isinstance(engine, MixedEngineConfig) else {}
+
+
+def weight_dtype_of(engine: EngineConfig) -> str:
+    """Types of the matrices, in words."""
+    return described(engine.weight_dtype or dtype_of(engine), weight_types_of(engine))
+
+
+def cache_dtype_of(engine: EngineConfig) -> str:
+    """The type of keys and values: where `cache_dtype` leaves it open, the one that inputs of
+    products are rounded to, or with MindSpore's operators `dtype`."""
+    if engine.cache_dtype is not None:
+        return engine.cache_dtype
+    rounds = engine.compute_dtype != "float32" or engine.weight_dtype == "int8"
+    return "bfloat16" if rounds and is_native(engine) else dtype_of(engine)
 
 
 def weight_count(config: AnyModelConfig) -> int:
@@ -83,13 +148,15 @@ def weight_count(config: AnyModelConfig) -> int:
 
 def weight_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """All weights as they lie in memory: for native kernels packed, with vectors in float32."""
-    return sum(_parameter_bytes(shape, engine) for shape in parameter_shapes(config).values())
+    shapes = parameter_shapes(config)
+    return sum(_parameter_bytes(name, shape, engine) for name, shape in shapes.items())
 
 
 def weight_bytes_read(config: AnyModelConfig, engine: EngineConfig) -> int:
     """What a decode step reads of them: all but the embedding, of which it takes single rows."""
     table = (config.vocab_size, config.hidden_size)
-    unread = 0 if is_tied(config) else _parameter_bytes(table, engine)
+    embedding = next(name for name, shape in parameter_shapes(config).items() if shape == table)
+    unread = 0 if is_tied(config) else _parameter_bytes(embedding, table, engine)
     return weight_bytes(config, engine) - unread
 
 
@@ -98,23 +165,25 @@ def is_tied(config: AnyModelConfig) -> bool:
     return isinstance(config, CausalConfig) and config.tied
 
 
-def _parameter_bytes(shape: tuple[int, ...], engine: EngineConfig) -> int:
+def _parameter_bytes(name: str, shape: tuple[int, ...], engine: EngineConfig) -> int:
     dtype = dtype_of(engine)
     if len(shape) != 2 or not is_native(engine):
         return math.prod(shape) * BYTES[dtype]
-    packing = Packing(engine.weight_dtype or dtype, *shape)
+    kept_as = weight_types_of(engine).get(name, engine.weight_dtype or dtype)
+    packing = packing_of(kept_as, *shape)
     return math.prod(packing.shape) * packing.itemsize
 
 
 def cache_bytes_per_user(config: AnyModelConfig, seq_length: int, dtype: str) -> int:
-    """Keys and values: 2 * layers * seq_length * key/value heads * head_dim numbers."""
-    per_token = 2 * config.num_layers * config.num_key_value_heads * config.head_dim
-    return per_token * seq_length * BYTES[dtype]
+    """Keys and values: 2 * layers * seq_length * key/value heads * head_dim numbers of a type in
+    `BYTES`, and with int8 their scales."""
+    per_head = config.head_dim * BYTES[dtype] + scale_bytes(dtype)
+    return 2 * config.num_layers * seq_length * config.num_key_value_heads * per_head
 
 
 def user_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """What one user's caches take; native kernels fill keys up to whole tiles of positions."""
-    dtype, length = dtype_of(engine), engine.seq_length
+    dtype, length = cache_dtype_of(engine), engine.seq_length
     if not is_native(engine):
         return cache_bytes_per_user(config, length, dtype)
     filled_up = math.ceil(length / TILE) * TILE
@@ -177,18 +246,17 @@ def decode_step(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 
 def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Most memory while weights are loaded: all of them, and one that is on its way in.
+    """Most memory while weights are loaded: all of them, and what is on its way in.
 
-    That one is an array in the type that is computed in, for native kernels with weights of 16
-    bits in that type, and packed, too.
+    With native kernels that is two blocks of each core, as it is read and in another type. Other
+    weights are on their way one parameter at a time.
     """
-    largest = max(parameter_shapes(config).values(), key=math.prod)
-    native = is_native(engine)
-    dtype = engine.weight_dtype if native and engine.weight_dtype != "int8" else None
-    array = math.prod(largest) * BYTES[dtype or dtype_of(engine)]
-    packed = _parameter_bytes(largest, engine) if native else 0
-    process = PROCESS_BYTES[engine.device_target]
-    return process + weight_bytes(config, engine) + array + packed
+    if is_native(engine):
+        underway = cores() * 2 * BLOCK_BYTES
+    else:
+        largest = max(parameter_shapes(config).values(), key=math.prod)
+        underway = math.prod(largest) * BYTES[dtype_of(engine)]
+    return PROCESS_BYTES[engine.device_target] + weight_bytes(config, engine) + underway
 
 
 def users_that_fit(config: AnyModelConfig, engine: EngineConfig, available: int) -> int:

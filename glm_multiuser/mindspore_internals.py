@@ -6,6 +6,8 @@ Tried with MindSpore 2.7.2 and 2.10.0.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,20 @@ def skip_argument_checks(cell: nn.Cell) -> None:
     cell.phase = "increment"
 
 
+@contextmanager
+def cells_as_functions() -> Iterator[None]:
+    """Calling a cell is calling its `construct`, with any arguments; nothing is compiled.
+
+    PYNATIVE_MODE would do it, too, but renames Parameters.
+    """
+    call = nn.Cell.__call__
+    nn.Cell.__call__ = lambda cell, *args: cell.construct(*args)
+    try:
+        yield
+    finally:
+        nn.Cell.__call__ = call
+
+
 def compiled_graphs(cell: nn.Cell) -> int:
     """How many graphs were compiled for this cell."""
     return len(cell.compile_cache)
@@ -33,6 +49,14 @@ def memory_of(parameter: Parameter) -> NDArray[Any]:
     """A Parameter's own memory on the CPU; what is written to it is seen by compiled graphs."""
     array: NDArray[Any] = parameter.asnumpy()
     return array
+
+
+def zero_parameter(shape: tuple[int, ...], dtype: Any, name: str) -> Parameter:
+    """A Parameter whose zeros take no memory until something is written to them; `Parameter` would
+    copy what it is given."""
+    parameter = Parameter(Tensor(np.zeros([1] * len(shape), dtype)), name=name)
+    parameter.set_data(Tensor.from_numpy(np.zeros(shape, dtype)))
+    return parameter
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ LAYERS = (
     {"backends"},
     {"models"},
     {"engine"},
-    {"llm", "build", "handle", "answer", "memory"},
+    {"llm", "build", "weights", "weight_cache", "handle", "answer", "memory"},
     {"mindformers"},
     {"server"},
     {"deploy"},

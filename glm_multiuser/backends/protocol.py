@@ -7,6 +7,7 @@ residual take it as a third argument.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from mindspore import nn
@@ -43,11 +44,26 @@ class Backend(Protocol):
 
     @property
     def weight_dtype(self) -> str:
-        """Type of the matrices."""
+        """Type of the matrices, but for those in `weight_types`."""
+
+    @property
+    def weight_types(self) -> Mapping[str, str]:
+        """Name of a parameter -> its type, where it is another one."""
+
+    @property
+    def kept_as(self) -> str:
+        """Types of the matrices, in words."""
+
+    def set_weight_types(self, model: nn.Cell) -> None:
+        """Makes it so, in a new model."""
 
     @property
     def dtype(self) -> str:
-        """Type of activations, vectors and caches: "float32" or "float16"."""
+        """Type of activations and vectors: "float32" or "float16"."""
+
+    @property
+    def cache_dtype(self) -> str:
+        """Type of keys and values."""
 
     @property
     def rotary_dtype(self) -> str:

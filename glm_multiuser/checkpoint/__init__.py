@@ -11,7 +11,7 @@ from glm_multiuser.checkpoint.huggingface import read_tensors
 from glm_multiuser.checkpoint.loading import (
     check_tensors,
     load_checkpoint,
-    stored_dtype,
+    stored_as,
     write_huggingface,
     write_mindformers,
 )
@@ -22,7 +22,7 @@ __all__ = [
     "read_generation_defaults",
     "read_model_config",
     "read_tensors",
-    "stored_dtype",
+    "stored_as",
     "write_huggingface",
     "write_mindformers",
 ]

@@ -133,7 +133,7 @@ def convert(
     _check_destination(destination, CKPT if to_mindformers else WEIGHTS, force)
     sizes = {one.name: (one.shape, np.dtype(dtype or one.dtype)) for one in parameters}
     heads = model.num_attention_heads
-    tensors = tensors_of(_read(parameters, sizes, heads, progress), places, heads)
+    tensors = tensors_of(_read(parameters, sizes, progress), places, heads)
     try:
         with filling(destination) as new:
             if to_mindformers:
@@ -180,12 +180,12 @@ def _check_destination(folder: Path, weights: str, force: bool) -> None:
 
 
 def _read(
-    parameters: list[Filled], sizes: Sizes, heads: int, progress: Progress
+    parameters: list[Filled], sizes: Sizes, progress: Progress
 ) -> Iterator[tuple[str, Array]]:
     """Name and values of one parameter after the other."""
     for done, parameter in enumerate(parameters):
         progress(done, len(parameters), parameter.name)
-        yield parameter.name, parameter.read(heads, sizes[parameter.name][1])
+        yield parameter.name, parameter.read(sizes[parameter.name][1])
 
 
 def _main_dtype(parameters: list[Filled]) -> str:

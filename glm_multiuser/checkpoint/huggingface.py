@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
 
-from glm_multiuser.checkpoint.files import read_json_object
+from glm_multiuser.checkpoint.files import read_json_object, read_optional
+from glm_multiuser.checkpoint.quantised_folder import (
+    Quantisation,
+    join_tensors,
+    read_quantisation,
+)
 from glm_multiuser.checkpoint.safetensors_file import open_safetensors
 from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
 from glm_multiuser.checkpoint.torch_file import open_torch
-from glm_multiuser.errors import CheckpointError
+from glm_multiuser.errors import CheckpointError, ConfigError
 
 WEIGHTS = "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 
-FORMATS = {WEIGHTS: open_safetensors, TORCH_WEIGHTS: open_torch}
+OpenFile = Callable[[Path], dict[str, StoredTensor]]
+
+FORMATS: dict[str, OpenFile] = {WEIGHTS: open_safetensors, TORCH_WEIGHTS: open_torch}
 """How the files of a format are opened, by the name of its one file; or else there are several
 and an index."""
 
@@ -37,18 +45,25 @@ def has_weights(folder: Path) -> bool:
 def open_folder(folder: Path) -> dict[str, StoredTensor]:
     """Finds the tensors of a folder's weight files, and reads no weights.
 
-    If there are both safetensors and pytorch_model*.bin, the latter are not looked at.
+    If there are both safetensors and pytorch_model*.bin, the latter are not looked at. Matrices of
+    AWQ and GPTQ are one tensor each, as `quantised_folder` makes it.
 
     Raises:
         CheckpointError: no weight file, one that is missing, broken or cut short, or a tensor
-            that is not stored as floating-point numbers.
+            that is not stored as floating-point numbers; quantised weights that cannot be read.
     """
     folder = Path(folder)
     found = format_of(folder)
     if found is not None:
+        quantisation = _quantisation(folder / "config.json")
+        open_file = FORMATS[found]
+        if quantisation is not None and found == WEIGHTS:
+            open_file = partial(open_safetensors, quantised=True)
         if (folder / found).exists():
-            return FORMATS[found](folder / found)
-        return _open_shards(_index(folder, found), FORMATS[found])
+            tensors = open_file(folder / found)
+        else:
+            tensors = _open_shards(_index(folder, found), open_file)
+        return join_tensors(tensors, quantisation) if quantisation is not None else tensors
     indices = [_index(folder, one).name for one in FORMATS]
     shards = _shards(folder)
     if shards:
@@ -72,6 +87,13 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Array]]:
         yield name, tensor.read()
 
 
+def _quantisation(path: Path) -> Optional[Quantisation]:
+    try:
+        return read_quantisation(read_optional(path))
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
 def _index(folder: Path, single: str) -> Path:
     return folder / f"{single}.index.json"
 
@@ -80,9 +102,7 @@ def _shards(folder: Path) -> list[str]:
     return sorted(path.name for pattern in SHARDS.values() for path in folder.glob(pattern))
 
 
-def _open_shards(
-    index: Path, open_file: Callable[[Path], dict[str, StoredTensor]]
-) -> dict[str, StoredTensor]:
+def _open_shards(index: Path, open_file: OpenFile) -> dict[str, StoredTensor]:
     shard_of = read_json_object(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"weight_map in {index} is {shard_of!r}; it must name the tensors")

@@ -14,7 +14,7 @@ from glm_multiuser.checkpoint.families import (
 )
 from glm_multiuser.checkpoint.files import read_json_object, write_json
 from glm_multiuser.checkpoint.huggingface import WEIGHTS
-from glm_multiuser.checkpoint.matching import match
+from glm_multiuser.checkpoint.matching import common_dtype, kept_types, match
 from glm_multiuser.checkpoint.placement import Places, sizes_of, tensors_of
 from glm_multiuser.checkpoint.safetensors_file import save_safetensors
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
@@ -59,7 +59,7 @@ def load_checkpoint(
         if progress is not None:
             progress(done, len(matched), parameter.name)
         dtype = parameters[parameter.name][1]
-        assign(parameter.name, parameter.read(config.num_attention_heads, dtype))
+        assign(parameter.name, parameter.read(dtype))
 
 
 def check_tensors(folder: Path, config: AnyModelConfig) -> str:
@@ -71,28 +71,26 @@ def check_tensors(folder: Path, config: AnyModelConfig) -> str:
     Raises:
         CheckpointError: as `load_checkpoint` does, except for values.
     """
-    matched = match(Path(folder), config, parameter_shapes(config))
-    return _common({one.stored_as for one in matched if len(one.shape) > 1})
+    return common_dtype(match(Path(folder), config, parameter_shapes(config)))
 
 
-def stored_dtype(folder: Path, config: AnyModelConfig) -> str:
-    """For plans: what `check_tensors` returns; of a folder whose weights are not there, or cannot
-    be loaded, what its `config.json` says.
+def stored_as(folder: Path, config: AnyModelConfig) -> tuple[str, dict[str, str]]:
+    """For plans: what `check_tensors` returns, and by the name of each matrix the type that it is
+    stored as, "q4_1" for example, or that its values have. Of a folder whose weights are not there,
+    or cannot be loaded, what its `config.json` says, and no matrix.
 
     Raises:
         CheckpointError: a `config.json` that is not there or cannot be read.
     """
     try:
-        return check_tensors(folder, config)
+        matched = match(Path(folder), config, parameter_shapes(config))
+        return common_dtype(matched), kept_types(matched)
     except CheckpointError:  # loading will raise it again
         if not (Path(folder) / "config.json").is_file():
             raise
         values = read_json_object(Path(folder) / "config.json")
-        return _common({str(values.get("dtype") or values.get("torch_dtype"))})
-
-
-def _common(dtypes: set[str]) -> str:
-    return next((one for one in ("float16", "bfloat16") if dtypes == {one}), "float32")
+        said = values.get("dtype") or values.get("torch_dtype")
+        return (said if said in ("float16", "bfloat16") else "float32"), {}
 
 
 def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

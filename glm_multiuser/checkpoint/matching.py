@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -16,8 +17,14 @@ from glm_multiuser.checkpoint.gguf.file import open_gguf
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.gguf.names import gguf_placements
 from glm_multiuser.checkpoint.huggingface import has_weights, open_folder
-from glm_multiuser.checkpoint.placement import Placement, Places, Shapes, place_tensor
-from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
+from glm_multiuser.checkpoint.placement import (
+    Placement,
+    Places,
+    Shapes,
+    place_tensor,
+    rows_of_tensor,
+)
+from glm_multiuser.checkpoint.stored_tensor import Array, RowIndex, StoredTensor
 from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError
 
@@ -50,6 +57,8 @@ class Filled(NamedTuple):
     name: str
     shape: tuple[int, ...]
     sources: list[tuple[Placement, StoredTensor]]
+    heads: int
+    """Attention heads of the model."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -62,8 +71,17 @@ class Filled(NamedTuple):
         kinds = {tensor.dtype for _, tensor in self.sources}
         return {"F16": "float16", "BF16": "bfloat16"}.get("/".join(kinds), "float32")
 
-    def read(self, heads: int, dtype: DTypeLike) -> Array:
-        """The parameter in our layout, new; `heads` are the attention heads of the model.
+    @property
+    def kept_as(self) -> str:
+        """As `stored_as`, or the one quantised type that all tensors of a matrix have: "q4_1"."""
+        types = {tensor.block_type for _, tensor in self.sources}
+        one = types.pop()
+        if types or one is None or self.shape[-1] % one.values:
+            return self.stored_as
+        return one.name.lower()
+
+    def read(self, dtype: DTypeLike) -> Array:
+        """The parameter in our layout, new.
 
         Raises:
             CheckpointError: values that are not finite, or beyond the range of `dtype`; a file
@@ -73,13 +91,45 @@ class Filled(NamedTuple):
         for place, tensor in self.sources:
             try:
                 with np.errstate(over="raise"):
-                    place_tensor(values, place, heads, tensor)
+                    place_tensor(values, place, self.heads, tensor)
             except FloatingPointError:
                 kind = "bfloat16" if dtype == bfloat16.BITS else np.dtype(dtype)
                 raise CheckpointError(
                     f"{tensor.name} in {tensor.path} has values beyond the range of {kind}"
                 ) from None
         return values
+
+    def rows(self, begin: int, end: int) -> Array:
+        """Rows of the parameter in our layout, [end - begin, ...]; a view of the file if it can be.
+
+        They are float16, or bfloat16 as `bfloat16.BITS`, where all of the parameter is, or else
+        float32. Nobody looks whether they are finite.
+
+        Raises:
+            CheckpointError: a file that changed.
+        """
+        parts, bits = [], self.stored_as == "bfloat16"
+        for tensor, index in self._parts(begin, end):
+            rows = tensor.rows(index, bits)
+            with np.errstate(over="ignore"):
+                wanted = rows.dtype if self.stored_as != "float32" else np.float32
+                parts.append(np.require(rows, wanted, ("C", "A")))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def blocks(self, begin: int, end: int) -> Array:
+        """Rows of a matrix whose `kept_as` is quantised, as they are stored, uint8 [end - begin,
+        blocks, bytes]; errors are those of `rows`."""
+        parts = [tensor.blocks(index) for tensor, index in self._parts(begin, end)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _parts(self, begin: int, end: int) -> Iterator[tuple[StoredTensor, RowIndex]]:
+        """The tensors that have these rows of the parameter, in their order, and which of theirs
+        they are."""
+        for place, tensor in sorted(self.sources, key=lambda source: source[0].rows or (0, 0)):
+            first, behind = place.rows or (0, self.shape[0])
+            start, stop = max(begin, first) - first, min(end, behind) - first
+            if start < stop:
+                yield tensor, rows_of_tensor(place, self.heads, start, stop, behind - first)
 
 
 def match(
@@ -126,7 +176,7 @@ def match(
                 f"{name} in {tensor.path} has shape {list(tensor.shape)}; "
                 f"this model needs {list(needed[name])}"
             )
-        parameter = Filled(place.name, shapes[place.name], [])
+        parameter = Filled(place.name, shapes[place.name], [], config.num_attention_heads)
         filled.setdefault(place.name, parameter).sources.append((place, tensor))
     missing = sorted(name for name in needed if name not in tensors)
     if missing:
@@ -135,3 +185,14 @@ def match(
             f"missing tensors: {len(missing)}"
         )
     return list(filled.values())
+
+
+def common_dtype(matched: Iterable[Filled]) -> str:
+    """The smallest type that holds every matrix as it is: "float16", "bfloat16" or "float32"."""
+    kinds = {one.stored_as for one in matched if len(one.shape) > 1}
+    return kinds.pop() if len(kinds) == 1 else "float32"
+
+
+def kept_types(matched: Iterable[Filled]) -> dict[str, str]:
+    """Name of every matrix -> `Filled.kept_as`."""
+    return {one.name: one.kept_as for one in matched if len(one.shape) > 1}

@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from glm_multiuser import bfloat16
-from glm_multiuser.checkpoint.stored_tensor import Array, Sizes, StoredTensor
+from glm_multiuser.checkpoint.stored_tensor import Array, RowIndex, Sizes, StoredTensor
 from glm_multiuser.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -67,6 +67,15 @@ def place_tensor(parameter: Array, place: Placement, heads: int, tensor: StoredT
             if bfloat16.is_finite(numbers):
                 raise FloatingPointError("overflow")  # as numpy does for its own types
             raise CheckpointError(f"{tensor.name} in {tensor.path} has values that are not finite")
+
+
+def rows_of_tensor(place: Placement, heads: int, begin: int, end: int, rows: int) -> RowIndex:
+    """Which rows of a checkpoint's tensor of so many `rows` are those of our parameter from `begin`
+    up to `end`, counted from the first one that the tensor fills."""
+    if not place.per_head and not place.interleaved_heads:
+        return slice(begin, end)
+    ours = _in_their_order(np.arange(rows), place._replace(rows=None), heads).reshape(-1)
+    return np.argsort(ours)[begin:end]
 
 
 def to_their_layout(parameter: Array, place: Placement, heads: int) -> Array:

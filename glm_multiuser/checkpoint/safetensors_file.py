@@ -16,17 +16,25 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from glm_multiuser.checkpoint.files import reading, replacing
-from glm_multiuser.checkpoint.stored_tensor import DTYPES, Array, Sizes, StoredTensor, not_floating
+from glm_multiuser.checkpoint.stored_tensor import (
+    DTYPES,
+    WHOLE_NUMBERS,
+    Array,
+    Sizes,
+    StoredTensor,
+    not_floating,
+)
 from glm_multiuser.errors import CheckpointError
 
 
-def open_safetensors(path: Path) -> dict[str, StoredTensor]:
+def open_safetensors(path: Path, quantised: bool = False) -> dict[str, StoredTensor]:
     """Finds the tensors of a file, and reads no weights.
 
     Raises:
         CheckpointError: a file that cannot be read, is broken or cut short; a tensor that is not
-            stored as floating-point numbers.
+            stored as floating-point numbers, or, if it is `quantised`, as int32.
     """
+    known = {**DTYPES, **WHOLE_NUMBERS} if quantised else DTYPES
     try:
         with reading(path):
             # Checks the header, and that its tensors fill the file exactly ...
@@ -43,7 +51,7 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
-        if entry["dtype"] not in DTYPES:
+        if entry["dtype"] not in known:
             raise not_floating(name, path, entry["dtype"])
         begin, end = entry["data_offsets"]
         parts = ((8 + length + begin, end - begin),)

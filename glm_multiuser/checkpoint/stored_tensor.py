@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from glm_multiuser import bfloat16
 from glm_multiuser.errors import CheckpointError
 
 Array = NDArray[Any]
+
+RowIndex = Union[slice, NDArray[np.intp]]
+"""Some rows of a tensor, along its first axis: from one up to another, or one by one."""
 
 Sizes = Mapping[str, tuple[tuple[int, ...], "np.dtype[Any]"]]
 """Name of a tensor -> its shape and dtype."""
@@ -26,6 +29,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """What weights may be stored as. Whole numbers are not in it: they mean a quantised checkpoint,
 and need scales that the published code keeps elsewhere."""
+
+WHOLE_NUMBERS: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4")}
+"""What parts of quantised weights may be stored as."""
 
 
 CACHED_VALUES = 1 << 17
@@ -56,13 +62,15 @@ class StoredTensor(NamedTuple):
     """Its bytes instead, of a format whose own library maps the file."""
     block_type: Optional[BlockType] = None
     """How values are made of its bytes, if it is quantised; `dtype` is its name then."""
+    made: Optional[Callable[[int, int], Array]] = None
+    """How its bytes are made, of rows from one up to another, if no file has them like that."""
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """Of what reading returns."""
         if self.dtype == "BF16" or self.block_type is not None:
             return np.dtype("<f4")
-        return DTYPES[self.dtype]
+        return {**DTYPES, **WHOLE_NUMBERS}[self.dtype]
 
     def read(self) -> Array:
         """All its values; see `numbers`."""
@@ -79,25 +87,47 @@ class StoredTensor(NamedTuple):
             CheckpointError: the file changed since it was opened.
         """
         if self.block_type is not None:
-            return self._dequantised(self.block_type, begin, end)
-        stored_as = DTYPES[self.dtype]
+            block = self.block_type
+            first, behind = begin // block.values, -(-end // block.values)
+            values = _dequantised(block, self._bytes(first * block.bytes, behind * block.bytes))
+            return values[begin - first * block.values : end - first * block.values]
+        stored_as = {**DTYPES, **WHOLE_NUMBERS}[self.dtype]
         stored: Array = self._bytes(begin * stored_as.itemsize, end * stored_as.itemsize)
         stored = stored.view(stored_as)
         return bfloat16.from_bfloat16(stored) if self.dtype == "BF16" and not bits else stored
 
-    def _dequantised(self, block: BlockType, begin: int, end: int) -> Array:
-        first, behind = begin // block.values, -(-end // block.values)
-        content = self._bytes(first * block.bytes, behind * block.bytes).reshape(-1, block.bytes)
-        values = np.empty((len(content), block.values), np.float32)
-        step = CACHED_VALUES // block.values
-        with np.errstate(invalid="ignore"):  # an infinite scale: the caller looks at the values
-            for place in range(0, len(content), step):
-                values[place : place + step] = block.dequantise(content[place : place + step])
-        return values.reshape(-1)[begin - first * block.values : end - first * block.values]
+    def rows(self, index: RowIndex, bits: bool = False) -> Array:
+        """Some of its rows, [rows, ...]; types and errors are those of `numbers`."""
+        row = math.prod(self.shape[1:])
+        if isinstance(index, slice):
+            numbers = self.numbers(index.start * row, index.stop * row, bits)
+        elif self.block_type is not None:
+            blocks = math.prod(self.shape) // self.block_type.values
+            stored = self._bytes(0, blocks * self.block_type.bytes).reshape(self.shape[0], -1)
+            numbers = _dequantised(self.block_type, stored[index])
+        else:
+            numbers = self.numbers(0, math.prod(self.shape), bits).reshape(-1, row)[index]
+        return numbers.reshape(-1, *self.shape[1:])
+
+    def blocks(self, index: RowIndex) -> Array:
+        """Some rows of a quantised one as they are stored, uint8 [rows, blocks, bytes]; errors are
+        those of `numbers`."""
+        if self.block_type is None:
+            raise ValueError(f"{self.name} has no blocks")
+        size, count = self.block_type.bytes, self.shape[-1] // self.block_type.values
+        some = index if isinstance(index, slice) else slice(0, self.shape[0])
+        stored = self._bytes(some.start * count * size, some.stop * count * size)
+        stored = stored.reshape(-1, count, size)
+        return stored if isinstance(index, slice) else stored[index]
 
     def _bytes(self, begin: int, end: int) -> Array:
         if self.mapped is not None:
             return self.mapped[begin:end]
+        if self.made is not None and self.block_type is not None:
+            row = self.shape[-1] // self.block_type.values * self.block_type.bytes
+            first = begin // row
+            made = self.made(first, -(-end // row)).reshape(-1)
+            return made[begin - first * row : end - first * row]
         pieces = []
         for offset, length in self.parts:
             first, behind = max(begin, 0), min(end, length)
@@ -113,6 +143,17 @@ class StoredTensor(NamedTuple):
         if not pieces:
             return np.empty(0, np.uint8)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _dequantised(block: BlockType, content: Array) -> Array:
+    """Bytes of whole blocks -> their values, in a row."""
+    content = content.reshape(-1, block.bytes)
+    values = np.empty((len(content), block.values), np.float32)
+    step = CACHED_VALUES // block.values
+    with np.errstate(invalid="ignore"):  # an infinite scale: the caller looks at the values
+        for place in range(0, len(content), step):
+            values[place : place + step] = block.dequantise(content[place : place + step])
+    return values.reshape(-1)
 
 
 def not_floating(name: str, path: Path, dtype: str) -> CheckpointError:

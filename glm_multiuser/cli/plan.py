@@ -143,12 +143,13 @@ def model_shape(model: str) -> AnyModelConfig:
 def with_weight_dtype(engine: EngineConfig, model: str, config: AnyModelConfig) -> EngineConfig:
     """`engine` with the type that matrices are kept in; raises as `model_shape` does."""
     from glm_multiuser import memory
-    from glm_multiuser.checkpoint import stored_dtype
+    from glm_multiuser.checkpoint import stored_as
 
     if model in PUBLISHED:
-        return memory.with_weight_dtype(engine, published_dtype(model))
+        return memory.with_weight_dtype(engine, config, published_dtype(model))
     folder = loading.find_checkpoint(Path(model), weights=False)
-    return memory.with_weight_dtype(engine, stored_dtype(folder, config))
+    stored = stored_as(folder, config)
+    return memory.with_weight_dtype(engine, config, *stored)
 
 
 def choose_device(
@@ -210,16 +211,17 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
     available = device.memory or 0
     users = memory.users_that_fit(config, engine, available)
     full = replace(engine, users=max(users, 1))
-    dtype = memory.dtype_of(engine)
+    dtype, cache_dtype = memory.dtype_of(engine), memory.cache_dtype_of(engine)
     return {
         "seq_length": engine.seq_length,
         "dtype": dtype,
         "target": engine.device_target,
         "kernels": "native" if memory.is_native(engine) else "portable",
-        "weight_dtype": engine.weight_dtype or dtype,
+        "weight_dtype": memory.weight_dtype_of(engine),
         "weight_count": memory.weight_count(config),
         "weight_bytes": memory.weight_bytes(config, engine),
-        "bytes_per_token": memory.cache_bytes_per_user(config, 1, dtype),
+        "cache_dtype": cache_dtype,
+        "bytes_per_token": memory.cache_bytes_per_user(config, 1, cache_dtype),
         "bytes_per_user": memory.user_bytes(config, engine),
         "zeros_bytes": memory.zeros_bytes(config, engine),
         "workspace_bytes": memory.workspace_bytes(config, full),

@@ -17,7 +17,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
     rows = {
         "weights": f"{plan['weight_count'] / 1e9:.2f} billion in {dtype}, "
         + size(plan["weight_bytes"]),
-        "keys and values per token": f"{size(plan['bytes_per_token'])} in {plan['dtype']}",
+        "keys and values per token": f"{size(plan['bytes_per_token'])} in {plan['cache_dtype']}",
         f"per user of {plan['seq_length']} tokens": size(plan["bytes_per_user"]),
         "zeros that overwrite used memory": size(plan["zeros_bytes"]),
         f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
@@ -83,7 +83,7 @@ def heading(model: str, device: str, plan: dict[str, Any]) -> str:
     """The conditions that no picture should be without."""
     return (
         f"{model} on {device}, {size(plan['device_bytes'])}: weights {plan['weight_dtype']}, "
-        f"caches {plan['dtype']}, {size(plan['bytes_per_token'])} per token\n"
+        f"caches {plan['cache_dtype']}, {size(plan['bytes_per_token'])} per token\n"
         "computed from shapes and published peaks, nothing measured on a card"
     )
 

@@ -78,7 +78,7 @@ def decode_step(
         bandwidth: bytes per second.
         compute: floating-point operations per second.
     """
-    per_token = memory.cache_bytes_per_user(config, 1, memory.dtype_of(engine))
+    per_token = memory.cache_bytes_per_user(config, 1, memory.cache_dtype_of(engine))
     bytes_read = memory.weight_bytes_read(config, engine) + users * context * per_token
     operations = users * operations_per_token(config, context)
     reading, computing = bytes_read / bandwidth, operations / compute

@@ -54,6 +54,7 @@ class MultiUserModel(nn.Cell):
         self.layout = layout
         for layer in self.layer_cells():
             layer.attend.set_layout(layout)
+        self.update_parameters_name()  # those of a graph must have different names
 
     def caches_of(self, user: int) -> Iterator[tuple[nn.Cell, int]]:
         """In each layer, the cell that holds this user's keys and values, and its row there."""

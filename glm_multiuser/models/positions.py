@@ -42,9 +42,12 @@ class PrefixPositions:
                 return cls(context_length, ids.index(mask))
         return cls(context_length, max(context_length - 1, 0))
 
+    def at(self, position: int) -> tuple[int, int]:
+        """Position ids of one token."""
+        first = position if position < self.context_length else self.mask_position
+        return first, max(position - self.context_length + 1, 0)
+
     def ids(self, start: int, stop: int) -> NDArray[Any]:
         """Position ids of tokens `start` to `stop`, int32 [2, stop - start]."""
-        index = np.arange(start, stop, dtype=np.int32)
-        first = np.where(index < self.context_length, index, self.mask_position)
-        second = np.maximum(index - self.context_length + 1, 0)
-        return np.array((first, second), np.int32)
+        pairs = np.array([self.at(position) for position in range(start, stop)], np.int32)
+        return np.ascontiguousarray(pairs.reshape(-1, 2).T)

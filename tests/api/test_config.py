@@ -53,13 +53,18 @@ def test_prompts_are_padded_to_powers_of_two(seq_length: int, lengths: tuple[int
         ("kernels", "fast", "kernels is 'fast'; it must be one of auto, native, portable"),
         (
             "weight_dtype",
-            "int4",
-            "weight_dtype is 'int4'; it must be one of float32, bfloat16, float16, int8",
+            "int3",
+            "weight_dtype is 'int3'; it must be one of float32, bfloat16, float16, int8, int4",
         ),
         (
             "compute_dtype",
             "float16",
-            "compute_dtype is 'float16'; it must be 'float32' or 'bfloat16'",
+            "compute_dtype is 'float16'; it must be one of float32, bfloat16, int8",
+        ),
+        (
+            "cache_dtype",
+            "float16",
+            "cache_dtype is 'float16'; it must be one of float32, bfloat16, int8",
         ),
         ("device_target", "GPU", "device_target is 'GPU'; it must be 'CPU' or 'Ascend'"),
         ("device_id", -1, "device_id is -1; it must be between 0 and 1024"),
@@ -69,6 +74,18 @@ def test_an_engine_setting_out_of_range(field: str, value: object, message: str)
     with pytest.raises(ConfigError) as caught:
         EngineConfig(**{field: value})  # type: ignore[arg-type]
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("weight", ["float32", "float16", "bfloat16"])
+def test_int8_inputs_are_for_weights_of_8_bits_and_fewer(weight: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(compute_dtype="int8", weight_dtype=weight)
+    assert str(caught.value) == (
+        "compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', or None for a checkpoint "
+        f"in groups, not {weight!r}"
+    )
+    for allowed in (None, "int8", "int4"):
+        EngineConfig(compute_dtype="int8", weight_dtype=allowed)
 
 
 @pytest.mark.parametrize(

@@ -757,7 +757,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         glm_multiuser.llm,
         "build_runner",
-        lambda model_config, config, fill, progress: MockRunner(config.users),
+        lambda model_config, config, fill, progress: (MockRunner(config.users), None),
     )
     return tmp_path
 
@@ -884,14 +884,15 @@ def test_while_a_model_is_loaded_the_others_go_on(
     other = open_llm(users=1)
     answered: list[Any] = []
 
-    def build(model_config: Any, config: Any, fill: Any, progress: Any) -> MockRunner:
+    def build(*arguments: Any) -> tuple[MockRunner, None]:
+        _, config, _, progress = arguments
         handle = other.submit([1], params=GREEDY)
         deadline = threading.Event()
         while other.stats().tokens_generated < 8:
             deadline.wait(0.001)  # what a graph takes to compile
             progress(0, 1, "a graph")
         answered.append(handle.result(0.0) if other.stats().active_users == 0 else None)
-        return MockRunner(config.users)
+        return MockRunner(config.users), None
 
     monkeypatch.setattr(glm_multiuser.llm, "build_runner", build)
     with MultiUserLLM.from_pretrained(folder, users=1, seq_length=SEQ_LENGTH):

@@ -28,6 +28,7 @@ FOLDER = ROOT / "ckpt/glm-tiny"
 
 
 TEXTS = {
+    "weight_cache": str(ROOT / "packed"),
     "cors_origins": ("https://example.org",),
     "allowed_hosts": ("example.org",),
     "tls_cert": str(ROOT / "tests/server/tls/localhost.pem"),

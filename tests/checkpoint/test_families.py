@@ -16,7 +16,7 @@ from glm_multiuser import device
 from glm_multiuser.backends.native.cells import NativeBackend
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.backends.protocol import Backend
-from glm_multiuser.build import make_model, weights_of
+from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint import (
     families,
     read_model_config,
@@ -28,6 +28,7 @@ from glm_multiuser.config import CausalConfig, ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.model_config import RopeScaling
+from glm_multiuser.weights import weights_of
 from tests.checkpoint.folders import (
     CHATGLM2,
     CONFIG,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from glm_multiuser.bfloat16 import BITS, to_bfloat16
-from glm_multiuser.checkpoint import check_tensors, load_checkpoint, stored_dtype
+from glm_multiuser.checkpoint import check_tensors, load_checkpoint, stored_as
 from glm_multiuser.checkpoint.safetensors_file import save_safetensors
 from glm_multiuser.errors import CheckpointError
 from tests.checkpoint.folders import CONFIG, MODEL, Array, our_shapes, their_arrays, write_json
@@ -34,7 +34,7 @@ def test_all_matrices_alike(tmp_path: Path, dtype: str) -> None:
     }
     expected = dtype if dtype in ("float16", "bfloat16") else "float32"
     folder = write(tmp_path, arrays)
-    assert check_tensors(folder, MODEL) == stored_dtype(folder, MODEL) == expected
+    assert check_tensors(folder, MODEL) == stored_as(folder, MODEL)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_of_several_types_only_float32_holds_all(tmp_path: Path, kinds: tuple[st
         name: stored(one, kinds[number % 2])
         for number, (name, one) in enumerate(their_arrays().items())
     }
-    assert stored_dtype(write(tmp_path, arrays), MODEL) == "float32"
+    assert stored_as(write(tmp_path, arrays), MODEL)[0] == "float32"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_without_weights_config_json_has_to_say_it(
     tmp_path: Path, told: dict[str, object], expected: str
 ) -> None:
     write_json(tmp_path / "config.json", {**CONFIG, **told})
-    assert stored_dtype(tmp_path, MODEL) == expected
+    assert stored_as(tmp_path, MODEL)[0] == expected
     with pytest.raises(CheckpointError, match="no weights in"):
         check_tensors(tmp_path, MODEL)
 

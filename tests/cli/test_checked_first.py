@@ -34,7 +34,10 @@ NOT_THERE = {
     "chat": (),
     "generate": (),
     "serve": (),
-    "selfcheck": ("--users", "--seq-length", "--dtype", "--weight-dtype", "--compute-dtype"),
+    "selfcheck": (
+        *("--users", "--seq-length"),
+        *("--dtype", "--weight-dtype", "--compute-dtype", "--cache-dtype"),
+    ),
     "bench": (),
 }
 OUTPUTS = {

@@ -100,6 +100,28 @@ def test_matrices_are_planned_as_they_are_stored(
             assert number == pytest.approx(memory.BYTES[expected], rel=0.02)
 
 
+def test_smaller_caches_leave_room_for_more_users(run: Callable[..., Any], tmp_path: Path) -> None:
+    if library.unavailable_reason("CPU"):
+        pytest.skip("there are no native kernels")
+    file = tmp_path / "plan.json"
+    words = ("plan", "--device", "CPU", "--device-memory", "40GB", "--json", file, "--model")
+    found = {}
+    for chosen in ((), ("--cache-dtype", "bfloat16"), ("--cache-dtype", "int8")):
+        result = run(*words, "chatglm-6b", *chosen, "--bandwidth", "30GB", "--compute", "1")
+        assert result.exit_code == 0, result.output
+        plan = json.loads(file.read_text(encoding="utf-8"))
+        found[plan["cache_dtype"]] = plan
+        assert f" in {plan['cache_dtype']}" in result.stdout
+    per_token = {name: plan["bytes_per_token"] for name, plan in found.items()}
+    # Twice 28 layers of 32 heads of 128 numbers; with int8 a scale of 4 bytes for each head.
+    heads = 2 * 28 * 32
+    assert per_token == {"float32": heads * 512, "bfloat16": heads * 256, "int8": heads * 132}
+    assert found["float32"]["users"] < found["bfloat16"]["users"] < found["int8"]["users"]
+    read = [plan["decode_steps"][0]["bytes_read"] for plan in found.values()]
+    assert read[0] - read[1] == 2048 * heads * 256
+    assert read[1] - read[2] == 2048 * heads * (256 - 132)
+
+
 @pytest.mark.parametrize(("seq_length", "field", "least"), [(1024, 17, 30), (2048, 10, 15)])
 def test_a_32_gb_card_holds_more_users_than_the_published_service(
     run: Callable[..., Any], tmp_path: Path, seq_length: int, field: int, least: int
@@ -151,6 +173,7 @@ def test_the_sweep_is_a_table_and_a_picture(run: Callable[..., Any], tmp_path: P
         (["--seq-length", "9000"], "max_sequence_length is 8192"),
         (["--weight-dtype", "int8"], "weight_dtype 'int8' needs native kernels, but"),
         (["--compute-dtype", "bfloat16"], "compute_dtype 'bfloat16' needs native kernels, but"),
+        (["--cache-dtype", "int8"], "cache_dtype 'int8' needs native kernels, but"),
         (["--kernels", "native"], "kernels is 'native', but they compute in float32"),
     ],
 )

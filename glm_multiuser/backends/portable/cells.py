@@ -44,6 +44,21 @@ class PortableBackend:
     def weight_dtype(self) -> str:
         return self.dtype
 
+    @property
+    def cache_dtype(self) -> str:
+        return self.dtype
+
+    @property
+    def weight_types(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def kept_as(self) -> str:
+        return self.dtype
+
+    def set_weight_types(self, model: nn.Cell) -> None:
+        """All have one type."""
+
     def linear(
         self, inputs: int, outputs: int, bias: bool = True, gelu: bool = False, factor: float = 1.0
     ) -> Linear:

@@ -123,19 +123,28 @@ def q4_k(blocks: Bytes) -> Array:
     return scaled(half(blocks, 0) * scales, numbers, half(blocks, 2) * minima)
 
 
+def q5_k_numbers(blocks: Bytes) -> Bytes:
+    """Of Q5_K, 0 to 31."""
+    upper = bits(blocks[:, 16:48], 32, range(8), 1)
+    return nibbles(blocks[:, 48:], 32) | upper << np.uint8(4)
+
+
 def q5_k(blocks: Bytes) -> Array:
     """As Q4_K, with a fifth bit."""
     scales, minima = scales_and_minima(blocks[:, 4:16])
-    upper = bits(blocks[:, 16:48], 32, range(8), 1)
-    numbers = nibbles(blocks[:, 48:], 32) | upper << np.uint8(4)
+    numbers = q5_k_numbers(blocks)
     return scaled(half(blocks, 0) * scales, numbers, half(blocks, 2) * minima)
+
+
+def q6_k_numbers(blocks: Bytes) -> Bytes:
+    """Of Q6_K, 0 to 63."""
+    upper = bits(blocks[:, 128:192], 32, (0, 2, 4, 6), 3)
+    return nibbles(blocks[:, :128], 64) | upper << np.uint8(4)
 
 
 def q6_k(blocks: Bytes) -> Array:
     """`(d * scale) * (q - 32)`, 16 groups of 16."""
-    lower = nibbles(blocks[:, :128], 64)
-    upper = bits(blocks[:, 128:192], 32, (0, 2, 4, 6), 3)
-    numbers = (lower | upper << np.uint8(4)).view(np.int8) - np.int8(32)
+    numbers = q6_k_numbers(blocks).view(np.int8) - np.int8(32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
     return scaled(half(blocks, 208) * scales, numbers)
 

@@ -15,6 +15,7 @@ from glm_multiuser.checkpoint.layouts import Layout, decoder
 from glm_multiuser.checkpoint.layouts.fields import eos_token_ids, only, positive, switch, whole
 from glm_multiuser.checkpoint.layouts.rope import rope_fields
 from glm_multiuser.checkpoint.placement import Placement, Places
+from glm_multiuser.checkpoint.quantised_folder import read_quantisation
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.model_config import CausalConfig
 
@@ -43,7 +44,8 @@ def layout(
     """
 
     def read_config(values: Mapping[str, Any]) -> CausalConfig:
-        only(values, {"hidden_act": "silu", "quantization_config": None, **computed})
+        only(values, {"hidden_act": "silu", **computed})
+        read_quantisation(values)
         values = {**(defaults or {}), **values}
         return CausalConfig(family=family, **{**read(values), **fields(values)})
 

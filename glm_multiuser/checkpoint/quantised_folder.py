@@ -1,0 +1,161 @@
+"""AWQ's and GPTQ's weights in a Hugging Face folder: three tensors for each matrix become one int4.
+
+Both have groups of inputs with a float16 scale and a zero point, as `int4.py`; a word of 32 bits
+has eight numbers of 4 bits. Layouts as in AutoAWQ (`awq/utils/packing_utils.py`) and AutoGPTQ
+(`qlinear_cuda.py`), for [outputs, inputs] and groups of g inputs:
+
+           qweight                 qzeros                      scales
+    AWQ    [inputs, outputs / 8]   [inputs / g, outputs / 8]   [inputs / g, outputs]
+    GPTQ   [inputs / 8, outputs]   [inputs / g, outputs / 8]   [inputs / g, outputs]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from glm_multiuser.checkpoint import int4
+from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
+from glm_multiuser.errors import CheckpointError, ConfigError
+
+WORD = 8
+"""Numbers in 32 bits."""
+
+IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight outputs the lowest 4 bits of AWQ's words are, which the next ones, and so on."""
+
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
+
+MAY_BE_ZERO = ("o_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
+"""Layers without a bias, for which GPTQ's files may have one of zeros."""
+
+
+class Quantisation(NamedTuple):
+    """What the `quantization_config` of a `config.json` says."""
+
+    method: str
+    """ "awq" or "gptq"."""
+    group: int
+    """Inputs."""
+    zero_offset: int
+    """What is added to zero points as they are stored."""
+
+
+def read_quantisation(config: Mapping[str, Any]) -> Optional[Quantisation]:
+    """From the content of a `config.json`; None: weights are not quantised.
+
+    Raises:
+        ConfigError: a method, or a variant of one, that cannot be read.
+    """
+    found = config.get("quantization_config")
+    if found is None:
+        return None
+    if not isinstance(found, dict) or found.get("quant_method") not in ("awq", "gptq"):
+        raise ConfigError(f"quantization_config is {found!r}; its quant_method must be awq or gptq")
+    method = found["quant_method"]
+    wanted = {"bits": (4,), "version": ("gemm", None), "desc_act": (False, None)}
+    for key, values in wanted.items():
+        value = found.get(key)
+        if (value.lower() if isinstance(value, str) else value) not in values:
+            raise ConfigError(f"quantization_config has {key} {value!r}; it must be {values[0]!r}")
+    group = found.get("group_size")
+    least = int4.SMALLEST_GROUP
+    if type(group) is not int or group < least or group % least:
+        raise ConfigError(
+            f"quantization_config has group_size {group!r}; it must be a multiple of {least}"
+        )
+    is_old = method == "gptq" and found.get("checkpoint_format") != "gptq_v2"
+    return Quantisation(method, group, int(is_old))
+
+
+def join_tensors(
+    tensors: Mapping[str, StoredTensor], quantisation: Quantisation
+) -> dict[str, StoredTensor]:
+    """All tensors of a folder, where `name.qweight` and what belongs to it are one `name.weight`.
+
+    Raises:
+        CheckpointError: a part that is missing, or of another shape or type.
+    """
+    found = {}
+    modules = {name[: -len(".qweight")] for name in tensors if name.endswith(".qweight")}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if module in modules and part in PARTS:
+            if part == "qweight":
+                found[f"{module}.weight"] = _joined(module, tensors, quantisation)
+        elif not (module in modules and part == "bias" and _is_superfluous(module, tensor)):
+            found[name] = tensor
+    return found
+
+
+def _is_superfluous(module: str, bias: StoredTensor) -> bool:
+    return module.endswith(MAY_BE_ZERO) and not bias.read().any()
+
+
+def _joined(
+    module: str, tensors: Mapping[str, StoredTensor], quantisation: Quantisation
+) -> StoredTensor:
+    weight = tensors[f"{module}.qweight"]
+    rows, columns = weight.shape if len(weight.shape) == 2 else (0, 0)
+    is_awq = quantisation.method == "awq"
+    inputs, outputs = (rows, columns * WORD) if is_awq else (rows * WORD, columns)
+    group = quantisation.group
+    expected = {
+        "qweight": ("I32", weight.shape),
+        "qzeros": ("I32", (inputs // group, outputs // WORD)),
+        "scales": ("F16", (inputs // group, outputs)),
+    }
+    for part, (dtype, shape) in expected.items():
+        tensor = tensors.get(f"{module}.{part}")
+        if tensor is None or (tensor.dtype, tensor.shape) != (dtype, shape) or inputs % group:
+            is_there = "is missing" if tensor is None else f"is {tensor.dtype} {[*tensor.shape]}"
+            raise CheckpointError(
+                f"{module}.{part} in {weight.path} {is_there}; "
+                f"it must be {dtype} {[*shape]} beside qweight {[*weight.shape]}"
+            )
+    order = tensors.get(f"{module}.g_idx")
+    if order is not None and (order.read() != np.arange(inputs) // group).any():
+        raise CheckpointError(f"{order.name} in {order.path}: inputs are not in their order")
+    kept = int4.LARGEST_GROUP if group == int4.LARGEST_GROUP else int4.SMALLEST_GROUP
+    parts = [tensors[f"{module}.{part}"] for part in expected]
+    made = partial(_blocks, parts, quantisation, kept)
+    name, block_type = f"{module}.weight", int4.block_type(kept)
+    shape = (outputs, inputs)
+    return StoredTensor(name, weight.path, "int4", shape, block_type=block_type, made=made)
+
+
+def _blocks(
+    parts: Sequence[StoredTensor], quantisation: Quantisation, kept: int, begin: int, end: int
+) -> Array:
+    """Outputs from one up to another as uint8 [outputs, blocks, bytes] of groups of `kept`; `parts`
+    are qweight, qzeros and scales."""
+    weight, zeros, scales = parts
+    words = slice(begin // WORD, -(-end // WORD))
+    inside = slice(begin - words.start * WORD, end - words.start * WORD)
+    order = AWQ_ORDER if quantisation.method == "awq" else IN_ORDER
+    points = _numbers(zeros.read()[:, words], order)[:, inside]
+    if quantisation.method == "awq":
+        numbers = _numbers(weight.read()[:, words], order)[:, inside]
+    else:
+        packed = _numbers(np.ascontiguousarray(weight.read()[:, begin:end].T), order)
+        numbers = packed.T
+    points = (points + np.uint8(quantisation.zero_offset)) & np.uint8(15)
+    repeated = quantisation.group // kept
+    points = np.repeat(points, repeated, axis=0).T.reshape(-1)
+    steps = np.repeat(scales.read()[:, begin:end], repeated, axis=0).T.reshape(-1)
+    groups = np.ascontiguousarray(numbers.T).reshape(-1, kept)
+    return int4.make_blocks(groups, points, steps).reshape(end - begin, -1, int4.HEADER + kept // 2)
+
+
+def _numbers(words: Array, order: tuple[int, ...]) -> Array:
+    """int32 [rows, words] -> uint8 [rows, 8 * words]."""
+    rows, count = words.shape
+    numbers = np.empty((rows, count, WORD), np.uint8)
+    for place, number in enumerate(order):
+        numbers[:, :, number] = words.view(np.uint32) >> np.uint32(4 * place) & np.uint32(15)
+    return numbers.reshape(rows, -1)

@@ -1,0 +1,227 @@
+"""Packed weights on disk, so that the next start maps them into memory and packs nothing.
+
+There is a safetensors file for each checkpoint and type of weights. Its tensors are the arrays that
+the kernels read, and its metadata has what they were made from and a checksum of each. A process
+uses the mapped pages as they are, so processes on one machine share them, and the system may drop
+and read them again.
+
+A file is written beside its place and renamed, so a reader never meets half of one; whatever else
+has happened to it is noticed by its checksums.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkstemp
+from typing import Any, Optional
+
+import numpy as np
+import xxhash
+
+from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
+from glm_multiuser.device import cores
+from glm_multiuser.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""To be raised whenever the same checkpoint would be packed otherwise."""
+
+OFF = "off"
+
+VARIABLE = "GLM_MULTIUSER_WEIGHT_CACHE"
+"""Environment variable: the folder, or "off", where the setting leaves it open."""
+
+DTYPES = {"<f4": "F32", "<f2": "F16", "<i2": "I16", "|i1": "I8", "|u1": "U8"}
+"""Type of an array -> its name in a safetensors file."""
+
+LARGEST_HEADER = 100 << 20
+"""Bytes; that of the safetensors library, too."""
+
+CHECKSUM = "xxh3_64 "
+"""What the metadata's key of a checksum begins with; the name of the tensor follows."""
+
+MOST_BUFFERS = 512
+"""Of one call of the system; Linux takes 1,024."""
+
+MIB = 1 << 20
+
+
+def cache_folder(setting: Optional[str]) -> Optional[Path]:
+    """Where packed weights are kept: in the folder that `weight_cache` or the environment variable
+    names, by default in `glm_multiuser` of `$XDG_CACHE_HOME` or `~/.cache`; None if it is "off"."""
+    folder = setting or os.environ.get(VARIABLE)
+    if folder == OFF:
+        return None
+    if folder:
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "glm_multiuser")
+
+
+@dataclass(frozen=True)
+class WeightCache:
+    """The file of one checkpoint with one type of weights.
+
+    Attributes:
+        path: of the file.
+        made_from: what its content depends on.
+        sizes: of its arrays, in the order in which they lie there.
+    """
+
+    path: Path
+    made_from: str
+    sizes: Sizes
+
+    @classmethod
+    def of(
+        cls, folder: Path, files: Sequence[Path], settings: Mapping[str, Any], sizes: Sizes
+    ) -> WeightCache:
+        """That of a checkpoint's files, as they are now.
+
+        Raises:
+            OSError: one of them cannot be looked at.
+        """
+        paths = [path.resolve() for path in files]
+        states = [(str(path), *_state(path.stat())) for path in paths]
+        made_from = {"format": FORMAT, "files": states, **settings}
+        text = json.dumps(made_from, sort_keys=True)
+        # One name for all states of the same files: what they were before is replaced.
+        place = json.dumps([FORMAT, [str(path) for path in paths], settings], sort_keys=True)
+        name = paths[0].stem if len(paths) == 1 else paths[0].parent.name
+        digest = hashlib.sha256(place.encode()).hexdigest()[:16]
+        # Matrices have whole cache lines; what has not comes behind them, and nothing is askew.
+        order = sorted(sizes, key=lambda one: len(sizes[one][0]) == 1)
+        ordered = {one: sizes[one] for one in order}
+        return cls(folder / f"{name}-{digest}.safetensors", text, ordered)
+
+    def load(self, progress: Progress) -> Optional[dict[str, Array]]:
+        """The arrays, mapped from the file; None if there is no such file, or not a whole one."""
+        try:
+            with self.path.open("rb") as file:
+                found = self._mapped(file.fileno(), progress)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            logger.warning("packed weights are made anew: %s: %s", self.path, error)
+            return None
+        logger.info("packed weights are mapped from %s", self.path)
+        return found
+
+    def _mapped(self, file: int, progress: Progress) -> dict[str, Array]:
+        size = os.fstat(file).st_size
+        begin = 8 + int.from_bytes(os.pread(file, 8, 0), "little")
+        if begin > min(size, LARGEST_HEADER):
+            raise ValueError("it is cut short or no safetensors file")
+        header = json.loads(os.pread(file, begin - 8, 8))
+        digests = _digests(header)
+        if header != json.loads(self._header(digests)):
+            raise ValueError("it was made from other files, or is damaged")
+        if size != begin + sum(_bytes(*one) for one in self.sizes.values()):
+            raise ValueError("it is cut short")
+        # Private: nothing that this process does could change the file.
+        memory = mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        arrays, end = {}, begin
+        for name, (shape, dtype) in self.sizes.items():
+            flat = np.frombuffer(memory, dtype, math.prod(shape), end)
+            arrays[name] = flat.reshape(shape)
+            end += flat.nbytes
+        done = 0
+        with ThreadPoolExecutor(cores()) as pool:
+            found = pool.map(xxhash.xxh3_64_hexdigest, map(_content, arrays.values()))
+            for name, digest in zip(arrays, found):
+                progress(done // MIB, -(-size // MIB), "MiB of packed weights")
+                if digest != digests[name]:
+                    raise ValueError(f"{name} is damaged")
+                done += arrays[name].nbytes
+        return arrays
+
+    def save(self, arrays: Mapping[str, Array]) -> None:
+        """Writes the file, complete or not at all. One that cannot be written is a log line."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_remains()
+            handle, name = mkstemp(".part", f".{self.path.stem}-", self.path.parent)
+            with os.fdopen(handle, "wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # as long as this process lives
+                try:
+                    self._write(file.fileno(), arrays)
+                    os.replace(name, self.path)
+                except BaseException:
+                    os.unlink(name)
+                    raise
+        except OSError as error:
+            logger.warning("packed weights are not kept: %s: %s", self.path.parent, error)
+            return
+        logger.info("packed weights are kept in %s", self.path)
+
+    def _write(self, file: int, arrays: Mapping[str, Array]) -> None:
+        contents = [_content(arrays[name]) for name in self.sizes]
+        with ThreadPoolExecutor(cores()) as pool:
+            digests = dict(zip(self.sizes, pool.map(xxhash.xxh3_64_hexdigest, contents)))
+        header = self._header(digests)
+        left = [memoryview(len(header).to_bytes(8, "little")), memoryview(header), *contents]
+        place = 0
+        while left:
+            # All at once: the system keeps pieces that are aligned and large in huge pages.
+            written = os.pwritev(file, left[:MOST_BUFFERS], place)
+            place += written
+            while left and written >= len(left[0]):
+                written -= len(left.pop(0))
+            if left:
+                left[0] = left[0][written:]
+
+    def _remove_remains(self) -> None:
+        """What processes left that ended while they wrote: nobody holds it locked any more."""
+        for remains in self.path.parent.glob(".*.part"):
+            with remains.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                remains.unlink(missing_ok=True)
+
+    def _header(self, digests: Mapping[str, str]) -> bytes:
+        checks = {f"{CHECKSUM}{name}": digests.get(name, "") for name in self.sizes}
+        header: dict[str, Any] = {"__metadata__": {"made_from": self.made_from, **checks}}
+        end = 0
+        for name, (shape, dtype) in self.sizes.items():
+            begin, end = end, end + _bytes(shape, dtype)
+            stored_as = DTYPES[dtype.newbyteorder("<").str]
+            header[name] = {"dtype": stored_as, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        # Tensors begin with a page.
+        return text + b" " * (-(len(text) + 8) % mmap.PAGESIZE)
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file does; the time of the last change cannot be set back."""
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _digests(header: Any) -> dict[str, str]:
+    found = header.get("__metadata__") if isinstance(header, dict) else None
+    return {
+        name[len(CHECKSUM) :]: digest
+        for name, digest in (found if isinstance(found, dict) else {}).items()
+        if name.startswith(CHECKSUM)
+    }
+
+
+def _content(values: Array) -> memoryview:
+    return values.reshape(-1).view(np.uint8).data
+
+
+def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return math.prod(shape) * dtype.itemsize

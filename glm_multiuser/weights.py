@@ -1,0 +1,236 @@
+"""A model's weights: where they come from, and putting them into its parameters."""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+from mindspore import Parameter, Tensor
+from numpy.typing import NDArray
+
+from glm_multiuser.backends.native.group_packing import GROUP_TYPES, AnyPacking
+from glm_multiuser.backends.native.packing import BLOCK_BYTES, PANEL
+from glm_multiuser.backends.portable.types import numpy_type
+from glm_multiuser.checkpoint.families import parameter_shapes
+from glm_multiuser.checkpoint.matching import Filled, common_dtype, kept_types, match
+from glm_multiuser.checkpoint.stored_tensor import Sizes
+from glm_multiuser.device import cores
+from glm_multiuser.errors import CheckpointError
+from glm_multiuser.model_config import AnyModelConfig
+from glm_multiuser.models.multi_user import MultiUserModel
+from glm_multiuser.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+Rows = Callable[[int, int], Array]
+"""The rows of a matrix from one up to another, of a type that `pack_rows` takes."""
+
+ALIGNMENT = 64
+"""Bytes of a cache line; a vector that lies in two of them takes twice as long to read."""
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter to fill.
+
+    Attributes:
+        parameter: its memory is replaced.
+        packing: how a matrix of the native backend lies in memory; None: as it is.
+        memory: what the parameter's memory becomes; None: memory of its own.
+    """
+
+    parameter: Parameter
+    packing: Optional[AnyPacking]
+    memory: Optional[Array] = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its values: weights are [outputs, inputs]."""
+        if self.packing is not None:
+            return self.packing.outputs, self.packing.inputs
+        return tuple(self.parameter.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Of the values that it keeps as they are."""
+        return self.packing.unpacked_dtype if self.packing else numpy_type(self.parameter.dtype)
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of the parameter's own memory."""
+        if self.packing is not None:
+            return self.packing.shape, self.packing.array_dtype
+        return self.shape, np.dtype(self.dtype)
+
+    def assign(self, values: Array) -> None:
+        """Fills it with values of `shape`; `dtype`, or float32."""
+        if self.packing is None:
+            self.keep(values.astype(self.dtype, copy=False))
+            return
+        values = np.ascontiguousarray(values)
+        if values.dtype not in (np.float32, self.dtype):
+            values = values.astype(np.float32)
+        with ThreadPoolExecutor(1) as pool:
+            for _ in self.assign_rows(lambda begin, end: values[begin:end], pool):
+                pass
+
+    def assign_rows(self, rows: Rows, pool: ThreadPoolExecutor) -> Iterator[int]:
+        """Fills a packed one, a block of rows at a time on the threads of `pool`.
+
+        Yields:
+            Bytes of its memory that another block has filled.
+
+        Raises:
+            FloatingPointError: values that are not finite, or beyond the range of its type.
+        """
+        packing = self.packing
+        if packing is None:
+            raise ValueError(f"{self.parameter.name} is not packed")
+        packed = self.memory if self.memory is not None else allocate({"": self.stored})[""]
+        step = max(1, BLOCK_BYTES // (4 * PANEL * packing.inputs))
+
+        def fill(first: int) -> tuple[bool, int]:
+            panels = packed[first : first + step]
+            end = min(packing.outputs, (first + step) * PANEL)
+            return packing.pack_rows(rows(first * PANEL, end), panels), panels.nbytes
+
+        for finite, done in pool.map(fill, range(0, len(packed), step)):
+            if not finite:
+                raise FloatingPointError(f"{self.parameter.name} has numbers out of range")
+            yield done
+        self.keep(packed)
+
+    def keep(self, stored: Array) -> None:
+        """Makes an array of `stored`'s shape and type the parameter's memory, without a copy."""
+        if self.memory is not None and stored is not self.memory:
+            np.copyto(self.memory, stored)
+            stored = self.memory
+        # `Tensor` would copy it: the largest of a 6B model has gigabytes.
+        self.parameter.set_data(Tensor.from_numpy(stored))
+
+
+Fill = Callable[[Mapping[str, Weight], Progress], None]
+"""Puts values into a model's weights, by their names."""
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where weights come from.
+
+    Attributes:
+        fill: puts them in.
+        dtype: the smallest type that holds its matrices as they are: "float32", "float16" or
+            "bfloat16".
+        files: that they are read from; none: they are made up.
+        types: name of each matrix -> the type that it is stored as, by the matrix.
+    """
+
+    fill: Fill
+    dtype: str = "float32"
+    files: Sequence[Path] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, weights: Mapping[str, Weight], progress: Progress) -> None:
+        self.fill(weights, progress)
+
+
+def weights_of(
+    model: MultiUserModel, memory: Optional[Mapping[str, Array]] = None
+) -> dict[str, Weight]:
+    """Every weight of a model, packed or not; `memory` is that of each, by its name."""
+    packings = {
+        parameter.name: cell.packing
+        for _, cell in model.cells_and_names()
+        if hasattr(cell, "packing")
+        for parameter in cell.get_parameters(expand=False)
+        if parameter.ndim > 1
+    }
+    memory = memory or {}
+    return {
+        one.name: Weight(one, packings.get(one.name), memory.get(one.name))
+        for one in model.get_parameters()
+    }
+
+
+def allocate(sizes: Sizes) -> dict[str, Array]:
+    """Arrays in one piece of memory, in huge pages where the system has them, so that a step reads
+    it fast. Nothing is written to it: what nobody fills is zero and takes no memory."""
+    places, end = {}, 0
+    for name, (shape, dtype) in sizes.items():
+        places[name] = end
+        end += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    memory = mmap.mmap(-1, max(1, end), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return {
+        name: np.frombuffer(memory, dtype, math.prod(shape), places[name]).reshape(shape)
+        for name, (shape, dtype) in sizes.items()
+    }
+
+
+def load_weights(folder: Path, model_config: AnyModelConfig) -> WeightSource:
+    """The weights of a checkpoint folder or GGUF file, read and packed on all cores at once.
+
+    Raises:
+        CheckpointError: immediately, and not when the model was made, if its tensors do not fit.
+    """
+    matched = match(folder, model_config, parameter_shapes(model_config))
+    files = sorted({tensor.path for one in matched for _, tensor in one.sources})
+
+    def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
+        wanted = [one for one in matched if one.name in weights]
+        total = sum(_bytes(weights[one.name]) for one in wanted)
+        done = 0
+        with ThreadPoolExecutor(cores()) as pool:
+            for one in wanted:
+                for part in _parts(one, weights[one.name], pool):
+                    progress(done // MIB, -(-total // MIB), "MiB of weights")
+                    done += part
+
+    return WeightSource(fill, common_dtype(matched), files, kept_types(matched))
+
+
+def _parts(filled: Filled, weight: Weight, pool: ThreadPoolExecutor) -> Iterator[int]:
+    """Fills one weight, and yields the bytes of each part of it."""
+    if weight.packing is None:
+        weight.keep(filled.read(weight.dtype))
+        yield _bytes(weight)
+        return
+    dtype = weight.packing.dtype
+    as_stored = dtype in GROUP_TYPES and dtype == filled.kept_as
+    try:
+        yield from weight.assign_rows(filled.blocks if as_stored else filled.rows, pool)
+    except FloatingPointError as error:
+        filled.read(weight.dtype)  # says which tensor it is
+        raise CheckpointError(str(error)) from error
+
+
+def _bytes(weight: Weight) -> int:
+    shape, dtype = weight.stored
+    return math.prod(shape) * dtype.itemsize
+
+
+def random_weights(seed: int) -> WeightSource:
+    """Matrices of small normal numbers, norms and biases as a new model has them."""
+
+    def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
+        random = np.random.default_rng(seed)
+        for done, (name, weight) in enumerate(weights.items()):
+            progress(done, len(weights), name)
+            if len(weight.shape) > 1:
+                values = random.standard_normal(weight.shape, dtype=np.float32)
+                values *= np.float32(0.02)
+                weight.assign(values)
+
+    return WeightSource(fill)

@@ -1,0 +1,145 @@
+"""AWQ's and GPTQ's folders are read as they are stored, and answer as the same numbers do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from glm_multiuser import CheckpointError
+from glm_multiuser.backends.native.weight_types import types_in_groups
+from glm_multiuser.checkpoint import check_tensors, read_model_config, read_tensors
+from glm_multiuser.weights import load_weights
+from tests.checkpoint.quantised_content import Quantised, quantisation_config
+from tests.golden_data import golden_folder
+from tests.models.native_driver import NativeDriver
+
+METHODS = ("awq", "gptq")
+GROUP = 32
+
+
+def is_quantised(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def write(folder: Path, tensors: dict[str, Any], **config: Any) -> Path:
+    golden = json.loads((golden_folder("qwen2") / "config.json").read_text("utf-8"))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**golden, **config}), "utf-8")
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def folders(path: Path, method: str) -> tuple[Path, Path]:
+    """The model of a golden folder with other matrices: quantised, and in float32."""
+    golden = load_file(golden_folder("qwen2", "model.safetensors") / "model.safetensors")
+    quantised, plain = {}, {}
+    for seed, (name, values) in enumerate(golden.items()):
+        if is_quantised(name):
+            matrix = Quantised.random(len(values), values.shape[1], GROUP, seed)
+            module = name[: -len(".weight")]
+            parts = matrix.tensors(method).items()
+            quantised.update({f"{module}.{part}": array for part, array in parts})
+            plain[name] = matrix.values()
+        else:
+            quantised[name] = plain[name] = values
+    config = {"quantization_config": quantisation_config(method, GROUP)}
+    return write(path / "quantised", quantised, **config), write(path / "plain", plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_logits_have_the_bits_of_float32_weights(tmp_path: Path, method: str) -> None:
+    quantised, plain = folders(tmp_path, method)
+    config = read_model_config(quantised)
+    assert config == read_model_config(plain)
+    types = types_in_groups(load_weights(quantised, config).types)
+    assert set(types.values()) == {"int4", "float32"}
+    assert sum(one == "int4" for one in types.values()) == 4 * config.num_layers
+    token_ids = np.random.default_rng(0).integers(3, config.vocab_size, 41).tolist()
+
+    def logits(folder: Path, **settings: Any) -> bytes:
+        driver = NativeDriver.of_folder(folder, 1, 64, **settings)
+        return driver.answer(0, driver.request(token_ids), 4).tobytes()
+
+    expected = logits(plain)
+    assert logits(quantised, types=types) == expected
+    assert logits(quantised) == expected, "widened while they are loaded"
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
+@pytest.mark.parametrize("method", METHODS)
+def test_values_of_every_group_size(tmp_path: Path, method: str, group: int) -> None:
+    matrix = Quantised.random(40, 512, group)
+    tensors = {f"a.{part}": array for part, array in matrix.tensors(method).items()}
+    config = {"quantization_config": quantisation_config(method, group)}
+    found = dict(read_tensors(write(tmp_path / "a", tensors, **config)))
+    assert list(found) == ["a.weight"]
+    assert found["a.weight"].tobytes() == matrix.values().tobytes()
+
+
+def test_zero_points_of_gptq(tmp_path: Path) -> None:
+    """One less is stored, and 15 means 0; in the second version of the format they are as is."""
+    matrix = Quantised.random(16, 64, 32)
+    matrix.zero[...] = np.arange(32).reshape(16, 2) % 16
+    for version, offset in (("gptq", 1), ("gptq_v2", 0)):
+        stored = Quantised(matrix.q, (matrix.zero - offset) % 16 + 1, matrix.scale)
+        tensors = {f"a.{part}": array for part, array in stored.tensors("gptq").items()}
+        config = quantisation_config("gptq", 32, checkpoint_format=version)
+        folder = write(tmp_path / version, tensors, quantization_config=config)
+        assert np.array_equal(dict(read_tensors(folder))["a.weight"], matrix.values())
+
+
+def test_a_bias_of_zeros_that_no_layer_has_is_left_out(tmp_path: Path) -> None:
+    quantised, _ = folders(tmp_path, "gptq")
+    tensors = load_file(quantised / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.bias"
+    tensors[name] = np.zeros(64, np.float16)
+    save_file(tensors, quantised / "model.safetensors")
+    check_tensors(quantised, read_model_config(quantised))
+    tensors[name][3] = 1
+    save_file(tensors, quantised / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name} .* has no place in this model"):
+        check_tensors(quantised, read_model_config(quantised))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method must be awq or gptq"),
+        ({"bits": 8}, "has bits 8; it must be 4"),
+        ({"desc_act": True}, "has desc_act True; it must be False"),
+        ({"version": "gemv"}, "has version 'gemv'; it must be 'gemm'"),
+        ({"group_size": 48}, "has group_size 48; it must be a multiple of 32"),
+        ({"group_size": 0}, "has group_size 0"),
+        ({"group_size": -1}, "has group_size -1"),
+        ({"group_size": None}, "has group_size None"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = {"quantization_config": quantisation_config("awq", 32, **changes)}
+    folder = write(tmp_path / "a", {"a": np.zeros(1, np.float32)}, **config)
+    for read in (read_model_config, lambda one: list(read_tensors(one))):
+        with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
+            read(folder)
+
+
+@pytest.mark.parametrize("part", ["qweight", "qzeros", "scales", "g_idx"])
+def test_parts_that_do_not_fit(tmp_path: Path, part: str) -> None:
+    parts = Quantised.random(40, 64, 32).tensors("gptq")
+    config = {"quantization_config": quantisation_config("gptq", 32)}
+    parts[part] = parts[part][::-1].copy() if part == "g_idx" else parts[part][:-1]
+    tensors = {f"a.{one}": array for one, array in parts.items()}
+    message = "inputs are not in their order" if part == "g_idx" else r"it must be (I32|F16) \["
+    with pytest.raises(CheckpointError, match=message):
+        list(read_tensors(write(tmp_path / "a", tensors, **config)))
+    if part not in ("qweight", "g_idx"):
+        del tensors[f"a.{part}"]
+        with pytest.raises(CheckpointError, match=rf"a\.{part} in .* is missing"):
+            list(read_tensors(write(tmp_path / "b", tensors, **config)))
