@@ -8,8 +8,10 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_multiuser.backends.native.kv_layout import empty_cache
 from glm_multiuser.backends.native.packing import TILE
 from tests.kernels.calling import call, number
+from tests.kernels.kv_caches import Cache
 from tests.kernels.memory import placed
 from tests.kernels.weights import EPSILON
 
@@ -24,6 +26,8 @@ class Shape:
     group: int = 2
     head_dim: int = 16
     parts: int = 1
+    cache: str = "float32"
+    """Type of keys and values."""
 
     @property
     def heads(self) -> int:
@@ -40,34 +44,17 @@ class Token:
     angles: tuple[int, ...]
 
 
-@dataclass
-class Cache:
-    """Of a cell of one user: [1, kv_heads, tiles, head_dim, TILE] and [1, kv_heads, capacity,
-    head_dim]. A cell of several users has as many in front."""
-
-    keys: NDArray[np.float32]
-    values: NDArray[np.float32]
-
-    def positions(self, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Keys and values of the first positions, [kv_heads, count, head_dim] each."""
-        keys, values = self.keys[0], self.values[0]
-        flat = np.moveaxis(keys, 2, 3).reshape(len(keys), -1, keys.shape[2])
-        return flat[:, :count].astype(np.float64), values[:, :count].astype(np.float64)
-
-    def copy(self) -> Cache:
-        return Cache(placed(self.keys), placed(self.values))
-
-
 def random_cache(shape: Shape, capacity: int, filled: int, seed: int) -> Cache:
     """NaN where nothing was written so far."""
     generator = np.random.default_rng(seed)
-    tiles = -(-capacity // TILE)
-    keys = generator.standard_normal((1, shape.kv_heads, tiles, shape.head_dim, TILE))
-    values = generator.standard_normal((1, shape.kv_heads, capacity, shape.head_dim))
-    values[:, :, filled:] = np.nan
-    for position in range(filled, tiles * TILE):
-        keys[:, :, position // TILE, :, position % TILE] = np.nan
-    return Cache(placed(keys.astype(np.float32)), placed(values.astype(np.float32)))
+    keys, values = empty_cache(shape.cache, 1, shape.kv_heads, capacity, shape.head_dim)
+    cache = Cache(placed(keys), placed(values))
+    positions = keys.shape[2] * TILE
+    rows = generator.standard_normal((2, shape.kv_heads, positions, shape.head_dim))
+    cache.fill(rows[0].astype(np.float32), rows[1, :, :capacity].astype(np.float32))
+    for position in range(filled, positions):
+        cache.forget(position)
+    return cache
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.kernels.memory import placed
 PATH = Path(os.environ.get("GLM_MULTIUSER_TEST_LIBRARY", library.PATH))
 
 PROPERTY = settings(
-    max_examples=int(os.environ.get("GLM_MULTIUSER_TEST_EXAMPLES", "25")), deadline=None
+    max_examples=int(os.environ.get("GLM_MULTIUSER_TEST_EXAMPLES", "12")), deadline=None
 )
 
 

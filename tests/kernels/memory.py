@@ -17,7 +17,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 NO_ACCESS = 0
 
-SANITIZED = "GLM_MULTIUSER_TEST_LIBRARY" in os.environ
+SANITIZED = "GLM_MULTIUSER_TEST_SANITIZED" in os.environ
 """AddressSanitizer knows where memory ends that was allocated the usual way, and only of that."""
 
 

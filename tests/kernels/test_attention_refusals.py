@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.kernels.attention_step import TABLE_ROWS, Cache, Shape, Step, Token, random_cache
+from glm_multiuser.backends.native.kv_layout import STORED
+from tests.kernels.attention_step import TABLE_ROWS, Shape, Step, Token, random_cache
 from tests.kernels.calling import bits, call
+from tests.kernels.kv_caches import Cache
 
 pytestmark = pytest.mark.usefixtures("level")
 
@@ -68,6 +70,30 @@ def test_caches_without_an_axis_for_users() -> None:
         arguments[10:] = [cache[0] for cache in arguments[10:]]
 
     refused(Step.random(Shape(parts=2), [GOOD], seed=0), flatten)
+
+
+@pytest.mark.parametrize("cache", STORED)
+def test_caches_of_several_types(cache: str) -> None:
+    def change(arguments: list[NDArray[Any]]) -> None:
+        other = np.int8 if cache == "float32" else np.float32
+        arguments[-1] = np.zeros(arguments[-1].shape, other)
+
+    refused(Step.random(Shape(parts=2, cache=cache), [GOOD], seed=0), change)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8, np.float64])
+def test_caches_of_a_type_that_there_is_not(dtype: Any) -> None:
+    def change(arguments: list[NDArray[Any]]) -> None:
+        arguments[10:] = [np.zeros(one.shape, dtype) for one in arguments[10:]]
+
+    refused(Step.random(Shape(parts=2), [GOOD], seed=0), change)
+
+
+def test_caches_without_room_for_scales() -> None:
+    def change(arguments: list[NDArray[Any]]) -> None:
+        arguments[10:] = [np.zeros(one.shape, np.int8) for one in arguments[10:]]
+
+    refused(Step.random(Shape(parts=2), [GOOD], seed=0), change)
 
 
 def test_tables_that_do_not_fit_the_head() -> None:

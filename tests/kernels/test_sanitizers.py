@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from glm_multiuser.backends.native import compiler, library
 from glm_multiuser.backends.native.compiler import BuildError, build
 
 HERE = Path(__file__).parent
 FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 FLAGS += ["-g", "-O1", "-D_GLIBCXX_SANITIZE_VECTOR"]
-WATCHED = ("linear", "rows", "attention", "attention_refusals", "pool", "levels")
+WATCHED: tuple[str, ...] = ("linear", "int8_inputs", "groups", "int8_groups", "rows")
+WATCHED += ("attention", "attention_refusals", "pool", "levels", "program")
 EXAMPLES = 5
 
 
@@ -31,9 +33,16 @@ def runtime(name: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.rare)])
 def test_operators_stay_within_their_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every level is compiled from the same sources: this processor's best one, or all that need
+    nothing of the system. The library always has the plain one."""
+    levels = [name for name in library.LEVELS if name != "amx"]
+    best = library.level()
+    flags = {name: compiler.LEVEL_FLAGS[name] for name in (levels if every else ["plain", best])}
+    monkeypatch.setattr(compiler, "LEVEL_FLAGS", flags)
     preload = [runtime("libasan.so"), runtime("libstdc++.so.6")]
     monkeypatch.setenv("CXX", "g++")
     try:
@@ -48,11 +57,14 @@ def test_operators_stay_within_their_memory(
         "ASAN_OPTIONS": "detect_leaks=0",  # Python leaves much to the end of the process
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "GLM_MULTIUSER_TEST_LIBRARY": str(tmp_path / "watched.so"),
+        "GLM_MULTIUSER_TEST_SANITIZED": "1",
         "GLM_MULTIUSER_TEST_EXAMPLES": str(EXAMPLES),
     }
     command = [sys.executable, "-m", "pytest", "-q", "--capture=no", "-p", "no:cacheprovider"]
     command += ["-p", "no:cov", f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}"]
     command += [str(HERE / f"test_{name}.py") for name in WATCHED]
+    if not every and best != "plain":
+        command += ["-k", "not plain"]
     result = subprocess.run(
         command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True
     )

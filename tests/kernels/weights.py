@@ -24,6 +24,31 @@ def round_to_bfloat16(values: Any) -> NDArray[np.float64]:
     return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, exact), rounded)
 
 
+OUTLIERS = 4
+"""Inputs of a row that are not rounded to int8."""
+
+
+def round_to_int8(
+    x: NDArray[np.float32],
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """float32 [rows, inputs] -> whole numbers up to 127, the scales of rows, [rows, 1], and where
+    the outliers are, [rows, up to OUTLIERS], the largest first; their whole numbers are 0."""
+    places = np.argsort(-np.abs(x), axis=1, kind="stable")[:, :OUTLIERS]
+    others = x.copy()
+    np.put_along_axis(others, places, np.float32(0), axis=1)
+    largest = np.abs(others).max(axis=1, keepdims=True)
+    largest = np.maximum(largest, np.float32(2.0**-100))
+    numbers = np.rint(others * (np.float32(127) / largest))
+    return numbers.astype(np.int64), largest / np.float32(127), places
+
+
+def int8_numbers(packing: Packing, packed: NDArray[Any]) -> NDArray[np.int64]:
+    """[outputs, inputs], without the filling: the whole numbers of int8 weights."""
+    scales = np.ascontiguousarray(packed[:, : 4 * PANEL]).view(np.float32).reshape(-1)
+    scales = scales[: packing.outputs, None].astype(np.float64)
+    return np.rint(unpacked(packing, packed) / scales).astype(np.int64)
+
+
 def unpacked_bits(packing: Packing, packed: NDArray[Any]) -> NDArray[Any]:
     """[outputs, inputs], without the filling, of a type without scales."""
     output, column = np.meshgrid(

@@ -1,4 +1,4 @@
-"""The cells of a model, each one operator of the library.
+"""The cells of a model, each one instruction of a step's program (`program.py`).
 
 All of them compute in float32. Only the first `batch["used"]` rows are read and written.
 """
@@ -6,17 +6,21 @@ All of them compute in float32. Only the first `batch["used"]` rows are read and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Optional
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
+from numpy.typing import NDArray
 
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native import operators
-from glm_multiuser.backends.native.packing import TILE, Packing
+from glm_multiuser.backends.native.group_packing import AnyPacking, packing_of
+from glm_multiuser.backends.native.kv_layout import empty_cache
+from glm_multiuser.backends.native.weight_types import described
 from glm_multiuser.backends.protocol import AttentionShape
+from glm_multiuser.mindspore_internals import zero_parameter
 from glm_multiuser.models.batch import RaggedBatch
 
 
@@ -24,30 +28,37 @@ def ones(size: int, name: str) -> Parameter:
     return Parameter(Tensor(np.ones(size, np.float32)), name=name)
 
 
-def zeros(*shape: int) -> Tensor:
-    return Tensor(np.zeros(shape, np.float32))
+def zeros(size: int, name: str) -> Parameter:
+    return Parameter(Tensor(np.zeros(size, np.float32)), name=name)
+
+
+def constant(*numbers: float) -> NDArray[np.float32]:
+    return np.array(numbers, np.float32)
+
+
+def settings(*numbers: int) -> NDArray[np.int32]:
+    return np.array(numbers, np.int32)
 
 
 class Linear(nn.Cell):
     """A product with a packed weight; `inputs` is the type that x is rounded to."""
 
     def __init__(
-        self, packing: Packing, bias: bool, gelu: bool, residual_factor: float, inputs: str
+        self, packing: AnyPacking, bias: bool, gelu: bool, residual_factor: float, inputs: str
     ) -> None:
         super().__init__()
         self.packing = packing
-        self.weight = Parameter(Tensor(packing.zeros()), name="weight")
+        self.weight = zero_parameter(packing.shape, packing.array_dtype, "weight")
         self.has_bias = bias
-        self.no_bias = zeros(packing.outputs)
         if bias:
-            self.bias = Parameter(zeros(packing.outputs), name="bias")
-        self.residual_factor = Tensor([residual_factor], ms.float32)
+            self.bias = zeros(packing.outputs, "bias")
+        self.residual_factor = constant(residual_factor)
         rounding = "" if inputs == "float32" else f"_{inputs}"
         self.product = operators.linear(("linear_gelu" if gelu else "linear") + rounding)
         self.sum = operators.linear("linear_add" + rounding)
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
-        bias = self.bias if self.has_bias else self.no_bias
+        bias = self.bias if self.has_bias else np.zeros(self.packing.outputs, np.float32)
         if residual is None:
             return self.product(x, batch["used"], self.weight, bias)
         return self.sum(x, batch["used"], self.weight, bias, residual, self.residual_factor)
@@ -56,13 +67,13 @@ class Linear(nn.Cell):
 class Embedding(nn.Cell):
     """Rows of a packed table."""
 
-    def __init__(self, packing: Packing, name: str) -> None:
+    def __init__(self, packing: AnyPacking, name: str) -> None:
         super().__init__()
         self.packing = packing
         self.name_of_table = name
-        setattr(self, name, Parameter(Tensor(packing.zeros()), name=name))
+        setattr(self, name, zero_parameter(packing.shape, packing.array_dtype, name))
         self.rows = operators.embedding(packing.inputs)
-        self.sizes = Tensor([packing.outputs, packing.inputs], ms.int32)
+        self.sizes = settings(packing.outputs, packing.inputs)
 
     def construct(self, input_ids: Tensor, batch: RaggedBatch) -> Tensor:
         return self.rows(input_ids, batch["used"], getattr(self, self.name_of_table), self.sizes)
@@ -73,14 +84,13 @@ class LayerNorm(nn.Cell):
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
-        self.gamma, self.beta = ones(size, "gamma"), Parameter(zeros(size), name="beta")
-        self.epsilon = Tensor([epsilon], ms.float32)
-        self.norm, self.norm_add = operators.layer_norm(), operators.layer_norm()
+        self.gamma, self.beta = ones(size, "gamma"), zeros(size, "beta")
+        self.epsilon = constant(epsilon)
+        self.norm = operators.layer_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
-        if residual is None:
-            return self.norm(x, batch["used"], self.gamma, self.beta, self.epsilon)
-        return self.norm_add(x, batch["used"], self.gamma, self.beta, self.epsilon, residual)
+        added = () if residual is None else (residual,)
+        return self.norm(x, batch["used"], self.gamma, self.beta, self.epsilon, *added)
 
 
 class RMSNorm(nn.Cell):
@@ -89,13 +99,12 @@ class RMSNorm(nn.Cell):
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
         self.weight = ones(size, "weight")
-        self.epsilon = Tensor([epsilon], ms.float32)
-        self.norm, self.norm_add = operators.rms_norm(), operators.rms_norm()
+        self.epsilon = constant(epsilon)
+        self.norm = operators.rms_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
-        if residual is None:
-            return self.norm(x, batch["used"], self.weight, self.epsilon)
-        return self.norm_add(x, batch["used"], self.weight, self.epsilon, residual)
+        added = () if residual is None else (residual,)
+        return self.norm(x, batch["used"], self.weight, self.epsilon, *added)
 
 
 class EntryNorm(nn.Cell):
@@ -103,9 +112,9 @@ class EntryNorm(nn.Cell):
 
     def __init__(self, size: int, epsilon: float, layer: int) -> None:
         super().__init__()
-        self.gamma, self.beta = ones(size, "gamma"), Parameter(zeros(size), name="beta")
-        self.epsilon = Tensor([epsilon], ms.float32)
-        self.layer = Tensor([layer], ms.int32)
+        self.gamma, self.beta = ones(size, "gamma"), zeros(size, "beta")
+        self.epsilon = constant(epsilon)
+        self.layer = settings(layer)
         self.norm = operators.layer_norm_of_layer()
 
     def construct(self, x: Tensor, batch: RaggedBatch) -> tuple[Tensor, RaggedBatch]:
@@ -119,16 +128,7 @@ class EntryNorm(nn.Cell):
             self.beta,
             self.epsilon,
         )
-        inside: RaggedBatch = {
-            "users": batch["users"],
-            "positions": batch["positions"],
-            "used": used,
-            "rotary_positions": batch["rotary_positions"],
-            "cosine": batch["cosine"],
-            "sine": batch["sine"],
-            "partner": batch["partner"],
-            "layerwise": layerwise,
-        }
+        inside: RaggedBatch = {**batch, "used": used}
         return normed, inside
 
 
@@ -139,8 +139,8 @@ class QueryKeyNorm(nn.Cell):
         super().__init__()
         self.query_weight = ones(shape.head_dim, "query_weight")
         self.key_weight = ones(shape.head_dim, "key_weight")
-        self.epsilon = Tensor([epsilon], ms.float32)
-        self.heads = Tensor([shape.heads, shape.kv_heads], ms.int32)
+        self.epsilon = constant(epsilon)
+        self.heads = settings(shape.heads, shape.kv_heads)
         self.norm = operators.query_key_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch) -> Tensor:
@@ -175,46 +175,41 @@ class NextToken(nn.Cell):
 
 
 class KVCache(nn.Cell):
-    """The keys and values of one or more users.
+    """The keys and values of one or more users, as `kv_layout` describes them.
 
-    Keys are float32 `[users, heads, tiles, head_dim, TILE]`: those of `TILE` positions lie side by
-    side, so that their scores are computed side by side. Values are `[users, heads, positions,
-    head_dim]`. What lies behind a user's last position is never read, so a slot changes hands as
-    it is.
+    What lies behind a user's last position is never read, so a slot changes hands as it is.
     """
 
-    def __init__(self, users: int, heads: int, positions: int, head_dim: int) -> None:
+    def __init__(self, dtype: str, users: int, heads: int, positions: int, head_dim: int) -> None:
         super().__init__()
-        tiles = math.ceil(positions / TILE)
-        keys = zeros(users, heads, tiles, head_dim, TILE)
-        values = zeros(users, heads, positions, head_dim)
+        keys, values = map(Tensor, empty_cache(dtype, users, heads, positions, head_dim))
         self.key_past = Parameter(keys, name="key_past", requires_grad=False)
         self.value_past = Parameter(values, name="value_past", requires_grad=False)
 
 
 class Attention(nn.Cell):
-    """Every row over its own user's keys and values, in one operator.
+    """Every row over its own user's keys and values, in one instruction.
 
-    The operator takes the Parameters of all cells. How many cells there are changes nothing but
-    what compiling costs: a graph with hundreds of Parameters takes minutes.
+    It takes the Parameters of all cells. How many cells there are changes nothing but what
+    compiling and launching cost.
     """
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, cache_dtype: str) -> None:
         super().__init__()
         self.shape = shape
-        self.settings = Tensor([shape.heads, shape.kv_heads, shape.head_dim], ms.int32)
-        self.scale = Tensor([1.0 / math.sqrt(shape.head_dim)], ms.float32)
+        self.cache_dtype = cache_dtype
+        self.sizes = settings(shape.heads, shape.kv_heads, shape.head_dim)
+        self.scale = constant(1.0 / math.sqrt(shape.head_dim))
         self.attention = operators.attention(shape.width)
 
     def set_layout(self, layout: CellLayout) -> None:
         """Gives every user of `layout` an empty cache; what was cached before is dropped."""
         shape = (self.shape.kv_heads, layout.seq_length, self.shape.head_dim)
-        self.kv_past = nn.CellList([KVCache(users, *shape) for users in layout.sizes])
+        cells = [KVCache(self.cache_dtype, users, *shape) for users in layout.sizes]
+        self.kv_past = nn.CellList(cells)
 
     def construct(self, query_key_value: Tensor, batch: RaggedBatch) -> Tensor:
-        past: tuple[Tensor, ...] = ()
-        for cell in self.kv_past:
-            past = (*past, cell.key_past, cell.value_past)
+        past = [one for cell in self.kv_past for one in (cell.key_past, cell.value_past)]
         return self.attention(
             query_key_value,
             batch["used"],
@@ -224,7 +219,7 @@ class Attention(nn.Cell):
             batch["cosine"],
             batch["sine"],
             batch["partner"],
-            self.settings,
+            self.sizes,
             self.scale,
             *past,
         )
@@ -235,14 +230,20 @@ class NativeBackend:
     """Cells of our own kernels.
 
     Attributes:
-        weight_dtype: of the matrices and the embedding, "float32", "float16", "bfloat16" or "int8".
+        weight_dtype: of the matrices and the embedding, "float32", "float16", "bfloat16", "int8" or
+            "int4".
         rotary_dtype: in which the rotary tables are computed.
-        input_dtype: that the inputs of products are rounded to, "float32" or "bfloat16".
+        input_dtype: that the inputs of products are rounded to, "float32", "bfloat16" or "int8".
+        cache_dtype: of keys and values, "float32", "bfloat16" or "int8".
+        weight_types: name of a parameter -> its type, where it is another one; `set_weight_types`
+            makes it so.
     """
 
     weight_dtype: str = "float32"
     rotary_dtype: str = "float32"
     input_dtype: str = "float32"
+    cache_dtype: str = "float32"
+    weight_types: Mapping[str, str] = field(default_factory=dict)
 
     name = "native"
     dtype = "float32"
@@ -251,14 +252,38 @@ class NativeBackend:
     entry_norm = EntryNorm
     query_key_norm = QueryKeyNorm
     swiglu = SwiGLU
-    attention = Attention
     next_token = NextToken
 
     def linear(
         self, inputs: int, outputs: int, bias: bool = True, gelu: bool = False, factor: float = 1.0
     ) -> Linear:
-        packing = Packing(self.weight_dtype, outputs, inputs)
+        packing = packing_of(self.weight_dtype, outputs, inputs)
         return Linear(packing, bias, gelu, factor, self.input_dtype)
 
     def embedding(self, vocab_size: int, hidden_size: int, name: str = "weight") -> Embedding:
-        return Embedding(Packing(self.weight_dtype, vocab_size, hidden_size), name)
+        return Embedding(packing_of(self.weight_dtype, vocab_size, hidden_size), name)
+
+    def attention(self, shape: AttentionShape) -> Attention:
+        return Attention(shape, self.cache_dtype)
+
+    @property
+    def kept_as(self) -> str:
+        """Types of the matrices, in words."""
+        return described(self.weight_dtype, self.weight_types)
+
+    def set_weight_types(self, model: nn.Cell) -> None:
+        """Gives matrices of `weight_types` a Parameter of that type, of zeros. Cells that share one
+        share the new one, too."""
+        made: dict[str, Parameter] = {}
+        for _, cell in model.cells_and_names():
+            if not isinstance(cell, (Linear, Embedding)):
+                continue
+            attribute = cell.name_of_table if isinstance(cell, Embedding) else "weight"
+            name = getattr(cell, attribute).name
+            if name in self.weight_types:
+                packing = cell.packing
+                cell.packing = packing_of(self.weight_types[name], packing.outputs, packing.inputs)
+                shape, dtype = cell.packing.shape, cell.packing.array_dtype
+                if name not in made:
+                    made[name] = zero_parameter(shape, dtype, name)
+                setattr(cell, attribute, made[name])

@@ -14,17 +14,23 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("cpu")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
-FLAGS += ["-Wno-unused-parameter", "-Wno-maybe-uninitialized"]  # GCC's headers set the latter off
+# GCC's headers set the latter two off.
+FLAGS += ["-Wno-unused-parameter", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 # A wheel may be loaded on a system with an older libstdc++. Its unused parts are left out, because
 # some need a recent glibc. So does a static libgcc; the shared one is compatible and everywhere.
 STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
 
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
+AVX512_BF16 = [*AVX512, "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16"]
 LEVEL_FLAGS: dict[str, list[str]] = {
     "plain": [],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx2": AVX2,
+    "avxvnni": [*AVX2, "-mavxvnni"],
     "avx512": AVX512,
-    "avx512bf16": [*AVX512, "-mavx512vbmi", "-mavx512bf16"],
+    "avx512vnni": [*AVX512, "-mavx512vnni"],
+    "avx512bf16": AVX512_BF16,
+    "amx": [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 
 
@@ -52,7 +58,8 @@ def build(target: Path, extra: Sequence[str] = ()) -> None:
         pieces = [
             ("level_body.cpp", f"level_{n}", [*LEVEL_FLAGS[n], f"-DLEVEL={n}"]) for n in levels
         ]
-        pieces += [(f"{name}.cpp", name, have) for name in ("levels", "operators", "pool")]
+        common = ("int4", "levels", "operators", "packing", "pool", "program")
+        pieces += [(f"{name}.cpp", name, have) for name in common]
         objects = list(pool.map(lambda piece: compiled(*piece), pieces))
         linked = target.with_name(f"{target.name}.new")
         link = [*compiler, *FLAGS, *extra, "-shared", *objects, "-o", str(linked)]

@@ -21,7 +21,8 @@ LEVEL = "GLM_MULTIUSER_KERNELS_LEVEL"
 THREADS = "GLM_MULTIUSER_THREADS"
 """Environment variable: threads of the kernels; default: the cores that this process may use."""
 
-LEVELS = ("avx512bf16", "avx512", "avx2", "plain")
+LEVELS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "plain")
+"""The best first."""
 
 
 def unavailable_reason(device_target: str) -> str:
@@ -54,11 +55,15 @@ def open_library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(PATH))
     library.glm_level.restype = ctypes.c_char_p
     library.glm_force_level.argtypes = [ctypes.c_char_p]
+    number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+    library.glm_pack.argtypes = [number, number, memory, size, size, memory]
+    library.glm_quantise_int4.argtypes = [memory, size, memory]
+    library.glm_kernel_number.argtypes = [ctypes.c_char_p]
     name = os.environ.get(LEVEL, "")
     if not library.glm_force_level(name.encode()):
         raise ConfigError(
             f"{LEVEL} is {name!r}; it must be one of {', '.join(LEVELS)}, and one that this "
-            f"{platform.machine()} processor has"
+            f"{platform.machine()} processor has and its system allows"
         )
     library.glm_set_threads(_wanted_threads())
     return library
@@ -68,6 +73,18 @@ def level() -> str:
     """The instructions in use, one of `LEVELS`."""
     name: bytes = open_library().glm_level()
     return name.decode()
+
+
+def kernel_number(name: str) -> int:
+    """The number that instructions of a program have for this kernel.
+
+    Raises:
+        KeyError: the library has no such kernel.
+    """
+    number: int = open_library().glm_kernel_number(name.encode())
+    if number < 0:
+        raise KeyError(f"{PATH.name} has no kernel {name!r}")
+    return number
 
 
 def _wanted_threads() -> int:

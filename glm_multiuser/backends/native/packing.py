@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.bfloat16 import BITS, to_bfloat16
+from glm_multiuser.backends.native import library
+from glm_multiuser.bfloat16 import BITS
 
 PANEL = 32
 SCALE_BYTES = 4 * PANEL
@@ -37,8 +38,11 @@ STORED = {
 }
 """Type of a weight -> of the array that holds it."""
 
-BLOCK_PANELS = 64
-"""What is packed at a time, so that a large weight is not in memory three times."""
+BLOCK_BYTES = 1 << 23
+"""Of float32: what a thread reads and packs at a time."""
+
+TYPES = {np.dtype("f4"): 0, np.dtype("f2"): 1, BITS: 2}
+"""Type of an array of weights -> its number in `glm::Weight`, which is that of `STORED`, too."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class Packing:
         return np.dtype(STORED[self.dtype]).itemsize
 
     @property
+    def array_dtype(self) -> np.dtype[Any]:
+        """Of the packed array."""
+        return np.dtype(STORED[self.dtype])
+
+    @property
     def unpacked_dtype(self) -> np.dtype[Any]:
         """Of what `pack` takes without rounding it, except to int8; `bfloat16.BITS` is one."""
         return {"float16": np.dtype(np.float16), "bfloat16": BITS}.get(self.dtype, np.dtype("f4"))
@@ -73,33 +82,26 @@ class Packing:
         return np.zeros(self.shape, STORED[self.dtype])
 
     def pack(self, weight: NDArray[Any]) -> NDArray[Any]:
-        """float32 or `unpacked_dtype` [outputs, inputs] -> the packed array."""
+        """[outputs, inputs] -> the packed array; types as for `pack_rows`."""
         packed = self.zeros()
-        for first in range(0, len(packed), BLOCK_PANELS):
-            block = weight[first * PANEL : (first + BLOCK_PANELS) * PANEL]
-            if self.dtype == "bfloat16" and block.dtype != BITS:
-                block = to_bfloat16(block)
-            block = block.astype(self.unpacked_dtype, copy=False)
-            missing = -len(block) % PANEL
-            if missing:
-                block = np.pad(block, ((0, missing), (0, 0)))
-            self._pack_block(block, packed[first : first + BLOCK_PANELS])
+        self.pack_rows(weight, packed)
         return packed
 
-    def _pack_block(self, weight: NDArray[Any], packed: NDArray[Any]) -> None:
-        if self.dtype in ("float32", "float16"):
-            packed[:] = weight.reshape(-1, PANEL, self.inputs).transpose(0, 2, 1)
-            return
-        if self.dtype == "int8":
-            scales = np.abs(weight).max(axis=1) / np.float32(127)
-            scales[scales == 0] = 1.0
-            # A scale that is too small to be a normal number may be too small for the largest.
-            weight = np.clip(np.rint(weight / scales[:, None]), -127, 127).astype(np.int8)
-            packed[:, :SCALE_BYTES] = scales.reshape(-1, PANEL).view(np.int8)
-            packed, pairs = packed[:, SCALE_BYTES:], packed.shape[1] - SCALE_BYTES
-            packed = packed.reshape(-1, pairs // (2 * PANEL), PANEL, 2)
-        else:
-            weight = weight.view(np.int16)
-        if self.inputs % 2:
-            weight = np.pad(weight, ((0, 0), (0, 1)))
-        packed[:] = weight.reshape(-1, PANEL, packed.shape[1], 2).transpose(0, 2, 1, 3)
+    def pack_rows(self, rows: NDArray[Any], packed: NDArray[Any]) -> bool:
+        """Packs some outputs, from the first one of a panel on.
+
+        Args:
+            rows: [outputs, inputs], float32, float16 or `bfloat16.BITS`; rounded if need be.
+            packed: the panels that they fill.
+
+        Returns:
+            Whether all numbers are finite, before and after they are rounded.
+        """
+        if rows.dtype not in TYPES or rows.shape[1] != self.inputs or not rows.flags.c_contiguous:
+            raise ValueError(f"cannot pack {rows.dtype} {list(rows.shape)} for {self}")
+        if len(packed) * PANEL < len(rows) or not packed.flags.c_contiguous:
+            raise ValueError(f"{len(rows)} rows do not fit into {list(packed.shape)}")
+        sizes = len(rows), self.inputs
+        wanted = list(STORED).index(self.dtype)
+        pack = library.open_library().glm_pack
+        return bool(pack(TYPES[rows.dtype], wanted, rows.ctypes.data, *sizes, packed.ctypes.data))

@@ -1,157 +1,128 @@
-// Query rows of one user over that user's own keys and values, with a softmax that streams over
-// blocks of positions (Milakov and Gimelshein 2018; Dao et al. 2022). Positions behind what a row
-// may see are never read. What a row gets does not depend on the rows beside it.
+// Query rows of one user over that user's own keys and values, block by block of positions (Dao et
+// al. 2022). Positions behind what a row may see are never read. What a row gets does not depend on
+// the rows beside it.
 #pragma once
 
+#include <type_traits>
+
+#include "attention_scores.hpp"
+#include "cache.hpp"
 #include "level.hpp"
 #include "vector.hpp"
 
 namespace {
 
 using glm::Attention;
-using glm::KEYS;
-using glm::TILE;
 
-constexpr int TOGETHER = 4;  // rows that share what is read of keys and values
-constexpr int TILE_VECTORS = TILE / WIDTH;
-constexpr int VALUE_VECTORS = WIDTH == 16 ? 4 : 2;
-
-// Scores of R queries with one tile of keys, of which the first `count` exist. Meanwhile the values
-// of the same positions come in: they are as many bytes, and wanted next.
-template <int R>
-inline void tile_scores(const float* const* query, const float* tile, const float* values,
-                        int count, int64_t head_dim, float* scores) {
-  vec sums[R][TILE_VECTORS] = {};
-  for (int64_t i = 0; i < head_dim; ++i) {
-    __builtin_prefetch(values + i * TILE, 0, 3);
-    vec key[TILE_VECTORS];
-    if (count == TILE) {
-      for (int v = 0; v < TILE_VECTORS; ++v) key[v] = load(tile + i * TILE + v * WIDTH);
-    } else {
-      for (int v = 0; v < TILE_VECTORS; ++v) {
-        const int rest = count - v * WIDTH;
-        const int lanes = rest < 0 ? 0 : rest < WIDTH ? rest : WIDTH;
-        key[v] = load_first(tile + i * TILE + v * WIDTH, lanes);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < TILE_VECTORS; ++v) sums[r][v] += key[v] * all(query[r][i]);
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < TILE_VECTORS; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
-}
-
-// Turns the first `count` scores into weights exp(score - largest), zeros behind them, and corrects
-// the row's largest score and sum. Returns the factor for what was summed up before.
-inline float weigh(float* scores, int count, float& largest, float& total) {
-  constexpr float lowest = -__builtin_inff();
-  for (int i = count; i < KEYS; ++i) scores[i] = lowest;
-  vec most = all(largest);
-  for (int i = 0; i < KEYS; i += WIDTH) most = larger(load(scores + i), most);
-  float now = most[0];
-  for (int i = 1; i < WIDTH; ++i) now = most[i] > now || most[i] != most[i] ? most[i] : now;
-  const float factor = exponential(all(largest - now))[0];
-  vec sums{};
-  for (int i = 0; i < KEYS; i += WIDTH) {
-    const vec weight = exponential(load(scores + i) - now);
-    const ivec exists = (ivec)(load(scores + i) != all(lowest));
-    store(scores + i, (vec)((ivec)weight & exists));
-    sums += load(scores + i);
-  }
-  total = total * factor + sum(sums);
-  largest = now;
-  return factor;
-}
-
-// Adds weight * value over `count` positions to R contexts, NV vectors wide.
-template <int R, int NV>
-inline void add_values(const float* weights, const float* values, int count, int64_t head_dim,
-                       float* const* contexts, const float* factors, int lanes) {
+// Adds weight * value to R contexts over the positions from `first` up to `last`, NV vectors from
+// number `at` of a value on.
+template <int R, int NV, class Number>
+inline void add_values(const float* weights, const Block<Number>& block, int first, int last,
+                       int64_t at, float* const* contexts, const float* factors, int lanes) {
   vec sums[R][NV];
+#pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts[r] + v * WIDTH) * factors[r];
-  for (int s = 0; s < count; ++s) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v)
+      sums[r][v] = separate(load(contexts[r] + v * WIDTH) * factors[r]);
+  for (int s = first; s < last; ++s) {
+    const Number* from = block.value(s) + at;
     vec value[NV];
     for (int v = 0; v < NV; ++v)
-      value[v] = lanes == WIDTH ? load(values + s * head_dim + v * WIDTH)
-                                : load_first(values + s * head_dim + v * WIDTH, lanes);
+      value[v] = lanes == WIDTH ? widened(from + v * WIDTH)
+                                : widened_first(from + v * WIDTH, lanes);
+    float scale = 1.0f;
+    if (Block<Number>::scaled) std::memcpy(&scale, block.values + s * block.row, sizeof scale);
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const vec weight = all(weights[r * KEYS + s]);
-      for (int v = 0; v < NV; ++v) sums[r][v] += value[v] * weight;
+      const float weight = weights[r * KEYS + s];
+      const vec scaled = all(Block<Number>::scaled ? weight * scale : weight);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sums[r][v] += value[v] * scaled;
     }
   }
+#pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) store(contexts[r] + v * WIDTH, sums[r][v]);
 }
 
 // The same where some contexts see more positions than others: no row is to meet a value that it
 // does not see, not even with weight 0, because the value may be infinite.
-template <int R, int NV>
-inline void add_visible(const float* weights, const float* values, const int* counts, int least,
-                        int64_t head_dim, float* const* contexts, const float* factors,
+template <int R, int NV, class Number>
+inline void add_visible(const float* weights, const Block<Number>& block, const int* counts,
+                        int least, int64_t at, float* const* contexts, const float* factors,
                         int lanes) {
-  add_values<R, NV>(weights, values, least, head_dim, contexts, factors, lanes);
+  add_values<R, NV>(weights, block, 0, least, at, contexts, factors, lanes);
   const float as_it_is = 1.0f;
   for (int r = 0; r < R; ++r)
     if (counts[r] > least)
-      add_values<1, NV>(weights + r * KEYS + least, values + least * head_dim, counts[r] - least,
-                        head_dim, contexts + r, &as_it_is, lanes);
+      add_values<1, NV>(weights + r * KEYS, block, least, counts[r], at, contexts + r, &as_it_is,
+                        lanes);
 }
 
-// Where the state of a row is kept between two blocks of positions.
+// Rows, and what they have got from the blocks of positions so far.
 struct State {
+  float* scores;    // [ROWS, KEYS], then weights; of this block
+  float* factors;   // for what was summed up before this block
   float* largest;
   float* total;
   float* contexts;  // [ROWS, padded]
   int64_t padded;   // head_dim, rounded up to whole vectors
+  int counts[glm::ROWS];  // positions of this block that a row sees
 };
 
-template <int R>
-void block_of_positions(const Attention& a, const State& state, int row, int64_t begin,
-                        float* scores) {
-  int counts[R];
-  int most = 0, least = KEYS;
-  for (int r = 0; r < R; ++r) {
-    const int64_t rest = a.visible[row + r] - begin;
-    counts[r] = rest < 0 ? 0 : rest < KEYS ? (int)rest : KEYS;
-    most = counts[r] > most ? counts[r] : most;
-    least = counts[r] < least ? counts[r] : least;
-  }
-  if (most == 0) return;
-  for (int first = 0; first < most; first += TILE) {
-    const float* tile = a.keys + (begin + first) * a.head_dim;
-    const int count = most - first < TILE ? most - first : TILE;
-    const float* values = a.values + (begin + first) * a.head_dim;
-    tile_scores<R>(a.rows + row, tile, values, count, a.head_dim, scores + first);
-  }
-  float factors[R];
+// R rows of scores, and of weights.
+template <int R, class Number>
+void weigh_block(const Attention& a, const Block<Number>& block, State& state, int row,
+                 bool fetches) {
+  const int* counts = state.counts + row;
+  int most = 0;
+  for (int r = 0; r < R; ++r) most = counts[r] > most ? counts[r] : most;
+  float* scores = state.scores + row * KEYS;
+  all_scores<R>(a.rows + row, block, most, a.head_dim, fetches, scores);
+  weigh<R>(scores, counts, state.largest + row, state.total + row, state.factors + row);
+}
+
+// R rows of values.
+template <int R, class Number>
+void add_block(const Attention& a, const Block<Number>& block, State& state, int row) {
+  const int* counts = state.counts + row;
+  int least = KEYS;
+  for (int r = 0; r < R; ++r) least = counts[r] < least ? counts[r] : least;
+  const float *weights = state.scores + row * KEYS, *factors = state.factors + row;
   float* contexts[R];
-  for (int r = 0; r < R; ++r) {
-    float* state_total = state.total + row + r;
-    factors[r] = weigh(scores + r * KEYS, counts[r], state.largest[row + r], *state_total);
-  }
   int64_t at = 0;
-  const float* values = a.values + begin * a.head_dim;
   auto move = [&] {
     for (int r = 0; r < R; ++r) contexts[r] = state.contexts + (row + r) * state.padded + at;
   };
-  for (; at + VALUE_VECTORS * WIDTH <= a.head_dim; at += VALUE_VECTORS * WIDTH) {
+  for (; at + SIDE_BY_SIDE * WIDTH <= a.head_dim; at += SIDE_BY_SIDE * WIDTH) {
     move();
-    add_visible<R, VALUE_VECTORS>(scores, values + at, counts, least, a.head_dim, contexts, factors,
-                                  WIDTH);
+    add_visible<R, SIDE_BY_SIDE>(weights, block, counts, least, at, contexts, factors, WIDTH);
   }
   for (; at < a.head_dim; at += WIDTH) {
     move();
     const int lanes = a.head_dim - at < WIDTH ? (int)(a.head_dim - at) : WIDTH;
-    add_visible<R, 1>(scores, values + at, counts, least, a.head_dim, contexts, factors, lanes);
+    add_visible<R, 1>(weights, block, counts, least, at, contexts, factors, lanes);
   }
 }
 
-void attend(const Attention& a) {
+// work(R), R a constant.
+template <int R, class Work>
+void with_rows(int rows, Work work) {
+  if constexpr (R > 0) {
+    if (rows == R) return work(std::integral_constant<int, R>());
+    with_rows<R - 1>(rows, work);
+  }
+}
+
+template <class Number>
+void attend_to(const Attention& a) {
   State state;
   state.padded = (a.head_dim + WIDTH - 1) / WIDTH * WIDTH;
-  float* scores = a.scratch;
-  state.largest = scores + TOGETHER * KEYS;
+  state.scores = a.scratch;
+  state.factors = state.scores + glm::ROWS * KEYS;
+  state.largest = state.factors + glm::ROWS;
   state.total = state.largest + glm::ROWS;
   state.contexts = state.total + glm::ROWS;
   int64_t most = 0;
@@ -161,15 +132,41 @@ void attend(const Attention& a) {
     std::memset(state.contexts + row * state.padded, 0, sizeof(float) * state.padded);
     most = a.visible[row] > most ? a.visible[row] : most;
   }
+  // Of about equal height: the last one should not be a low and slow one.
+  const int heights = (a.count + TOGETHER - 1) / TOGETHER;
+  const auto first_row = [&](int number) { return a.count * number / heights; };
   for (int64_t begin = 0; begin < most; begin += KEYS) {
-    int row = 0;
-    for (; row + TOGETHER <= a.count; row += TOGETHER)
-      block_of_positions<TOGETHER>(a, state, row, begin, scores);
-    for (; row < a.count; ++row) block_of_positions<1>(a, state, row, begin, scores);
+    const int64_t row_size = a.head_dim + Block<Number>::scale;
+    const Block<Number> block{(const Number*)a.keys + begin * row_size,
+                              (const Number*)a.values + begin * row_size, row_size};
+    for (int row = 0; row < a.count; ++row) {
+      const int64_t rest = a.visible[row] - begin;
+      state.counts[row] = rest < 0 ? 0 : rest < KEYS ? (int)rest : KEYS;
+    }
+    // All rows with the keys, which stay in the cache of the first level, and then with the values.
+    for (int number = 0; number < heights; ++number) {
+      const int row = first_row(number), next = first_row(number + 1);
+      with_rows<TOGETHER>(next - row, [&](auto rows) {
+        weigh_block<rows.value>(a, block, state, row, number + 1 == heights);
+      });
+    }
+    for (int number = 0; number < heights; ++number) {
+      const int row = first_row(number), next = first_row(number + 1);
+      with_rows<TOGETHER>(next - row,
+                          [&](auto rows) { add_block<rows.value>(a, block, state, row); });
+    }
   }
   for (int row = 0; row < a.count; ++row) {
     const float* context = state.contexts + row * state.padded;
     for (int64_t i = 0; i < a.head_dim; ++i) a.rows[row][i] = context[i] / state.total[row];
+  }
+}
+
+void attend(glm::Cache kind, const Attention& a) {
+  switch (kind) {
+    case glm::Cache::float32: return attend_to<float>(a);
+    case glm::Cache::bfloat16: return attend_to<uint16_t>(a);
+    case glm::Cache::int8: return attend_to<int8_t>(a);
   }
 }
 

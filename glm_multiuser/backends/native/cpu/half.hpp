@@ -22,6 +22,23 @@ inline uint16_t to_bf16(float x) {
   return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// The same, to f16: beyond its range a number becomes infinite.
+inline uint16_t to_f16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
+  if (size > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+  if (size < 0x38800000) {
+    // Adding 0.5 leaves the multiples of 2^-24, which are the subnormal numbers, rounded.
+    uint32_t sum;
+    const float shifted = float_of(size) + 0.5f;
+    std::memcpy(&sum, &shifted, sizeof sum);
+    return (uint16_t)(sign | (sum - 0x3f000000));
+  }
+  const uint32_t rounded = size - (112u << 23) + 0xfff + (size >> 13 & 1);
+  return (uint16_t)(sign | (rounded >= 0x7c00u << 13 ? 0x7c00 : rounded >> 13));
+}
+
 // Exact. No step meets a subnormal float32, which some threads take for nothing.
 inline float from_f16(uint16_t bits) {
   const int32_t size = bits & 0x7fff;

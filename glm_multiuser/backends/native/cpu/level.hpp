@@ -7,37 +7,58 @@
 namespace glm {
 
 constexpr int PANEL = 32;  // outputs of a linear layer whose weights lie together
+constexpr int ROW_MULTIPLE = 16;
 constexpr int TILE = 16;   // positions of a key cache that lie together
 constexpr int ROWS = 64;   // query rows that one piece of attention takes in at most
 constexpr int KEYS = 128;  // positions between two corrections of the streaming softmax
+constexpr int SCALE_BYTES = 4;  // of a float32 scale, which a head of a position has with int8
 
 inline int64_t attention_scratch(int64_t head_dim) {
   constexpr int64_t WIDEST = 16;  // vector of any level; contexts are rounded up to whole ones
-  return ROWS * (head_dim + WIDEST + 2) + 4 * KEYS;
+  return ROWS * (head_dim + WIDEST + 3 + KEYS);
 }
 
-enum class Weight { float32, float16, bfloat16, int8 };
+enum class Weight {
+  float32, float16, bfloat16, int8,
+  q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, int4_32, int4_128  // in groups: group_types.hpp
+};
+enum class Inputs { float32, bfloat16, int8 };  // what x is rounded to
+
+// Of a type that is not in groups.
+inline int64_t panel_bytes(Weight kind, int64_t depth) {
+  switch (kind) {
+    case Weight::float32: return depth * PANEL * 4;
+    case Weight::float16: return depth * PANEL * 2;
+    case Weight::bfloat16: return (depth + 1) / 2 * 2 * PANEL * 2;
+    case Weight::int8: return (depth + 1) / 2 * 2 * PANEL + PANEL * 4;
+    default: return 0;
+  }
+}
+
 enum class Finish { none, gelu, add };
+enum class Cache { float32, bfloat16, int8 };
 
 // One panel of a linear layer, for all rows.
 struct LinearPanel {
   const void* x;         // rows as `lay_row` leaves them; float32 ones also as they are
   int64_t row_bytes;     // from one row to the next
-  const void* weight;    // one panel, packed as packing.py says
+  const void* weight;    // one panel, packed as packing.py says; in groups perhaps two
   const float* bias;     // [columns]
   const float* residual; // [rows, stride], for Finish::add
   float* y;              // [rows, stride]
   int64_t rows, depth, stride;
   int columns;           // that exist; the last panel may have fewer than PANEL
+  int64_t bytes;         // of a panel
   float factor;          // of the residual
+  char* scratch;         // scratch_bytes(...)
   Finish finish;
-  bool rounded;          // x is rounded to bf16
+  Inputs inputs;
 };
 
 // Some query rows of one user over that user's keys and values of one head.
 struct Attention {
-  const float* keys;     // [tiles, head_dim, TILE]
-  const float* values;   // [positions, head_dim]
+  const void* keys;      // [tiles, head_dim, TILE]; with int8, TILE scales in front of each tile
+  const void* values;    // [positions, head_dim]; with int8, a scale in front of each position
   float* const* rows;    // `count` pointers to [head_dim]: the query, scaled; then its context
   const int64_t* visible;  // how many positions each row may see
   float* scratch;        // attention_scratch(head_dim) numbers
@@ -47,12 +68,21 @@ struct Attention {
 
 struct Level {
   const char* name;
-  // Rows as products want them: rounded to bf16 if asked to, and in any case a cache line longer
-  // than they need be, because rows that are a power of two apart push each other out of the cache.
-  int64_t (*row_bytes)(Weight, bool rounded, int64_t depth);
-  void (*lay_row)(Weight, bool rounded, const float* x, int64_t depth, void* row);
+  // Rows as products want them: rounded if asked to, and in any case a cache line longer than they
+  // need be, because rows that are a power of two apart push each other out of the cache. `lays_out`
+  // says whether they must be; float32 ones may be left as they are otherwise. Memory, though not
+  // rows, goes on to a multiple of ROW_MULTIPLE of them.
+  bool (*lays_out)(Weight, Inputs, int64_t depth);
+  int64_t (*row_bytes)(Weight, Inputs, int64_t depth);
+  void (*lay_row)(Weight, Inputs, const float* x, int64_t depth, void* row);
+  int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth);  // that `linear` needs
   void (*linear)(Weight, const LinearPanel&);
-  void (*attend)(const Attention&);
+  // One output of a panel of a weight in groups -> [depth]
+  void (*widen_output)(Weight, const void* panel, int64_t depth, int column, float* row);
+  // One head of one position: its key into column `lane` of a tile, its value into a row.
+  void (*write_position)(Cache, const float* key, const float* value, int64_t head_dim, int lane,
+                         void* tile, void* row);
+  void (*attend)(Cache, const Attention&);
   void (*layer_norm)(const float* x, const float* gamma, const float* beta, float epsilon,
                      int64_t size, float* y);
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t size, float* y);
@@ -64,6 +94,10 @@ struct Level {
   // -> the first of the largest numbers
   int64_t (*argmax)(const float* x, int64_t size);
   bool (*all_finite)(const float* x, int64_t size);
+  // `count` rows of `depth` weights of type `from` into one panel of type `to`. Returns whether all
+  // numbers are finite, in both types.
+  bool (*pack_panel)(Weight from, Weight to, const char* rows, int count, int64_t depth,
+                     char* panel);
 };
 
 const Level& level();              // the best that this processor has, or what was forced

@@ -1,8 +1,18 @@
 // Compiled once per level, with that level's instructions and with LEVEL as its name.
 #include "attention.hpp"
+#include "cache.hpp"
+#include "groups_linear.hpp"
 #include "level.hpp"
 #include "linear.hpp"
+#include "packing.hpp"
 #include "rows.hpp"
+
+#if defined(__AMX_TILE__) || defined(GLM_EMULATE_AMX)
+#include "amx.hpp"
+#define PRODUCTS tile_lays_out, tile_row_bytes, tile_lay_row, tile_scratch_bytes, tile_linear
+#else
+#define PRODUCTS lays_out, row_bytes, lay_row, scratch_bytes, linear
+#endif
 
 #define NAME_OF(level) #level
 #define NAME(level) NAME_OF(level)
@@ -12,7 +22,9 @@
 namespace glm {
 
 extern const Level TABLE(LEVEL);
-const Level TABLE(LEVEL) = {NAME(LEVEL), row_bytes, lay_row, linear, attend, layer_norm,
-                            rms_norm,    swiglu,    turn,    argmax, all_finite};
+const Level TABLE(LEVEL) = {
+    NAME(LEVEL), PRODUCTS, widen_output, write_position, attend,     layer_norm,
+    rms_norm,    swiglu,   turn,         argmax,         all_finite, pack_panel,
+};
 
 }  // namespace glm

@@ -5,20 +5,54 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace glm {
 
-extern const Level table_plain;
-extern const Level table_avx2, table_avx512, table_avx512bf16;
+extern const Level table_plain, table_avx2, table_avxvnni;
+extern const Level table_avx512, table_avx512vnni, table_avx512bf16, table_amx;
 
 namespace {
 
-#if defined(HAVE_avx2)
-// Compilers' own name for it is a recent one.
-bool has_f16c() {
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+#if defined(GLM_EMULATED)
+// Levels without any processor's instructions.
+[[maybe_unused]] bool runs_amx() { return true; }
+[[maybe_unused]] bool runs_avx512vnni() { return true; }
+#elif defined(__x86_64__)
+// What compilers have no name for, or only recent ones.
+struct Features {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  Features(unsigned leaf, unsigned part) {
+    if (!__get_cpuid_count(leaf, part, &a, &b, &c, &d)) a = b = c = d = 0;
+  }
+};
+
+[[maybe_unused]] bool runs_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         (Features(1, 0).c & bit_F16C);
+}
+
+[[maybe_unused]] bool runs_avxvnni() { return runs_avx2() && (Features(7, 1).a & 1 << 4); }
+
+[[maybe_unused]] bool runs_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+[[maybe_unused]] bool runs_avx512vnni() { return runs_avx512() && (Features(7, 0).c & 1 << 11); }
+
+[[maybe_unused]] bool runs_avx512bf16() {
+  return runs_avx512vnni() && __builtin_cpu_supports("avx512vbmi") && (Features(7, 1).a & 1 << 5);
+}
+
+// Linux gives tiles to a process that asks for them.
+[[maybe_unused]] bool runs_amx() {
+  constexpr unsigned BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25, ALL = BF16 | TILE | INT8;
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  return runs_avx512bf16() && (Features(7, 0).d & ALL) == ALL &&
+         syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 #endif
 
@@ -26,36 +60,34 @@ bool has_f16c() {
 struct Choice {
   const Level* level;
   bool (*runs_here)();
+  bool by_name_only = false;  // no processor has run it yet
 };
 
 const Choice choices[] = {
+#if defined(HAVE_amx)
+    {&table_amx, runs_amx, true},
+#endif
 #if defined(HAVE_avx512bf16)
-    {&table_avx512bf16,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") != 0;
-     }},
+    {&table_avx512bf16, runs_avx512bf16},
+#endif
+#if defined(HAVE_avx512vnni)
+    {&table_avx512vnni, runs_avx512vnni},
 #endif
 #if defined(HAVE_avx512)
-    {&table_avx512,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") != 0;
-     }},
+    {&table_avx512, runs_avx512},
+#endif
+#if defined(HAVE_avxvnni)
+    {&table_avxvnni, runs_avxvnni},
 #endif
 #if defined(HAVE_avx2)
-    {&table_avx2,
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-     }},
+    {&table_avx2, runs_avx2},
 #endif
     {&table_plain, [] { return true; }},
 };
 
 const Level* best() {
   for (const Choice& choice : choices)
-    if (choice.runs_here()) return choice.level;
+    if (!choice.by_name_only && choice.runs_here()) return choice.level;
   return &table_plain;
 }
 

@@ -4,14 +4,15 @@
 
 #include <type_traits>
 
+#include "finish.hpp"
 #include "half.hpp"
+#include "int8_inputs.hpp"
 #include "level.hpp"
 #include "vector.hpp"
 
 namespace {
 
-using glm::Finish;
-using glm::LinearPanel;
+using glm::Inputs;
 using glm::PANEL;
 
 // Rows and columns whose sums are kept in registers. Few rows leave room for a whole panel's.
@@ -58,6 +59,21 @@ constexpr Bytes whole_numbers() {
 }
 alignas(64) constexpr Bytes WHOLE = whole_numbers();
 constexpr const uint8_t *LOW_BYTES = WHOLE.low, *HIGH_BYTES = WHOLE.high;
+
+// A whole number up to 127 is exact in bf16. The two bytes of each come from tables. Columns are
+// then as `join_groups` says.
+inline void widen_to_bf16(const char* from, __m512bh w[2]) {
+  const __m512i numbers = _mm512_loadu_si512(from);
+  const __m512i index = _mm512_abs_epi8(numbers);
+  const __m512i low = _mm512_permutex2var_epi8(load_as<__m512i>(LOW_BYTES), index,
+                                               load_as<__m512i>(LOW_BYTES + 64));
+  __m512i high = _mm512_permutex2var_epi8(load_as<__m512i>(HIGH_BYTES), index,
+                                          load_as<__m512i>(HIGH_BYTES + 64));
+  constexpr int A_OR_B_AND_C = 0xf8;
+  high = _mm512_ternarylogic_epi32(high, numbers, _mm512_set1_epi8((char)0x80), A_OR_B_AND_C);
+  w[0] = (__m512bh)_mm512_unpacklo_epi8(low, high);
+  w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
+}
 #else
 struct RoundedPair {
   float low, high;
@@ -72,19 +88,6 @@ inline void add_pairs(const RoundedPair* x, int64_t width, const vec* low, const
     for (int v = 0; v < V; ++v) sums[m][v] += low[v] * first;
     for (int v = 0; v < V; ++v) sums[m][v] += high[v] * second;
   }
-}
-
-// 2 * WIDTH bytes -> as many int16, two by two.
-inline ivec widen(const char* from) {
-#if defined(__AVX512F__)
-  return (ivec)_mm512_cvtepi8_epi16(load_as<__m256i>(from));
-#elif defined(__AVX2__)
-  return (ivec)_mm256_cvtepi8_epi16(load_as<__m128i>(from));
-#else
-  int16_t wide[2 * WIDTH];
-  for (int i = 0; i < 2 * WIDTH; ++i) wide[i] = (int8_t)from[i];
-  return load_as<ivec>(wide);
-#endif
 }
 #endif
 
@@ -177,17 +180,8 @@ struct Int8 {
   template <int M, int V>
   static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
 #if defined(__AVX512BF16__)
-    // A whole number up to 127 is exact in bf16. The two bytes of each come from tables.
-    const __m512i numbers = _mm512_loadu_si512(weight);
-    const __m512i index = _mm512_abs_epi8(numbers);
-    const __m512i low = _mm512_permutex2var_epi8(load_as<__m512i>(LOW_BYTES), index,
-                                                 load_as<__m512i>(LOW_BYTES + 64));
-    __m512i high = _mm512_permutex2var_epi8(load_as<__m512i>(HIGH_BYTES), index,
-                                            load_as<__m512i>(HIGH_BYTES + 64));
-    constexpr int A_OR_B_AND_C = 0xf8;
-    high = _mm512_ternarylogic_epi32(high, numbers, _mm512_set1_epi8((char)0x80), A_OR_B_AND_C);
-    const __m512bh w[2] = {(__m512bh)_mm512_unpacklo_epi8(low, high),
-                           (__m512bh)_mm512_unpackhi_epi8(low, high)};
+    __m512bh w[2];
+    widen_to_bf16(weight, w);
     add_pairs<M, V>(x, width, w, sums);
 #else
     vec low[V], high[V];
@@ -201,16 +195,42 @@ struct Int8 {
   }
 };
 
+// Both are int8.
+struct WholeInt8 : Int8 {};
+
 bool in_pairs(glm::Weight kind) {
   return kind == glm::Weight::bfloat16 || kind == glm::Weight::int8;
 }
 
-int64_t row_bytes(glm::Weight kind, bool rounded, int64_t depth) {
+// A panel of a weight in groups as int8_groups.hpp unpacks it: a byte for each number, and at most
+// two float32 for every 16.
+int64_t scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
+  const bool unpacks = inputs == Inputs::int8 && glm::panel_bytes(kind, depth) == 0;
+  return unpacks ? depth * PANEL * 3 / 2 : 0;
+}
+
+bool lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
+  return inputs != Inputs::float32 || (kind == glm::Weight::bfloat16 && depth % 2);
+}
+
+// Weights in groups: groups_linear.hpp.
+void linear_groups(glm::Weight kind, const LinearPanel& panel);
+int64_t int8_groups_row_bytes(glm::Weight kind, int64_t depth);
+void lay_int8_groups_row(glm::Weight kind, const float* x, int64_t depth, void* row);
+
+int64_t row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
+  if (inputs == Inputs::int8)
+    return kind == glm::Weight::int8 ? int8_row_bytes(depth) : int8_groups_row_bytes(kind, depth);
+  const bool rounded = inputs == Inputs::bfloat16;
   const auto pair = (int64_t)(rounded && in_pairs(kind) ? sizeof(RoundedPair) : 2 * sizeof(float));
   return ((depth + 1) / 2 * pair + 63) / 64 * 64 + 64;
 }
 
-void lay_row(glm::Weight kind, bool rounded, const float* x, int64_t depth, void* row) {
+void lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, void* row) {
+  if (inputs == Inputs::int8)
+    return kind == glm::Weight::int8 ? lay_int8_row(x, depth, row)
+                                     : lay_int8_groups_row(kind, x, depth, row);
+  const bool rounded = inputs == Inputs::bfloat16;
 #if defined(__AVX512BF16__)
   if (rounded && in_pairs(kind)) {
     auto* numbers = (uint16_t*)row;
@@ -226,23 +246,6 @@ void lay_row(glm::Weight kind, bool rounded, const float* x, int64_t depth, void
   // Times the zeros that fill weights up it is -0, which changes no sum, not even one that is -0.
   if (in_pairs(kind) && depth % 2) numbers[depth] = -0.0f;
 }
-
-inline vec finished(vec y, const LinearPanel& panel, const float* residual, int count) {
-  if (panel.finish == Finish::gelu) return gelu(y);
-  if (panel.finish == Finish::add) return load_first(residual, count) * panel.factor + y;
-  return y;
-}
-
-#if defined(__AVX512BF16__)
-inline void part_groups(vec* sums) {
-  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i second =
-      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  const __m512 a = (__m512)sums[0], b = (__m512)sums[1];
-  sums[0] = (vec)_mm512_permutex2var_ps(a, first, b);
-  sums[1] = (vec)_mm512_permutex2var_ps(a, second, b);
-}
-#endif
 
 // M rows from `row` on, V vectors of columns from `column` on. `ahead` is memory that is wanted
 // soon, and `ahead_step` how much of it to ask for in each step.
@@ -264,25 +267,14 @@ void block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
   }
   const auto* scale = (const float*)panel.weight + column;
 #if defined(__AVX512BF16__)
-  // The tables' bytes were joined in groups of four columns, every second one to the first vector.
   if (std::is_same<W, Int8>::value)
-    for (int m = 0; m < M; ++m) part_groups(sums[m]);
+    for (int m = 0; m < M; ++m) join_groups(sums[m][0], sums[m][1]);
 #endif
   for (int v = 0; v < V; ++v) {
-    const int first = column + v * WIDTH;
-    const int count = panel.columns - first < WIDTH ? panel.columns - first : WIDTH;
-    if (count <= 0) break;
-    const vec bias = load_first(panel.bias + first, count);
     for (int m = 0; m < M; ++m) {
       vec y = sums[m][v];
-      if (W::scale_bytes) y = y * load(scale + v * WIDTH);
-      const int64_t at = (row + m) * panel.stride + first;
-      y = finished(y + bias, panel, panel.residual + at, count);
-      if (count == WIDTH) {
-        store(panel.y + at, y);
-      } else {
-        store_first(panel.y + at, y, count);
-      }
+      if (W::scale_bytes) y = separate(y * load(scale + v * WIDTH));
+      write(panel, row + m, column + v * WIDTH, y);
     }
   }
 }
@@ -293,7 +285,12 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
   if constexpr (M == 0) {
     return;
   } else if (rows == M) {
-    block<W, M, M <= FEW_ROWS ? ALL_VECTORS : VECTORS>(panel, row, column, ahead, ahead_step);
+    constexpr int V = M <= FEW_ROWS ? ALL_VECTORS : VECTORS;
+    if constexpr (std::is_same<W, WholeInt8>::value) {
+      int8_block<M, V>(panel, row, column, ahead, ahead_step);
+    } else {
+      block<W, M, V>(panel, row, column, ahead, ahead_step);
+    }
   } else {
     block_of<W, M - 1>(rows, panel, row, column, ahead, ahead_step);
   }
@@ -324,8 +321,12 @@ void linear(glm::Weight kind, const LinearPanel& panel) {
     case glm::Weight::float32: return linear_panel<Float32>(panel);
     case glm::Weight::float16: return linear_panel<Float16>(panel);
     case glm::Weight::bfloat16:
-      return panel.rounded ? linear_panel<RoundedBFloat16>(panel) : linear_panel<BFloat16>(panel);
-    case glm::Weight::int8: return linear_panel<Int8>(panel);
+      return panel.inputs == Inputs::bfloat16 ? linear_panel<RoundedBFloat16>(panel)
+                                              : linear_panel<BFloat16>(panel);
+    case glm::Weight::int8:
+      return panel.inputs == Inputs::int8 ? linear_panel<WholeInt8>(panel)
+                                          : linear_panel<Int8>(panel);
+    default: return linear_groups(kind, panel);
   }
 }
 

@@ -1,6 +1,4 @@
-// The operators as MindSpore calls them ("aot" custom operators): all inputs and then all outputs,
-// with their shapes and dtypes. Each cuts its work into pieces and shares them between threads.
-// They return 0, or the number of the line that refused the arguments.
+// What each operator computes. It cuts its work into pieces and shares them between threads.
 //
 // The graph has a fixed row count; `used`, int32 [1], is how many rows are valid. What lies behind
 // them is neither read nor written.
@@ -10,16 +8,16 @@
 
 #include "half.hpp"
 #include "level.hpp"
+#include "operators.hpp"
+#include "packed.hpp"
 #include "pool.hpp"
 
+using glm::Inputs;
 using glm::PANEL;
+using glm::ROW_MULTIPLE;
 
 #define REFUSE_UNLESS(condition) \
   if (!(condition)) return __LINE__
-
-#define OPERATOR(name)                                                                   \
-  extern "C" int name(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes, \
-                      void* stream, void* extra)
 
 namespace {
 
@@ -32,30 +30,37 @@ constexpr int64_t BYTES_PER_PIECE = 1 << 18;
 // So many at least, lest one thread waits long for another.
 constexpr int64_t PIECES_PER_THREAD = 4;
 
+// So many take longer to be multiplied with a panel than the panel to be read.
+constexpr int64_t ROWS_FOR_SMALL_PIECES = 64;
+
+// So few rows are multiplied with two panels of a weight in groups at a time.
+constexpr int64_t ROWS_FOR_TWO_PANELS = 2;
+
 // Fewer rows that stay as they are, are read where they are.
 constexpr int64_t ROWS_TO_LAY_OUT = 5;
 
-bool kind_of(const char* dtype, glm::Weight& kind) {
+// Sums of so many products of int8 fit into int32.
+constexpr int64_t MOST_INT8_INPUTS = 1 << 17;
+
+bool kind_of(const char* dtype, glm::Cache& kind) {
   if (std::strcmp(dtype, "float32") == 0) {
-    kind = glm::Weight::float32;
-  } else if (std::strcmp(dtype, "float16") == 0) {
-    kind = glm::Weight::float16;
+    kind = glm::Cache::float32;
   } else if (std::strcmp(dtype, "int16") == 0) {
-    kind = glm::Weight::bfloat16;
+    kind = glm::Cache::bfloat16;
   } else if (std::strcmp(dtype, "int8") == 0) {
-    kind = glm::Weight::int8;
+    kind = glm::Cache::int8;
   } else {
     return false;
   }
   return true;
 }
 
-int64_t panel_bytes(glm::Weight kind, int64_t depth) {
+// Bytes of one head of one position: its numbers, and with int8 its scale.
+int64_t head_bytes(glm::Cache kind, int64_t head_dim) {
   switch (kind) {
-    case glm::Weight::float32: return depth * PANEL * 4;
-    case glm::Weight::float16: return depth * PANEL * 2;
-    case glm::Weight::bfloat16: return (depth + 1) / 2 * 2 * PANEL * 2;
-    case glm::Weight::int8: return (depth + 1) / 2 * 2 * PANEL + PANEL * 4;
+    case glm::Cache::float32: return head_dim * 4;
+    case glm::Cache::bfloat16: return head_dim * 2;
+    case glm::Cache::int8: return head_dim + glm::SCALE_BYTES;
   }
   return 0;
 }
@@ -73,6 +78,13 @@ void share_together(int64_t count, int64_t together, Work work) {
   });
 }
 
+// So many bytes from a cache line's begin on.
+char* aligned(std::vector<char>& memory, int64_t bytes) {
+  constexpr uintptr_t LINE = 64;
+  memory.resize(bytes + LINE - 1);
+  return memory.data() + (-(uintptr_t)memory.data() & (LINE - 1));
+}
+
 template <class Work>
 void share_rows(int64_t rows, int64_t size, Work work) {
   share_together(rows, std::max<int64_t>(1, NUMBERS_PER_PIECE / std::max<int64_t>(1, size)), work);
@@ -83,15 +95,24 @@ void add_row(const float* x, int64_t size, float* y) {
 }
 
 // x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
-// `rounded`: x is rounded to bf16 first; with int8 it always is.
-int linear(void** data, int64_t** shapes, const char** dtypes, glm::Finish finish, bool rounded) {
-  glm::Weight kind;
-  REFUSE_UNLESS(kind_of(dtypes[2], kind));
+// With int8 weights, x is always rounded, to bf16 at least. To int8 it is rounded for int8 weights and
+// for those in groups only.
+int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::Finish finish,
+           Inputs inputs) {
   const int64_t rows = rows_in_use(data, shapes, 1);
   const int64_t depth = shapes[0][1], columns = shapes[3][0];
-  const int64_t panels = (columns + PANEL - 1) / PANEL, bytes = panel_bytes(kind, depth);
+  const int64_t panels = (columns + PANEL - 1) / PANEL;
+  Packed packed;
+  REFUSE_UNLESS(is_packed(dtypes[2], ranks[2], shapes[2], depth, packed));
   REFUSE_UNLESS(shapes[2][0] == panels);
-  rounded = rounded || kind == glm::Weight::int8;
+  const glm::Weight kind = packed.kind;
+  const int64_t bytes = packed.panel_bytes;
+  if (kind == glm::Weight::int8) {
+    if (inputs == Inputs::int8) REFUSE_UNLESS(depth <= MOST_INT8_INPUTS);
+    if (inputs == Inputs::float32) inputs = Inputs::bfloat16;
+  } else if (inputs == Inputs::int8 && !packed.in_groups) {
+    inputs = Inputs::float32;
+  }
   const bool adds = finish == glm::Finish::add;
   const auto* residual = adds ? (const float*)data[4] : nullptr;
   const float factor = adds ? *(const float*)data[5] : 0;
@@ -100,22 +121,27 @@ int linear(void** data, int64_t** shapes, const char** dtypes, glm::Finish finis
   const void* x = data[0];
   int64_t row_bytes = depth * (int64_t)sizeof(float);
   static thread_local std::vector<char> laid_out;
-  const bool half_a_pair = kind == glm::Weight::bfloat16 && depth % 2;
-  if (rounded || half_a_pair || rows >= ROWS_TO_LAY_OUT) {
-    row_bytes = level.row_bytes(kind, rounded, depth);
-    laid_out.resize(rows * row_bytes);
-    char* to = laid_out.data();
+  if (rows >= ROWS_TO_LAY_OUT || level.lays_out(kind, inputs, depth)) {
+    row_bytes = level.row_bytes(kind, inputs, depth);
+    const int64_t filled_up = (rows + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+    char* to = aligned(laid_out, filled_up * row_bytes);
     share_rows(rows, depth, [&](int64_t row) {
       const float* from = (const float*)data[0] + row * depth;
-      level.lay_row(kind, rounded, from, depth, to + row * row_bytes);
+      level.lay_row(kind, inputs, from, depth, to + row * row_bytes);
     });
     x = to;
   }
-  // A piece is long enough for the processor to notice that memory is read in order.
+  // A piece is long enough for the processor to notice that memory is read in order, unless many
+  // rows are multiplied with what was read.
+  const int64_t long_enough = rows < ROWS_FOR_SMALL_PIECES ? BYTES_PER_PIECE / bytes : 1;
   const int64_t together = std::max<int64_t>(
-      1, std::min(BYTES_PER_PIECE / bytes, panels / (PIECES_PER_THREAD * glm::threads())));
-  share_together(panels, together, [&](int64_t number) {
-    const int64_t first = number * PANEL;
+      1, std::min(long_enough, panels / (PIECES_PER_THREAD * glm::threads())));
+  const int64_t scratch_bytes = level.scratch_bytes(kind, inputs, depth);
+  const int64_t side_by_side = packed.in_groups && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
+  const int64_t units = (panels + side_by_side - 1) / side_by_side;
+  share_together(units, std::max<int64_t>(1, together / side_by_side), [&](int64_t unit) {
+    static thread_local std::vector<char> scratch;
+    const int64_t number = unit * side_by_side, first = number * PANEL;
     glm::LinearPanel panel;
     panel.x = x;
     panel.row_bytes = row_bytes;
@@ -126,10 +152,12 @@ int linear(void** data, int64_t** shapes, const char** dtypes, glm::Finish finis
     panel.rows = rows;
     panel.depth = depth;
     panel.stride = columns;
-    panel.columns = (int)std::min<int64_t>(PANEL, columns - first);
+    panel.columns = (int)std::min<int64_t>(side_by_side * PANEL, columns - first);
+    panel.bytes = bytes;
     panel.factor = factor;
     panel.finish = finish;
-    panel.rounded = rounded;
+    panel.inputs = inputs;
+    panel.scratch = scratch_bytes > 0 ? aligned(scratch, scratch_bytes) : nullptr;
     level.linear(kind, panel);
   });
   return 0;
@@ -138,36 +166,47 @@ int linear(void** data, int64_t** shapes, const char** dtypes, glm::Finish finis
 }  // namespace
 
 // x [rows, depth], used, weight, bias [columns] -> [rows, columns]
-OPERATOR(linear) { return linear(data, shapes, dtypes, glm::Finish::none, false); }
+#define LINEAR(name, finish, inputs) \
+  OPERATOR(name) { return linear(data, ranks, shapes, dtypes, finish, Inputs::inputs); }
+LINEAR(linear, glm::Finish::none, float32)
 
 // The same, then the GELU in its tanh form.
-OPERATOR(linear_gelu) { return linear(data, shapes, dtypes, glm::Finish::gelu, false); }
+LINEAR(linear_gelu, glm::Finish::gelu, float32)
 
 // x, used, weight, bias, residual [rows, columns], factor [1]
 // -> residual * factor + what `linear` gives
-OPERATOR(linear_add) { return linear(data, shapes, dtypes, glm::Finish::add, false); }
+LINEAR(linear_add, glm::Finish::add, float32)
 
 // The same three, with x rounded to bf16.
-OPERATOR(linear_bfloat16) { return linear(data, shapes, dtypes, glm::Finish::none, true); }
-OPERATOR(linear_gelu_bfloat16) { return linear(data, shapes, dtypes, glm::Finish::gelu, true); }
-OPERATOR(linear_add_bfloat16) { return linear(data, shapes, dtypes, glm::Finish::add, true); }
+LINEAR(linear_bfloat16, glm::Finish::none, bfloat16)
+LINEAR(linear_gelu_bfloat16, glm::Finish::gelu, bfloat16)
+LINEAR(linear_add_bfloat16, glm::Finish::add, bfloat16)
+
+// And rounded to int8, for int8 weights.
+LINEAR(linear_int8, glm::Finish::none, int8)
+LINEAR(linear_gelu_int8, glm::Finish::gelu, int8)
+LINEAR(linear_add_int8, glm::Finish::add, int8)
 
 // ids int32 [rows], used, weight as for `linear`, settings int32 [2]: vocabulary, width
 // -> [rows, width]
 OPERATOR(embedding) {
-  glm::Weight kind;
-  REFUSE_UNLESS(kind_of(dtypes[2], kind));
   const auto* ids = (const int32_t*)data[0];
   const auto* settings = (const int32_t*)data[3];
   auto* y = (float*)data[4];
   const int64_t rows = rows_in_use(data, shapes, 1);
-  const int64_t width = settings[1], bytes = panel_bytes(kind, width);
+  const int64_t width = settings[1];
+  Packed packed;
+  REFUSE_UNLESS(is_packed(dtypes[2], ranks[2], shapes[2], width, packed));
+  const glm::Weight kind = packed.kind;
+  const int64_t bytes = packed.panel_bytes;
   for (int64_t row = 0; row < rows; ++row) REFUSE_UNLESS(ids[row] >= 0 && ids[row] < settings[0]);
   share_rows(rows, width, [&](int64_t row) {
     const char* panel = (const char*)data[2] + ids[row] / PANEL * bytes;
     const int column = ids[row] % PANEL;
     float* to = y + row * width;
-    if (kind == glm::Weight::float32) {
+    if (packed.in_groups) {
+      glm::level().widen_output(kind, panel, width, column, to);
+    } else if (kind == glm::Weight::float32) {
       const auto* from = (const float*)panel + column;
       for (int64_t i = 0; i < width; ++i) to[i] = from[i * PANEL];
     } else if (kind == glm::Weight::float16) {
@@ -182,6 +221,19 @@ OPERATOR(embedding) {
       for (int64_t i = 0; i < width; ++i) to[i] = (float)from[i / 2 * 2 * PANEL + i % 2] * scale;
     }
   });
+  return 0;
+}
+
+// x [rows, size], numbers int32 [taken], used -> those rows of x [taken, size]
+OPERATOR(take_rows) {
+  const int64_t size = shapes[0][1];
+  const auto* numbers = (const int32_t*)data[1];
+  const int64_t taken = std::max<int64_t>(0, std::min<int64_t>(shapes[1][0], *(int32_t*)data[2]));
+  for (int64_t row = 0; row < taken; ++row) {
+    REFUSE_UNLESS(numbers[row] >= 0 && numbers[row] < shapes[0][0]);
+    std::memcpy((float*)data[3] + row * size, (const float*)data[0] + numbers[row] * size,
+                sizeof(float) * size);
+  }
   return 0;
 }
 
@@ -305,8 +357,10 @@ OPERATOR(next_token) {
 //     x[i] becomes x[i] * cosine[i] + x[partner[i]] * sine[i]
 // settings int32 [3]: heads, key/value heads, head_dim
 // scale [1]: of queries
-// then for each cell keys [users, heads, tiles, head_dim, TILE] and values [users, heads, positions,
-//     head_dim]; all but the last have as many users as the first
+// then for each cell keys [users, heads, tiles, head_dim, TILE] and values [users, heads,
+//     positions, head_dim]; all but the last have as many users as the first. float32, bf16 (its
+//     bits, as int16) or int8; then head_dim is SCALE_BYTES more, because float32 scales lie in
+//     front of each tile and of each position's values
 // -> context [tokens, heads * head_dim]
 OPERATOR(attention) {
   constexpr int USED = 1, FIRST_CACHE = 10;
@@ -324,7 +378,17 @@ OPERATOR(attention) {
   const int64_t parts = shapes[4][0], angles_stride = shapes[4][1], part = shapes[5][1];
   auto* out = (float*)data[count - 1];
   REFUSE_UNLESS(cells > 0 && (count - FIRST_CACHE - 1) % 2 == 0 && part * parts == head_dim);
-  REFUSE_UNLESS(ranks[FIRST_CACHE] == 5 && shapes[0][1] == width + 2 * kv_width);
+  REFUSE_UNLESS(shapes[0][1] == width + 2 * kv_width);
+  glm::Cache kind;
+  REFUSE_UNLESS(kind_of(dtypes[FIRST_CACHE], kind));
+  const int64_t bytes = head_bytes(kind, head_dim);
+  const int64_t numbers = kind == glm::Cache::int8 ? bytes : head_dim;  // with their scale
+  for (int cell = FIRST_CACHE; cell < count - 1; cell += 2) {
+    REFUSE_UNLESS(ranks[cell] == 5 && ranks[cell + 1] == 4);
+    REFUSE_UNLESS(shapes[cell][3] == numbers && shapes[cell + 1][3] == numbers);
+    REFUSE_UNLESS(std::strcmp(dtypes[cell], dtypes[FIRST_CACHE]) == 0);
+    REFUSE_UNLESS(std::strcmp(dtypes[cell + 1], dtypes[FIRST_CACHE]) == 0);
+  }
   const int64_t per_cell = shapes[FIRST_CACHE][0];
   REFUSE_UNLESS(per_cell > 0);
   const auto cell_of = [&](int32_t user) { return FIRST_CACHE + 2 * (user / per_cell); };
@@ -342,11 +406,11 @@ OPERATOR(attention) {
   const auto keys_of = [&](int32_t user, int64_t head) {
     const int64_t cell = cell_of(user), tiles = shapes[cell][2];
     const int64_t row = user % per_cell * kv_heads + head;
-    return (float*)data[cell] + row * tiles * head_dim * glm::TILE;
+    return (char*)data[cell] + row * tiles * bytes * glm::TILE;
   };
   const auto values_of = [&](int32_t user, int64_t head) {
     const int64_t row = user % per_cell * kv_heads + head;
-    return (float*)data[cell_of(user) + 1] + row * capacity(user) * head_dim;
+    return (char*)data[cell_of(user) + 1] + row * capacity(user) * bytes;
   };
 
   // All keys and values are in place before anybody looks at them.
@@ -363,13 +427,13 @@ OPERATOR(attention) {
     key.resize(head_dim);
     for (int64_t head = 0; head < heads; ++head)
       turn(query + head * head_dim, out + t * width + head * head_dim, scale);
-    const int64_t tile = writes[t] / glm::TILE, lane = writes[t] % glm::TILE;
+    const int lane = writes[t] % glm::TILE;
     for (int64_t head = 0; head < kv_heads; ++head) {
-      float* keys = keys_of(users[t], head) + tile * head_dim * glm::TILE + lane;
       turn(query + width + head * head_dim, key.data(), 1.0f);
-      for (int64_t i = 0; i < head_dim; ++i) keys[i * glm::TILE] = key[i];
-      std::memcpy(values_of(users[t], head) + writes[t] * head_dim,
-                  query + width + kv_width + head * head_dim, sizeof(float) * head_dim);
+      const float* value = query + width + kv_width + head * head_dim;
+      char* tile = keys_of(users[t], head) + (writes[t] - lane) * bytes;
+      char* row = values_of(users[t], head) + writes[t] * bytes;
+      glm::level().write_position(kind, key.data(), value, head_dim, lane, tile, row);
     }
   });
 
@@ -400,14 +464,14 @@ OPERATOR(attention) {
     for (int64_t t = run.first; t < run.last; ++t) {
       for (int64_t query = 0; query < group; ++query) {
         if (task.count == glm::ROWS) {
-          glm::level().attend(task);
+          glm::level().attend(kind, task);
           task.count = 0;
         }
         rows[task.count] = out + t * width + (head * group + query) * head_dim;
         visible[task.count++] = sees[t];
       }
     }
-    glm::level().attend(task);
+    glm::level().attend(kind, task);
   });
   return 0;
 }

@@ -56,9 +56,34 @@ inline vec load_f16(const uint16_t* from) {
 #endif
 }
 
+// 2 * WIDTH bytes -> as many int16, two by two.
+inline ivec widen(const char* from) {
+#if defined(__AVX512F__)
+  return (ivec)_mm512_cvtepi8_epi16(load_as<__m256i>(from));
+#elif defined(__AVX2__)
+  return (ivec)_mm256_cvtepi8_epi16(load_as<__m128i>(from));
+#else
+  int16_t wide[2 * WIDTH];
+  for (int i = 0; i < 2 * WIDTH; ++i) wide[i] = (int8_t)from[i];
+  return load_as<ivec>(wide);
+#endif
+}
 inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
 
 inline vec all(float x) { return x - vec{}; }
+
+// So that the compiler does not fuse a product with the sum behind it, here or there: bits would
+// depend on where it did.
+inline vec separate(vec x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#else
+  asm("" : "+m"(x));
+#endif
+  return x;
+}
 
 // The first `count` numbers, and zeros; what lies behind them is not read.
 inline vec load_first(const float* from, int count) {
@@ -79,10 +104,34 @@ inline void store_first(float* to, vec v, int count) { std::memcpy(to, &v, sizeo
 // A NaN in `a` stays.
 inline vec larger(vec a, vec b) { return a < b ? b : a; }
 
+// The numbers of a vector of N, the upper half of them with the lower half, and so on.
+template <int N, class F>
+inline float across(const float* numbers, F f) {
+  if constexpr (N == 2) {
+    return f(numbers[0], numbers[1]);
+  } else {
+    typedef float half __attribute__((vector_size(2 * N)));
+    half low, high;
+    std::memcpy(&low, numbers, sizeof low);
+    std::memcpy(&high, numbers + N / 2, sizeof high);
+    const half both = f(low, high);
+    float less[N / 2];
+    std::memcpy(less, &both, sizeof less);
+    return across<N / 2>(less, f);
+  }
+}
+
 inline float sum(vec v) {
-  for (int half = WIDTH / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  return v[0];
+  float lanes[WIDTH];
+  store(lanes, separate(v));  // or else the compiler keeps v in memory from the beginning
+  return across<WIDTH>(lanes, [](auto a, auto b) { return a + b; });
+}
+
+// One that is not NaN, if there is any.
+inline float largest_of(vec v) {
+  float lanes[WIDTH];
+  store(lanes, separate(v));  // or else the compiler keeps v in memory from the beginning
+  return across<WIDTH>(lanes, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 inline vec exponential(vec x) {
@@ -101,6 +150,9 @@ inline vec exponential(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#endif
   // n is at most 128 and at least -126, so 2^n in two factors is never out of range
   const ivec whole = (ivec)(n + shift) - (ivec)all(shift);
   const ivec half = whole >> 1;

@@ -1,0 +1,280 @@
+// Products on tiles. Rows are taken by 16, and what lies behind the last of them with them, so each
+// row goes through the same instructions in the same order, however many there are.
+#pragma once
+
+#include "linear.hpp"
+#include "tiles.hpp"
+
+namespace {
+
+// Weights of one step: two tiles side by side, 16 rows of 2 x 64 bytes.
+constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;
+constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
+constexpr int STEPS_AHEAD = 8;
+
+// Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
+// every row `parts` times 64 bytes. `lay_lines` makes tiles of what lies otherwise in a panel, with
+// columns as `join_groups` says.
+struct BFloat16Tiles {
+  static constexpr int parts = 1, lines = 16;
+  static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
+  static constexpr bool as_stored = true, whole = false;
+  static void lay_lines(const char* from, int count, char* to) {
+    std::memcpy(to, from, count * line_bytes);
+  }
+};
+
+// float32 inputs, as the sum of three bf16 that hold all of their bits.
+struct Float32Tiles : BFloat16Tiles {
+  static constexpr int parts = 3;
+};
+
+struct Int8Tiles {
+  static constexpr int parts = 1, lines = 16;
+  static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
+  static constexpr bool as_stored = false, whole = false;
+  static void lay_lines(const char* from, int count, char* to) {
+    for (int line = 0; line < count; ++line, from += line_bytes, to += PAIR_BYTES) {
+#if defined(__AVX512BF16__)
+      __m512bh wide[2];
+      widen_to_bf16(from, wide);
+      std::memcpy(to, wide, sizeof wide);
+#else
+      for (int i = 0; i < line_bytes; ++i) {
+        const uint16_t number = to_bf16((float)(int8_t)from[i]);
+        std::memcpy(to + i % 16 / 8 * TILE_ROW_BYTES + i / 16 * 16 + i % 8 * 2, &number, 2);
+      }
+#endif
+    }
+  }
+};
+
+struct WholeInt8Tiles {
+  static constexpr int parts = 1, lines = 32;
+  static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
+  static constexpr int64_t head_bytes = HEAD_BYTES;
+  static constexpr bool as_stored = false, whole = true;
+  static void lay_lines(const char* from, int count, char* to) {
+    static constexpr char ZEROS[line_bytes] = {};
+    for (int line = 0; line < count; line += 2, from += 2 * line_bytes, to += PAIR_BYTES) {
+      const char* second = line + 1 < count ? from + line_bytes : ZEROS;
+      for (int64_t i = 0; i < line_bytes; i += sizeof(ivec)) {
+        const ivec a = load_as<ivec>(from + i), b = load_as<ivec>(second + i);
+        const ivec low = unpack_low(a, b), high = unpack_high(a, b);
+        std::memcpy(to + i, &low, sizeof low);
+        std::memcpy(to + TILE_ROW_BYTES + i, &high, sizeof high);
+      }
+    }
+  }
+};
+
+template <class P>
+int64_t tile_steps(int64_t depth) {
+  return ((depth + 1) / 2 + P::lines - 1) / P::lines;
+}
+
+// The weights of a panel, step by step. Where several blocks of rows take them in, they are laid
+// only once.
+template <class P>
+struct TiledWeights {
+  const char* lines;
+  int64_t count, steps;
+  char* scratch;
+  bool laid = false;
+
+  TiledWeights(const LinearPanel& panel, bool at_once)
+      : lines((const char*)panel.weight + P::scale_bytes),
+        count((panel.depth + 1) / 2),
+        steps(tile_steps<P>(panel.depth)),
+        scratch(panel.scratch) {
+    if (P::as_stored || !at_once) return;
+    for (int64_t step = 0; step < steps; ++step) lay(step, scratch + step * STEP_BYTES);
+    laid = true;
+  }
+
+  const char* lay(int64_t step, char* to) {
+    const int64_t left = count - step * P::lines;
+    if (left < P::lines) std::memset(to, 0, STEP_BYTES);
+    P::lay_lines(lines + step * P::lines * P::line_bytes, left < P::lines ? left : P::lines, to);
+    return to;
+  }
+
+  const char* at(int64_t step) {
+    if (laid) return scratch + step * STEP_BYTES;
+    const bool complete = (step + 1) * P::lines <= count;
+    if (P::as_stored && complete) return lines + step * P::lines * P::line_bytes;
+    return lay(step, scratch + step % 2 * STEP_BYTES);
+  }
+};
+
+// Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
+template <class P, int A>
+inline void multiply_tiles() {
+  if constexpr (P::whole) {
+    TILE_INT8(0, 4, 6);
+    TILE_INT8(1, 4, 7);
+    if constexpr (A == 2) {
+      TILE_INT8(2, 5, 6);
+      TILE_INT8(3, 5, 7);
+    }
+  } else {
+    TILE_BF16(0, 4, 6);
+    TILE_BF16(1, 4, 7);
+    if constexpr (A == 2) {
+      TILE_BF16(2, 5, 6);
+      TILE_BF16(3, 5, 7);
+    }
+  }
+}
+
+// One row of two tiles of sums.
+template <class P>
+void finish_tile_row(const LinearPanel& panel, int64_t row, const float* first,
+                     const float* second) {
+  vec y[ALL_VECTORS];
+  constexpr int HALF = ALL_VECTORS / 2;
+  for (int v = 0; v < HALF; ++v) {
+    vec a = load(first + v * WIDTH), b = load(second + v * WIDTH);
+    if (!P::as_stored) join_groups(a, b);
+    y[P::as_stored ? v : 2 * v] = a;
+    y[P::as_stored ? HALF + v : 2 * v + 1] = b;
+  }
+  if constexpr (P::whole) {
+    finish_int8_row<ALL_VECTORS>(panel, row, 0, y);
+  } else {
+    const auto* scales = (const float*)panel.weight;
+    for (int v = 0; v < ALL_VECTORS; ++v) {
+      if (P::scale_bytes > 0) y[v] = separate(y[v] * load(scales + v * WIDTH));
+      write(panel, row, v * WIDTH, y[v]);
+    }
+  }
+}
+
+// A tiles of rows, from `row` on.
+template <class P, int A>
+void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights, const char* ahead,
+                int64_t ahead_step) {
+  const char* x = (const char*)panel.x + row * panel.row_bytes + P::head_bytes;
+  const int64_t next = TILE_ROWS * panel.row_bytes;
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  if constexpr (A == 2) {
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+  }
+  for (int64_t step = 0; step < weights.steps; ++step) {
+    for (int64_t i = 0; i < ahead_step; i += 64) __builtin_prefetch(ahead + i, 0, 3);
+    ahead += ahead_step;
+    const char* w = weights.at(step);
+    TILE_LOAD(6, w, PAIR_BYTES);
+    TILE_LOAD(7, w + TILE_ROW_BYTES, PAIR_BYTES);
+    for (int part = P::parts - 1; part >= 0; --part) {  // the smallest first
+      TILE_LOAD(4, x + part * TILE_ROW_BYTES, panel.row_bytes);
+      if constexpr (A == 2) TILE_LOAD(5, x + next + part * TILE_ROW_BYTES, panel.row_bytes);
+      multiply_tiles<P, A>();
+    }
+    x += P::parts * TILE_ROW_BYTES;
+  }
+  alignas(64) float sums[2 * A][TILE_ROWS][TILE_ROW_BYTES / 4];
+  TILE_STORE(0, sums[0], TILE_ROW_BYTES);
+  TILE_STORE(1, sums[1], TILE_ROW_BYTES);
+  if constexpr (A == 2) {
+    TILE_STORE(2, sums[2], TILE_ROW_BYTES);
+    TILE_STORE(3, sums[3], TILE_ROW_BYTES);
+  }
+  for (int m = 0; m < A * TILE_ROWS && row + m < panel.rows; ++m) {
+    const int tile = m / TILE_ROWS * 2;
+    finish_tile_row<P>(panel, row + m, sums[tile][m % TILE_ROWS], sums[tile + 1][m % TILE_ROWS]);
+  }
+}
+
+template <class P>
+void tile_panel(const LinearPanel& panel) {
+  [[maybe_unused]] const UseTiles tiles;
+  constexpr int64_t ROWS = 2 * TILE_ROWS;
+  const int64_t blocks = (panel.rows + ROWS - 1) / ROWS;
+  TiledWeights<P> weights(panel, blocks > 1);
+  const int64_t step_bytes = P::lines * P::line_bytes;
+  const int64_t bytes = P::scale_bytes + weights.count * P::line_bytes;
+  const auto* begin = (const char*)panel.weight;
+  for (int64_t block = 0; block < blocks; ++block) {
+    // As in `linear_panel`.
+    const bool alone = blocks == 1;
+    const char* ahead =
+        alone ? begin + STEPS_AHEAD * step_bytes : begin + bytes + bytes * block / blocks;
+    const int64_t ahead_step = alone ? step_bytes : step_bytes / blocks;
+    const int64_t row = block * ROWS;
+    if (panel.rows - row > TILE_ROWS) {
+      tile_block<P, 2>(panel, row, weights, ahead, ahead_step);
+    } else {
+      tile_block<P, 1>(panel, row, weights, ahead, ahead_step);
+    }
+  }
+}
+
+enum class OnTiles { no, bfloat16, float32, int8, whole_int8 };
+
+OnTiles on_tiles(glm::Weight kind, Inputs inputs) {
+  if (kind == glm::Weight::int8)
+    return inputs == Inputs::int8 ? OnTiles::whole_int8 : OnTiles::int8;
+  if (kind != glm::Weight::bfloat16) return OnTiles::no;
+  return inputs == Inputs::bfloat16 ? OnTiles::bfloat16 : OnTiles::float32;
+}
+
+bool tile_lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
+  return on_tiles(kind, inputs) != OnTiles::no || lays_out(kind, inputs, depth);
+}
+
+int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
+  switch (on_tiles(kind, inputs)) {
+    case OnTiles::bfloat16:
+    case OnTiles::int8: return tile_steps<BFloat16Tiles>(depth) * TILE_ROW_BYTES + 64;
+    case OnTiles::float32: return tile_steps<Float32Tiles>(depth) * 3 * TILE_ROW_BYTES + 64;
+    default: return row_bytes(kind, inputs, depth);
+  }
+}
+
+// Cut off after 8 bits, three times: a number in float32 has 24. What is left of one that is not
+// finite is not a number.
+void lay_three_parts(const float* x, int64_t depth, uint16_t* row) {
+  for (int64_t i = 0; i < depth; ++i) {
+    float rest = x[i];
+    for (int part = 0; part < 3; ++part) {
+      uint32_t bits;
+      std::memcpy(&bits, &rest, sizeof bits);
+      row[(i / 32 * 3 + part) * 32 + i % 32] = (uint16_t)(bits >> 16);
+      rest -= float_of(bits & 0xffff0000u);
+    }
+  }
+}
+
+void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, void* row) {
+  const OnTiles product = on_tiles(kind, inputs);
+  if (product == OnTiles::no || product == OnTiles::whole_int8)
+    return lay_row(kind, inputs, x, depth, row);
+  std::memset(row, 0, tile_row_bytes(kind, inputs, depth));
+  auto* numbers = (uint16_t*)row;
+  if (product == OnTiles::float32) return lay_three_parts(x, depth, numbers);
+  for (int64_t i = 0; i < depth; ++i) numbers[i] = to_bf16(x[i]);
+}
+
+int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
+  switch (on_tiles(kind, inputs)) {
+    case OnTiles::no: return scratch_bytes(kind, inputs, depth);
+    case OnTiles::int8: return (tile_steps<Int8Tiles>(depth) + 1) * STEP_BYTES;
+    case OnTiles::whole_int8: return (tile_steps<WholeInt8Tiles>(depth) + 1) * STEP_BYTES;
+    default: return 2 * STEP_BYTES;
+  }
+}
+
+void tile_linear(glm::Weight kind, const LinearPanel& panel) {
+  switch (on_tiles(kind, panel.inputs)) {
+    case OnTiles::no: return linear(kind, panel);
+    case OnTiles::bfloat16: return tile_panel<BFloat16Tiles>(panel);
+    case OnTiles::float32: return tile_panel<Float32Tiles>(panel);
+    case OnTiles::int8: return tile_panel<Int8Tiles>(panel);
+    case OnTiles::whole_int8: return tile_panel<WholeInt8Tiles>(panel);
+  }
+}
+
+}  // namespace

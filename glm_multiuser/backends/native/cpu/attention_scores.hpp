@@ -1,0 +1,129 @@
+// Scores of query rows with the keys of one head, and the weights that a softmax makes of them, which
+// streams over blocks of positions (Milakov and Gimelshein 2018). What a row gets does not depend on
+// the rows beside it.
+#pragma once
+
+#include <type_traits>
+
+#include "cache.hpp"
+#include "level.hpp"
+#include "vector.hpp"
+
+namespace {
+
+using glm::KEYS;
+using glm::TILE;
+
+// Rows that share what is read of keys and values, and vectors of positions, or of a value, whose
+// sums are in registers together with theirs.
+#if defined(__AVX512F__)
+constexpr int TOGETHER = 6, SIDE_BY_SIDE = 4;
+#elif defined(__AVX2__)
+constexpr int TOGETHER = 6, SIDE_BY_SIDE = 2;
+#else
+constexpr int TOGETHER = 4, SIDE_BY_SIDE = 2;
+#endif
+constexpr int TILE_VECTORS = TILE / WIDTH;
+
+// Keys and values of one head, from the first position of a block on. With int8 the scales of a
+// tile lie in front of it, and the scale of a value in front of that.
+template <class Number>
+struct Block {
+  static constexpr bool scaled = std::is_same<Number, int8_t>::value;
+  static constexpr int scale = scaled ? glm::SCALE_BYTES : 0;
+  const Number* keys;
+  const Number* values;
+  int64_t row;  // numbers of one position, its scale among them
+
+  const Number* tile(int64_t position) const { return keys + position * row + TILE * scale; }
+  const Number* value(int64_t position) const { return values + position * row + scale; }
+};
+
+// Scores of R queries with NV vectors of positions from `first` on; of one that is not `WHOLE`, with
+// its first `lanes`. With `fetches` the values of the same positions come in meanwhile: they are as
+// many bytes.
+template <int R, int NV, bool WHOLE, class Number>
+inline void some_scores(const float* const* queries, const Block<Number>& block, int first,
+                        int lanes, int64_t head_dim, bool fetches, float* scores) {
+  const Number* keys[NV];
+  for (int v = 0; v < NV; ++v) {
+    const int position = first + v * WIDTH;
+    keys[v] = block.tile(position / TILE * TILE) + position % TILE;
+  }
+  const Number* ahead = fetches ? block.value(first) : keys[0];
+  const int64_t step = fetches ? WIDTH : 0;
+  const float* query[R];
+  for (int r = 0; r < R; ++r) query[r] = queries[r];
+  vec sums[R][NV] = {};
+  for (int64_t i = 0; i < head_dim; ++i) {
+    for (int v = 0; v < NV; v += TILE_VECTORS) __builtin_prefetch(ahead + v * step, 0, 3);
+    ahead += NV * step;
+    vec key[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v)
+      key[v] = WHOLE ? widened(keys[v] + i * TILE) : widened_first(keys[v] + i * TILE, lanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const vec number = all(query[r][i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sums[r][v] += key[v] * number;
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < NV; ++v) {
+    const int position = first + v * WIDTH;
+    vec scale{};
+    if (Block<Number>::scaled) {
+      const auto* scales = (const float*)(block.keys + position / TILE * TILE * block.row);
+      scale = load_first(scales + position % TILE, WHOLE ? WIDTH : lanes);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+      store(scores + r * KEYS + position, Block<Number>::scaled ? sums[r][v] * scale : sums[r][v]);
+  }
+}
+
+// Scores of R queries with the first `count` positions of a block.
+template <int R, class Number>
+inline void all_scores(const float* const* queries, const Block<Number>& block, int count,
+                       int64_t head_dim, bool fetches, float* scores) {
+  constexpr int MOST = SIDE_BY_SIDE * WIDTH;
+  int at = 0;
+  for (; at + MOST <= count; at += MOST)
+    some_scores<R, SIDE_BY_SIDE, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
+  for (; at + WIDTH <= count; at += WIDTH)
+    some_scores<R, 1, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
+  if (at < count)
+    some_scores<R, 1, false>(queries, block, at, count - at, head_dim, fetches, scores);
+}
+
+// Turns scores of R rows, the first `counts` of each, into weights exp(score - largest), and corrects
+// each row's largest score and sum; `factors` are for what was summed up before.
+template <int R>
+void weigh(float* scores, const int* counts, float* largest, float* totals, float* factors) {
+  constexpr float lowest = -__builtin_inff();
+  float before[R];
+  // One row does not wait for the next: each goes through long chains.
+  for (int r = 0; r < R; ++r) {
+    float* row = scores + r * KEYS;
+    const int end = (counts[r] + WIDTH - 1) / WIDTH * WIDTH;
+    for (int i = counts[r]; i < end; ++i) row[i] = lowest;
+    vec most = all(largest[r]);
+    for (int i = 0; i < end; i += WIDTH) most = larger(most, load(row + i));
+    before[r] = largest[r];
+    largest[r] = largest_of(most);
+  }
+  for (int r = 0; r < R; ++r) {
+    factors[r] = exponential(all(before[r] - largest[r]))[0];
+    vec sums{};
+    for (int i = 0; i < counts[r]; i += WIDTH) {
+      const vec score = load(scores + r * KEYS + i), weight = exponential(score - largest[r]);
+      const vec visible = (vec)((ivec)weight & (ivec)(score != all(lowest)));
+      store(scores + r * KEYS + i, visible);
+      sums += visible;
+    }
+    totals[r] = totals[r] * factors[r] + sum(sums);
+  }
+}
+
+}  // namespace

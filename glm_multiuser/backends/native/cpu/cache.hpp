@@ -1,0 +1,128 @@
+// The numbers of a key/value cache: float32, bf16, or int8 with one scale for each head of a
+// position. They are rounded when they are written, and widened again in registers.
+#pragma once
+
+#include "half.hpp"
+#include "level.hpp"
+#include "rows.hpp"
+#include "vector.hpp"
+
+namespace {
+
+// WIDTH numbers, exactly; of `widened_first` the first `count`, and nothing behind them is read.
+inline vec widened(const float* from) { return load(from); }
+
+inline vec widened_first(const float* from, int count) { return load_first(from, count); }
+
+#if defined(__AVX512F__)
+inline vec of_bf16(__m256i bits) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16); }
+
+inline vec of_int8(__m128i numbers) {
+  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers));
+}
+
+inline vec widened(const uint16_t* from) { return of_bf16(load_as<__m256i>(from)); }
+
+inline vec widened(const int8_t* from) { return of_int8(load_as<__m128i>(from)); }
+
+inline vec widened_first(const uint16_t* from, int count) {
+  return of_bf16(_mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), from));
+}
+
+inline vec widened_first(const int8_t* from, int count) {
+  return of_int8(_mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), from));
+}
+#else
+inline vec widened(const uint16_t* from) {
+#if defined(__AVX2__)
+  return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(from)), 16);
+#elif defined(__SSE2__)
+  return (vec)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i*)from));
+#else
+  typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+  return (vec)(__builtin_convertvector(load_as<halves>(from), uvec) << 16);
+#endif
+}
+
+inline vec widened(const int8_t* from) {
+#if defined(__AVX2__)
+  const __m128i numbers = _mm_loadl_epi64((const __m128i*)from);
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+#elif defined(__SSE2__)
+  const __m128i numbers = _mm_cvtsi32_si128(load_as<int32_t>(from));
+  const __m128i twice = _mm_unpacklo_epi8(numbers, numbers);
+  return (vec)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(twice, twice), 24));
+#else
+  typedef int8_t bytes __attribute__((vector_size(WIDTH)));
+  return __builtin_convertvector(__builtin_convertvector(load_as<bytes>(from), ivec), vec);
+#endif
+}
+
+template <class Number>
+inline vec widened_first(const Number* from, int count) {
+  Number numbers[WIDTH] = {};
+  std::memcpy(numbers, from, sizeof(Number) * count);
+  return widened(numbers);
+}
+#endif
+
+// x[i] / scale, rounded to nearest, to to[i * step]. -> scale: the largest magnitude becomes 127.
+// What is not finite has no place among whole numbers: the scale is NaN then, and with it all that
+// is read.
+inline float quantize(const float* x, int64_t size, int8_t* to, int64_t step) {
+  vec most{};
+  for (int64_t i = 0; i < size; i += WIDTH) {
+    const vec v = load_first(x + i, size - i < WIDTH ? (int)(size - i) : WIDTH);
+    most = larger(larger(most, v), -v);
+  }
+  float largest = most[0];
+  for (int i = 1; i < WIDTH; ++i) largest = most[i] > largest ? most[i] : largest;
+  const bool finite = all_finite(x, size);
+  const float scale = finite ? largest / 127.0f : __builtin_nanf("");
+  const bool empty = !finite || scale == 0.0f;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  for (int64_t i = 0; i < size; i += WIDTH) {
+    const int count = size - i < WIDTH ? (int)(size - i) : WIDTH;
+    ivec whole{};
+    if (!empty) {
+      vec v = load_first(x + i, count) / scale;
+      // A scale that is too small to be a normal number may be too small for the largest.
+      v = v > all(127.0f) ? all(127.0f) : v;
+      v = v < all(-127.0f) ? all(-127.0f) : v;
+      whole = (ivec)(v + shift) - (ivec)all(shift);
+    }
+    for (int lane = 0; lane < count; ++lane) to[(i + lane) * step] = (int8_t)whole[lane];
+  }
+  return scale;
+}
+
+// One head of one position: its key into column `lane` of a tile, its value into a row. With int8,
+// the tile's scales and the row's scale lie in front of its numbers.
+void write_position(glm::Cache kind, const float* key, const float* value, int64_t head_dim,
+                    int lane, void* tile, void* row) {
+  switch (kind) {
+    case glm::Cache::float32: {
+      auto* keys = (float*)tile + lane;
+      for (int64_t i = 0; i < head_dim; ++i) keys[i * glm::TILE] = key[i];
+      std::memcpy(row, value, sizeof(float) * head_dim);
+      return;
+    }
+    case glm::Cache::bfloat16: {
+      auto *keys = (uint16_t*)tile + lane, *values = (uint16_t*)row;
+      for (int64_t i = 0; i < head_dim; ++i) keys[i * glm::TILE] = to_bf16(key[i]);
+      for (int64_t i = 0; i < head_dim; ++i) values[i] = to_bf16(value[i]);
+      return;
+    }
+    case glm::Cache::int8: {
+      auto *keys = (int8_t*)tile, *values = (int8_t*)row;
+      constexpr int64_t SCALES = glm::TILE * glm::SCALE_BYTES;
+      const float key_scale = quantize(key, head_dim, keys + SCALES + lane, glm::TILE);
+      const float value_scale = quantize(value, head_dim, values + glm::SCALE_BYTES, 1);
+      std::memcpy(keys + lane * glm::SCALE_BYTES, &key_scale, sizeof key_scale);
+      std::memcpy(values, &value_scale, sizeof value_scale);
+      return;
+    }
+  }
+}
+
+}  // namespace

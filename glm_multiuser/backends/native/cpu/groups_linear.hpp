@@ -1,0 +1,160 @@
+// Products with weights that are quantised in groups. Few rows take numbers as they come out of
+// registers; for more rows, some inputs are widened at a time and then all rows use them. Inputs
+// that are int8: int8_groups.hpp.
+#pragma once
+
+#include "groups.hpp"
+#include "int8_groups.hpp"
+#include "linear.hpp"
+
+namespace {
+
+// So that they, and the sums of these rows, stay in the nearest cache.
+constexpr int64_t PARTS_TOGETHER = 4, ROWS_TOGETHER = 128;
+
+template <class T, int M, int V>
+void few_rows(const LinearPanel& panel) {
+  const int64_t width = panel.row_bytes / (int64_t)sizeof(float);
+  for (int column = 0; column < panel.columns; column += V * WIDTH) {
+    const auto* x = (const float*)panel.x;
+    vec sums[M][V] = {};
+    for (int64_t part = 0; part < panel.depth / PART; ++part) {
+      const auto* weight = (const char*)panel.weight;
+      widen_part<T, V>(weight, part, column, panel.bytes, [&](int input, const vec* w) {
+        add<M, V>(x + input, width, w, sums);
+      });
+      x += PART;
+    }
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < V; ++v) write(panel, m, column + v * WIDTH, sums[m][v]);
+  }
+}
+
+// M rows times some widened inputs, added to `totals` [M, BLOCK_COLUMNS].
+template <int M>
+void add_widened(const float* x, int64_t width, const float* widened, int64_t inputs,
+                 float* totals) {
+  constexpr int V = VECTORS;
+  vec sums[M][V];
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) sums[m][v] = load(totals + m * BLOCK_COLUMNS + v * WIDTH);
+  for (int64_t input = 0; input < inputs; ++input) {
+    vec w[V];
+    for (int v = 0; v < V; ++v) w[v] = load(widened + input * BLOCK_COLUMNS + v * WIDTH);
+    add<M, V>(x++, width, w, sums);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) store(totals + m * BLOCK_COLUMNS + v * WIDTH, sums[m][v]);
+}
+
+template <int M>
+void add_widened_of(int rows, const float* x, int64_t width, const float* widened, int64_t inputs,
+                    float* totals) {
+  if constexpr (M > 0) {
+    if (rows == M) return add_widened<M>(x, width, widened, inputs, totals);
+    add_widened_of<M - 1>(rows, x, width, widened, inputs, totals);
+  }
+}
+
+void many_rows(const LinearPanel& panel, WidenColumns widen, int64_t begin, int64_t rows,
+               int column) {
+  const int64_t width = panel.row_bytes / (int64_t)sizeof(float), parts = panel.depth / PART;
+  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  alignas(64) float widened[PARTS_TOGETHER * PART * BLOCK_COLUMNS];
+  alignas(64) float totals[ROWS_TOGETHER * BLOCK_COLUMNS];
+  std::memset(totals, 0, rows * BLOCK_COLUMNS * sizeof(float));
+  for (int64_t part = 0; part < parts; part += PARTS_TOGETHER) {
+    const int64_t count = parts - part < PARTS_TOGETHER ? parts - part : PARTS_TOGETHER;
+    widen((const char*)panel.weight, part, count, column, widened);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t row = rows * block / blocks;
+      const int here = (int)(rows * (block + 1) / blocks - row);
+      const float* x = (const float*)panel.x + (begin + row) * width + part * PART;
+      add_widened_of<BLOCK_ROWS>(here, x, width, widened, count * PART,
+                                 totals + row * BLOCK_COLUMNS);
+    }
+  }
+  for (int64_t row = 0; row < rows; ++row)
+    for (int v = 0; v < VECTORS; ++v)
+      write(panel, begin + row, column + v * WIDTH, load(totals + row * BLOCK_COLUMNS + v * WIDTH));
+}
+
+template <class T>
+void one_panel(const LinearPanel& panel) {
+  switch (panel.rows) {
+    case 1: return few_rows<T, 1, ALL_VECTORS>(panel);
+    case 2: return few_rows<T, 2, FEW_ROWS < 2 ? VECTORS : ALL_VECTORS>(panel);
+    case 3: return few_rows<T, 3, VECTORS>(panel);
+    case 4: return few_rows<T, 4, VECTORS>(panel);
+  }
+  for (int64_t begin = 0; begin < panel.rows; begin += ROWS_TOGETHER) {
+    const int64_t left = panel.rows - begin, rows = left < ROWS_TOGETHER ? left : ROWS_TOGETHER;
+    for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS)
+      many_rows(panel, widen_columns<T, VECTORS>, begin, rows, column);
+  }
+}
+
+// One row alone waits for one sum after the other: with two panels there are twice as many.
+template <class T>
+bool two_panels(const LinearPanel& panel) {
+  if constexpr (WIDTH == 16) {
+    const bool whole = panel.inputs == Inputs::int8;
+    if (panel.rows == 1) {
+      whole ? int8_group_panel<T>(panel) : few_rows<T, 1, 2 * ALL_VECTORS>(panel);
+      return true;
+    }
+    if (panel.rows == 2 && !whole) {
+      few_rows<T, 2, 2 * ALL_VECTORS>(panel);
+      return true;
+    }
+  }
+  return false;
+}
+
+template <class T>
+void linear_group_type(LinearPanel panel) {
+  const bool whole = panel.inputs == Inputs::int8;
+  const auto one = [&] { whole ? int8_group_panel<T>(panel) : one_panel<T>(panel); };
+  const int columns = panel.columns;
+  if (columns <= PANEL) return one();
+  if (two_panels<T>(panel)) return;
+  panel.columns = PANEL;
+  one();
+  panel.columns = columns - PANEL;
+  panel.weight = (const char*)panel.weight + panel.bytes;
+  panel.bias += PANEL;
+  panel.y += PANEL;
+  if (panel.residual != nullptr) panel.residual += PANEL;
+  one();
+}
+
+void linear_groups(glm::Weight kind, const LinearPanel& panel) {
+  with_group_type(kind, [&](auto type) { linear_group_type<decltype(type)>(panel); });
+}
+
+int64_t int8_groups_row_bytes(glm::Weight kind, int64_t depth) {
+  int64_t bytes = 0;
+  with_group_type(kind, [&](auto type) {
+    bytes = int8_group_row_bytes(decltype(type)::type.group, depth);
+  });
+  return bytes;
+}
+
+void lay_int8_groups_row(glm::Weight kind, const float* x, int64_t depth, void* row) {
+  with_group_type(kind, [&](auto type) { lay_int8_group_row<decltype(type)>(x, depth, row); });
+}
+
+void widen_output(glm::Weight kind, const void* panel, int64_t depth, int column, float* row) {
+  const int lane = column % BLOCK_COLUMNS;
+  float widened[PART * BLOCK_COLUMNS];
+  with_group_type(kind, [&](auto type) {
+    for (int64_t i = 0; i < depth; i += PART) {
+      widen_columns<decltype(type), VECTORS>((const char*)panel, i / PART, 1, column - lane,
+                                             widened);
+      for (int input = 0; input < PART; ++input)
+        row[i + input] = widened[input * BLOCK_COLUMNS + lane];
+    }
+  });
+}
+
+}  // namespace

@@ -1,0 +1,100 @@
+// The instructions that some levels are there for. Where they are emulated, for tests on processors
+// without them, they are plain C++ with the arithmetic that Intel documents (Software Developer's
+// Manual, volume 2).
+#pragma once
+
+#include "vector.hpp"
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(GLM_EMULATE_VNNI)
+#define GLM_HAS_DPBUSD 1
+#endif
+
+namespace {
+
+#if defined(GLM_HAS_DPBUSD)
+
+// Adds to each sum four products of unsigned and of signed bytes; exact, modulo 2^32.
+inline ivec dpbusd(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
+#if defined(GLM_EMULATE_VNNI)
+  const auto a = load_as<uint8_t __attribute__((vector_size(4 * WIDTH)))>(&unsigned_bytes);
+  const auto b = load_as<int8_t __attribute__((vector_size(4 * WIDTH)))>(&signed_bytes);
+  for (int i = 0; i < 4 * WIDTH; ++i)
+    sums[i / 4] = (int32_t)((uint32_t)sums[i / 4] + (uint32_t)((int32_t)a[i] * b[i]));
+  return sums;
+#elif defined(__AVX512VNNI__)
+  return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#else
+  return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes,
+                                       (__m256i)signed_bytes);
+#endif
+}
+
+// The same for unsigned bytes up to 128.
+inline ivec add_products(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
+  return dpbusd(sums, unsigned_bytes, signed_bytes);
+}
+
+// In every 128 bits, the numbers of 16 bits of the lower halves of two vectors, in turn.
+inline ivec unpack_low(ivec a, ivec b) {
+#if defined(__AVX512F__)
+  return (ivec)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (ivec)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b);
+#else
+  return ivec{a[0] & 0xffff, (int32_t)((uint32_t)a[0] >> 16), a[1] & 0xffff,
+              (int32_t)((uint32_t)a[1] >> 16)} |
+         ivec{b[0] << 16, b[0] & (int32_t)0xffff0000, b[1] << 16, b[1] & (int32_t)0xffff0000};
+#endif
+}
+
+// The same of the upper halves.
+inline ivec unpack_high(ivec a, ivec b) {
+#if defined(__AVX512F__)
+  return (ivec)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (ivec)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b);
+#else
+  return unpack_low(ivec{a[2], a[3]}, ivec{b[2], b[3]});
+#endif
+}
+
+#else
+
+// Adds to each sum four products of unsigned bytes, up to 128, and of signed ones, from -127 on: the
+// sum of two of them fits into 16 bits.
+inline ivec add_products(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
+#if defined(__AVX512F__)
+  const __m512i twos = _mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
+  return sums + (ivec)_mm512_madd_epi16(twos, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+  const __m256i twos = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
+  return sums + (ivec)_mm256_madd_epi16(twos, _mm256_set1_epi16(1));
+#else
+  typedef int16_t halves __attribute__((vector_size(4 * WIDTH)));
+  const auto low = (halves)(unsigned_bytes & 0x00ff00ff);
+  const auto high = (halves)((uvec)unsigned_bytes >> 8 & 0x00ff00ff);
+  const halves twos = low * ((halves)signed_bytes << 8 >> 8) + high * ((halves)signed_bytes >> 8);
+  return sums + ((ivec)twos << 16 >> 16) + ((ivec)twos >> 16);
+#endif
+}
+
+#endif
+
+// What was unpacked low and high lies in groups of four columns, in turn in the one vector and the
+// other; here they are brought in order.
+inline void join_groups(vec& a, vec& b) {
+#if defined(__AVX512F__)
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second =
+      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const __m512 low = (__m512)a, high = (__m512)b;
+  a = (vec)_mm512_permutex2var_ps(low, first, high);
+  b = (vec)_mm512_permutex2var_ps(low, second, high);
+#elif defined(__AVX2__)
+  const __m256 low = (__m256)a, high = (__m256)b;
+  a = (vec)_mm256_permute2f128_ps(low, high, 0x20);
+  b = (vec)_mm256_permute2f128_ps(low, high, 0x31);
+#endif
+}
+
+}  // namespace

@@ -1,0 +1,231 @@
+// Rows rounded to int8, as int8_inputs.hpp does it, times weights that are quantised in groups. The
+// sum over one part of a group, or over a group, is a whole number, and exact. These sums, in their
+// order and times the numbers of their groups, are added up in float32; then come the scale of the
+// row and its outliers. No step is fused with another one, so all levels give the same bits.
+#pragma once
+
+#include "groups.hpp"
+#include "int8_inputs.hpp"
+#include "linear.hpp"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int INT8_ROWS = 8;
+#elif defined(__AVX2__)
+constexpr int INT8_ROWS = 3;
+#else
+constexpr int INT8_ROWS = 2;
+#endif
+
+template <class T>
+vec with_sign(vec minimum) {
+  return T::minimum < 0 ? -minimum : minimum;
+}
+
+// A panel of a type with fewer than 8 bits as more rows than one find it: numbers one in each byte,
+// and in front of each group its two numbers in float32, the second with its sign. T is any type
+// that has groups as large, and a minimum or none.
+template <class T>
+struct Unpacked {
+  static constexpr int FLOATS = 4 * PANEL, COUNT = T::minimum == 0 ? 1 : 2;
+  static constexpr GroupType type{T::type.weight, PART, T::type.group, 8, 0, COUNT * FLOATS};
+  static constexpr int minimum = T::minimum != 0, offset = 0;
+  static constexpr bool whole_bytes = false;
+  static vec a(const char*, const char* scales, int column) {
+    return load((const float*)scales + column);
+  }
+  static vec b(const char*, const char* scales, int column) {
+    return T::minimum == 0 ? vec{} : load((const float*)scales + PANEL + column);
+  }
+};
+template <class T>
+constexpr bool IN_CACHE<Unpacked<T>> = true;
+
+template <class T>
+void unpack_panel(const char* panel, int64_t depth, char* to) {
+  constexpr int V = ALL_VECTORS;
+  const auto put = [&](auto value) INLINE {
+    for (int v = 0; v < V; ++v) {
+      const auto one = value(v);
+      std::memcpy(to + v * sizeof one, &one, sizeof one);
+    }
+    to += 4 * PANEL;
+  };
+  for (int64_t part = 0; part < depth / PART; ++part)
+    read_part<T, V>(panel, part, 0, 0, [&](auto a, auto b, auto each) INLINE {
+      put(a);
+      if (T::minimum != 0) put([&](int v) INLINE { return with_sign<T>(b(v)); });
+      each([&](const uvec* quads) INLINE { put([&](int v) INLINE { return quads[v]; }); });
+    });
+}
+
+// Numbers of 8 bits have a sign. One factor of the products has none: they get 128 added.
+template <class T>
+constexpr int UNSIGNED_OFFSET = T::whole_bytes ? 128 : T::offset;
+
+// Behind the numbers of a row there is for each group what its sum begins with, or, where the type
+// has a minimum, the factor of it.
+union GroupStart {
+  int32_t start;
+  float factor;
+};
+
+int64_t int8_group_row_bytes(int group, int64_t depth) {
+  const int64_t bytes = HEAD_BYTES + filled_up(depth) + depth / group * sizeof(GroupStart);
+  return (bytes + 63) / 64 * 64 + 64;
+}
+
+template <class T>
+void lay_int8_group_row(const float* x, int64_t depth, void* row) {
+  constexpr int group = T::type.group;
+  round_row<int8_t>(x, depth, row);
+  const auto* numbers = (const int8_t*)row + HEAD_BYTES;
+  auto* starts = (GroupStart*)(numbers + filled_up(depth));
+  for (int64_t i = 0; i < depth / group; ++i) {
+    const int32_t total = sum_of(numbers + i * group, group);
+    if (T::minimum == 0) {
+      starts[i].start = -UNSIGNED_OFFSET<T> * total;
+    } else {
+      starts[i].factor = (float)total;
+    }
+  }
+}
+
+// Four inputs of M rows times the numbers of V vectors of columns.
+template <class T, int M, int V>
+inline INLINE void add_quads_of_group(const char* x, int64_t row_bytes, const uvec* quads,
+                                      ivec (*sums)[V]) {
+  ivec w[V];
+  for (int v = 0; v < V; ++v) w[v] = (ivec)quads[v] ^ (T::whole_bytes ? (int32_t)0x80808080 : 0);
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m) {
+    const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
+    for (int v = 0; v < V; ++v) {
+#if defined(GLM_HAS_DPBUSD)
+      sums[m][v] = dpbusd(sums[m][v], w[v], value);
+#else
+      sums[m][v] = add_products(sums[m][v], T::whole_bytes ? w[v] & 0x7f7f7f7f : w[v], value);
+      if (T::whole_bytes)
+        sums[m][v] = add_products(sums[m][v], w[v] & (int32_t)0x80808080, value);
+#endif
+    }
+  }
+}
+
+// The numbers of one row's outliers times V vectors of columns.
+template <class T, int V>
+inline void add_outliers(const RowHead& head, const char* weight, int64_t bytes, int column,
+                         float offset, vec* y) {
+  constexpr GroupType type = T::type;
+  for (int k = 0; k < OUTLIERS && head.value[k] != 0.0f; ++k) {
+    const int input = head.place[k];
+    for (int v = 0; v < V; ++v) {
+      const int first = column + v * WIDTH;
+      const char* panel = weight + first / PANEL * bytes;
+      vec w;
+      if constexpr (IN_CACHE<T>) {
+        const char* scales = panel + input / type.group * type.group_bytes();
+        const char* words = scales + type.scales + 4 * first;
+        const auto quad = load_as<uvec>(words + input % type.group / 4 * 4 * PANEL);
+        const vec number = __builtin_convertvector((ivec)(quad >> (input % 4 * 8) & 255), vec);
+        w = T::a(nullptr, scales, first) * (number - offset) + T::b(nullptr, scales, first);
+      } else {
+        w = widen_input<T>(panel, input, first % PANEL);
+      }
+      y[v] += separate(w * head.value[k]);
+    }
+  }
+}
+
+// M rows from `row` on times a weight of V vectors of columns from `column` on, whose numbers are
+// `offset` too large. Of memory that is wanted soon, `ahead`, so many bytes are asked for in each
+// part.
+template <class T, int M, int V>
+void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int column,
+                      const char* ahead, int64_t ahead_bytes) {
+  const auto* weight = (const char*)panel.weight;
+  const char* rows = (const char*)panel.x + row * panel.row_bytes;
+  const char* x = rows + HEAD_BYTES;
+  const char* starts = x + filled_up(panel.depth);
+  vec sums[M][V] = {};
+  for (int64_t part = 0; part < panel.depth / PART; ++part) {
+    for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    ahead += ahead_bytes;
+    read_part<T, V>(weight, part, column, panel.bytes, [&](auto a, auto b, auto each) INLINE {
+      ivec dots[M][V];
+      for (int m = 0; m < M; ++m) {
+        const auto start = load_as<int32_t>(starts + m * panel.row_bytes);
+        for (int v = 0; v < V; ++v) dots[m][v] = T::minimum == 0 ? ivec{} + start : ivec{};
+      }
+      each([&](const uvec* quads) INLINE {
+        add_quads_of_group<T, M, V>(x, panel.row_bytes, quads, dots);
+        x += 4;
+      });
+      for (int v = 0; v < V; ++v) {
+        const vec scale = a(v);
+        for (int m = 0; m < M; ++m)
+          sums[m][v] += separate(__builtin_convertvector(dots[m][v], vec) * scale);
+      }
+      for (int v = 0; v < V && T::minimum != 0; ++v) {
+        const vec minimum = with_sign<T>(b(v));
+        for (int m = 0; m < M; ++m)
+          sums[m][v] += separate(minimum * load_as<float>(starts + m * panel.row_bytes));
+      }
+      starts += sizeof(GroupStart);
+    });
+  }
+  for (int m = 0; m < M; ++m) {
+    const auto& head = *(const RowHead*)(rows + m * panel.row_bytes);
+    for (int v = 0; v < V; ++v) sums[m][v] = separate(sums[m][v] * head.scale);
+    add_outliers<T, V>(head, weight, panel.bytes, column, offset, sums[m]);
+    for (int v = 0; v < V; ++v) write(panel, row + m, column + v * WIDTH, sums[m][v]);
+  }
+}
+
+template <class T, int M>
+void int8_group_block_of(int rows, const LinearPanel& panel, float offset, int64_t row, int column,
+                         const char* ahead, int64_t ahead_bytes) {
+  if constexpr (M > 0) {
+    if (rows == M)
+      return int8_group_block<T, M, VECTORS>(panel, offset, row, column, ahead, ahead_bytes);
+    int8_group_block_of<T, M - 1>(rows, panel, offset, row, column, ahead, ahead_bytes);
+  }
+}
+
+// `next` is the panel behind this one.
+template <class T>
+void int8_group_rows(const LinearPanel& panel, float offset, const char* next) {
+  const int64_t blocks = (panel.rows + INT8_ROWS - 1) / INT8_ROWS;
+  const int64_t ahead = panel.bytes / (panel.depth / PART) / blocks;
+  for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS) {
+    for (int64_t number = 0; number < blocks; ++number) {
+      const int64_t row = panel.rows * number / blocks;
+      const int rows = (int)(panel.rows * (number + 1) / blocks - row);
+      int8_group_block_of<T, INT8_ROWS>(rows, panel, offset, row, column,
+                                        next + panel.bytes * number / blocks, ahead);
+    }
+  }
+}
+
+template <class T>
+void int8_group_panel(LinearPanel panel) {
+  const auto* weight = (const char*)panel.weight;
+  if (panel.rows == 0) return;
+  if (panel.rows == 1) {
+    constexpr int V = WIDTH == 16 ? 2 * ALL_VECTORS : ALL_VECTORS;
+    if (panel.columns <= PANEL) panel.bytes = 0;  // there is no panel behind this one
+    return int8_group_block<T, 1, V>(panel, 0, 0, 0, nullptr, 0);
+  }
+  const char* next = weight + panel.bytes;
+  if constexpr (T::type.bits == 8) {
+    int8_group_rows<T>(panel, 0, next);
+  } else {
+    unpack_panel<T>(weight, panel.depth, panel.scratch);
+    panel.weight = panel.scratch;
+    typedef std::conditional_t<T::minimum != 0, Q4_1, T> Like;
+    int8_group_rows<Unpacked<Like>>(panel, T::offset, next);
+  }
+}
+
+}  // namespace

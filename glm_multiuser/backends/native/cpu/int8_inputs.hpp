@@ -1,0 +1,261 @@
+// Rows rounded to int8, one scale per row, times int8 weights, one scale per output. The largest
+// inputs of a row, its outliers, stay float32 (after Dettmers et al. 2022): a few of them would
+// make the scale coarse for all others. Sums of whole numbers are exact and everything else is done
+// in one order, so all levels give the same bits.
+#pragma once
+
+#include "finish.hpp"
+#include "instructions.hpp"
+
+namespace {
+
+using glm::PANEL;
+
+constexpr int OUTLIERS = 4;
+
+// In front of the numbers of a row, in a cache line of its own.
+struct RowHead {
+  float scale;
+  int32_t start;  // of every sum
+  int32_t place[OUTLIERS];
+  float value[OUTLIERS];
+};
+constexpr int64_t HEAD_BYTES = 64;
+static_assert(sizeof(RowHead) <= HEAD_BYTES, "rows begin behind their heads");
+
+// Numbers of a row are filled up with zeros to a multiple of so many.
+constexpr int64_t ROW_NUMBERS = 64;
+
+// A row whose numbers are all smaller is rounded as if one were as large, so that no scale and no
+// inverse of one is out of range.
+constexpr float SMALLEST_MAGNITUDE = 0x1p-100f;
+
+#if defined(GLM_HAS_DPBUSD)
+typedef int8_t RowNumber;
+// One factor of the instruction is unsigned: weights get 128 added, and sums begin with as much
+// less. A step is four inputs: two lines of a panel, which has inputs two by two.
+constexpr int32_t WEIGHT_OFFSET = 128;
+constexpr int LINES = 2;
+#else
+typedef int16_t RowNumber;
+constexpr int32_t WEIGHT_OFFSET = 0;
+constexpr int LINES = 1;
+#endif
+constexpr int64_t LINE_BYTES = 2 * PANEL;
+
+int64_t filled_up(int64_t depth) { return (depth + ROW_NUMBERS - 1) / ROW_NUMBERS * ROW_NUMBERS; }
+
+int64_t int8_row_bytes(int64_t depth) {
+  return HEAD_BYTES + filled_up(depth) * (int64_t)sizeof(RowNumber) + 64;
+}
+
+inline vec magnitude_of(vec x) { return (vec)((uvec)x & 0x7fffffff); }
+
+// The largest magnitudes of a row, in order, one more than there are outliers; zeros where there
+// are fewer. Returns whether all numbers are finite.
+inline bool largest_magnitudes(const float* x, int64_t size, float* largest) {
+  vec top[OUTLIERS + 1] = {}, wrong{};  // of every lane, in order
+  const auto look = [&](vec value) {
+    wrong += value * 0.0f;
+    vec magnitude = magnitude_of(value);
+    for (vec& place : top) {
+      const vec lower = magnitude < place ? magnitude : place;
+      place = larger(place, magnitude);
+      magnitude = lower;
+    }
+  };
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) look(load(x + i));
+  if (i < size) look(load_first(x + i, (int)(size - i)));
+  float lanes[OUTLIERS + 2][WIDTH] = {};
+  std::memcpy(lanes, top, sizeof top);
+  for (int k = 0; k <= OUTLIERS; ++k) {
+    int best = 0;
+    for (int lane = 1; lane < WIDTH; ++lane)
+      if (lanes[0][lane] > lanes[0][best]) best = lane;
+    largest[k] = lanes[0][best];
+    for (int next = 0; next <= OUTLIERS; ++next) lanes[next][best] = lanes[next + 1][best];
+  }
+  return sum(wrong) == 0.0f;
+}
+
+// Writes the numbers of these magnitudes to `head`, which is zero; of equal ones the first.
+inline void find_outliers(const float* x, int64_t size, const float* largest, RowHead* head) {
+  constexpr int GROUP = 4 * WIDTH;
+  const float least = largest[OUTLIERS - 1];
+  for (int64_t first = 0; first < size; first += GROUP) {
+    const int64_t last = first + GROUP < size ? first + GROUP : size;
+    if (first + GROUP <= size) {  // whole groups without any are passed over
+      ivec found{};
+      for (int64_t i = first; i < last; i += WIDTH)
+        found |= (ivec)(magnitude_of(load(x + i)) >= all(least));
+      int any = 0;
+      for (int lane = 0; lane < WIDTH; ++lane) any |= found[lane];
+      if (!any) continue;
+    }
+    for (int64_t i = first; i < last; ++i) {
+      const float magnitude = __builtin_fabsf(x[i]);
+      if (magnitude < least || magnitude == 0.0f) continue;
+      for (int k = 0; k < OUTLIERS; ++k) {
+        if (largest[k] != magnitude || head->value[k] != 0.0f) continue;
+        head->place[k] = (int32_t)i;
+        head->value[k] = x[i];
+        break;
+      }
+    }
+  }
+}
+
+// The largest magnitude that is no outlier becomes 127, others the nearest whole number, ties to
+// even, and outliers 0. A row with anything that is not finite becomes zeros with a scale that is
+// not a number.
+template <class Number>
+void round_row(const float* x, int64_t depth, void* row) {
+  typedef Number row_numbers __attribute__((vector_size(sizeof(Number) * WIDTH)));
+  auto* head = (RowHead*)row;
+  auto* numbers = (Number*)((char*)row + HEAD_BYTES);
+  std::memset(row, 0, HEAD_BYTES + sizeof(Number) * filled_up(depth));
+  const auto part = [&](int64_t i) {
+    return load_first(x + i, depth - i < WIDTH ? (int)(depth - i) : WIDTH);
+  };
+  float largest[OUTLIERS + 1];
+  if (!largest_magnitudes(x, depth, largest)) {
+    head->scale = __builtin_nanf("");
+    return;
+  }
+  find_outliers(x, depth, largest, head);
+  float magnitude = largest[OUTLIERS];
+  if (magnitude < SMALLEST_MAGNITUDE) magnitude = SMALLEST_MAGNITUDE;
+  head->scale = magnitude / 127.0f;
+  const float inverse = 127.0f / magnitude;
+  const vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const vec most = all(127.0f);
+  for (int64_t i = 0; i < depth; i += WIDTH) {
+    vec scaled = separate(part(i) * inverse);
+    scaled = scaled > most ? most : scaled < -most ? -most : scaled;
+    const ivec whole = (ivec)(scaled + shift) - (ivec)shift;
+    const row_numbers narrow = __builtin_convertvector(whole, row_numbers);
+    std::memcpy(numbers + i, &narrow, sizeof narrow);
+  }
+  for (int k = 0; k < OUTLIERS && head->value[k] != 0.0f; ++k) numbers[head->place[k]] = 0;
+}
+
+template <class Number>
+int32_t sum_of(const Number* numbers, int64_t count) {
+  int32_t total = 0;
+  for (int64_t i = 0; i < count; ++i) total += numbers[i];
+  return total;
+}
+
+void lay_int8_row(const float* x, int64_t depth, void* row) {
+  round_row<RowNumber>(x, depth, row);
+  const auto* numbers = (const RowNumber*)((char*)row + HEAD_BYTES);
+  ((RowHead*)row)->start = -WEIGHT_OFFSET * sum_of(numbers, depth);
+}
+
+// Sums of V vectors of columns, in order, with outliers and scales.
+template <int V>
+inline void finish_int8_row(const LinearPanel& panel, int64_t row, int column, const vec* sums) {
+  const auto* head = (const RowHead*)((const char*)panel.x + row * panel.row_bytes);
+  const auto* scales = (const float*)panel.weight + column;
+  const char* weight = (const char*)panel.weight + PANEL * sizeof(float) + column * 2;
+  vec y[V];
+  for (int v = 0; v < V; ++v)
+    y[v] = separate(__builtin_convertvector((ivec)sums[v], vec) * head->scale);
+  for (int k = 0; k < OUTLIERS; ++k) {
+    const char* line = weight + head->place[k] / 2 * LINE_BYTES;
+    const int above = head->place[k] % 2 ? 0 : 16;
+    for (int v = 0; v < V; ++v) {
+      const ivec number = widen(line + v * 2 * WIDTH) << above >> 16;
+      y[v] += separate(__builtin_convertvector(number, vec) * head->value[k]);
+    }
+  }
+  for (int v = 0; v < V; ++v)
+    write(panel, row, column + v * WIDTH, separate(y[v] * load(scales + v * WIDTH)));
+}
+
+#if defined(GLM_HAS_DPBUSD)
+// Four inputs of M rows times the weights of V vectors of columns. The vectors have columns as
+// `join_groups` says.
+template <int M, int V>
+inline void add_quads(const char* x, int64_t row_bytes, const char* first, const char* second,
+                      ivec (*sums)[V]) {
+  ivec w[V];
+  const ivec offset = ivec{} + (int32_t)0x80808080;
+  for (int v = 0; v < V; v += 2) {
+    const ivec a = load_as<ivec>(first + v * 2 * WIDTH) ^ offset;
+    const ivec b = load_as<ivec>(second + v * 2 * WIDTH) ^ offset;
+    w[v] = unpack_low(a, b);
+    w[v + 1] = unpack_high(a, b);
+  }
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m) {
+    const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
+    for (int v = 0; v < V; ++v) sums[m][v] = dpbusd(sums[m][v], w[v], value);
+  }
+}
+#else
+// Two int16 times two int16, in every 32 bits.
+inline ivec products_of_pairs(ivec a, ivec b) {
+#if defined(__AVX512F__)
+  return (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// Two inputs of M rows times the weights of V vectors of columns.
+template <int M, int V>
+inline void add_whole_pairs(const char* x, int64_t row_bytes, const char* weight,
+                            ivec (*sums)[V]) {
+  ivec w[V];
+  for (int v = 0; v < V; ++v) w[v] = widen(weight + v * 2 * WIDTH);
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m) {
+    const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
+    for (int v = 0; v < V; ++v) sums[m][v] += products_of_pairs(w[v], value);
+  }
+}
+#endif
+
+// As `block` in linear.hpp.
+template <int M, int V>
+void int8_block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
+                int64_t ahead_step) {
+  const char* rows = (const char*)panel.x + row * panel.row_bytes;
+  const char* x = rows + HEAD_BYTES;
+  const char* weight = (const char*)panel.weight + PANEL * sizeof(float) + column * 2;
+  const int64_t lines = (panel.depth + 1) / 2;
+  ivec sums[M][V];
+  for (int m = 0; m < M; ++m) {
+    const auto* head = (const RowHead*)(rows + m * panel.row_bytes);
+    for (int v = 0; v < V; ++v) sums[m][v] = ivec{} + head->start;
+  }
+  for (int64_t line = 0; line + LINES <= lines; line += LINES) {
+    for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * ahead_step, 0, 3);
+    ahead += LINES * ahead_step;
+#if defined(GLM_HAS_DPBUSD)
+    add_quads<M, V>(x, panel.row_bytes, weight, weight + LINE_BYTES, sums);
+#else
+    add_whole_pairs<M, V>(x, panel.row_bytes, weight, sums);
+#endif
+    x += 2 * LINES * sizeof(RowNumber);
+    weight += LINES * LINE_BYTES;
+  }
+#if defined(GLM_HAS_DPBUSD)
+  static constexpr char ZEROS[LINE_BYTES] = {};
+  if (lines % 2) add_quads<M, V>(x, panel.row_bytes, weight, ZEROS, sums);
+#endif
+  for (int m = 0; m < M; ++m) {
+    vec of_row[V];
+    for (int v = 0; v < V; ++v) of_row[v] = (vec)sums[m][v];
+#if defined(GLM_HAS_DPBUSD)
+    for (int v = 0; v < V; v += 2) join_groups(of_row[v], of_row[v + 1]);
+#endif
+    finish_int8_row<V>(panel, row + m, column, of_row);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,105 @@
+// The instructions of Intel's AMX: eight tiles, each of 16 rows of 64 bytes. They are macros, since
+// compilers' headers want a tile's number to be a literal.
+//
+// Emulated, they are what the Software Developer's Manual says (volume 2, TDPBF16PS and TDPBSSD).
+#pragma once
+
+#include "half.hpp"
+#include "vector.hpp"
+
+namespace {
+
+constexpr int TILE_ROWS = 16;
+constexpr int64_t TILE_ROW_BYTES = 64;
+
+#if defined(GLM_EMULATE_AMX)
+
+union Tile {
+  uint8_t bytes[TILE_ROWS][TILE_ROW_BYTES];
+  int8_t whole[TILE_ROWS][TILE_ROW_BYTES];
+  uint16_t bf16[TILE_ROWS][TILE_ROW_BYTES / 2];
+  int32_t sums[TILE_ROWS][TILE_ROW_BYTES / 4];
+  float floats[TILE_ROWS][TILE_ROW_BYTES / 4];
+};
+thread_local Tile emulated_tiles[8];
+
+struct UseTiles {
+  UseTiles() { std::memset(emulated_tiles, 0, sizeof emulated_tiles); }
+};
+
+// Subnormal numbers are taken, and given, for nothing.
+inline float flushed(float x) {
+  return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
+}
+
+inline void emulate_zero(int tile) {
+  std::memset(&emulated_tiles[tile], 0, sizeof(Tile));
+}
+
+inline void emulate_load(int tile, const void* from, int64_t stride) {
+  for (int row = 0; row < TILE_ROWS; ++row)
+    std::memcpy(emulated_tiles[tile].bytes[row], (const char*)from + row * stride, TILE_ROW_BYTES);
+}
+
+inline void emulate_store(int tile, void* to, int64_t stride) {
+  for (int row = 0; row < TILE_ROWS; ++row)
+    std::memcpy((char*)to + row * stride, emulated_tiles[tile].bytes[row], TILE_ROW_BYTES);
+}
+
+inline void emulate_bf16(int to, int left, int right) {
+  Tile &c = emulated_tiles[to], &a = emulated_tiles[left], &b = emulated_tiles[right];
+  for (int m = 0; m < TILE_ROWS; ++m) {
+    float sums[32] = {};  // of the first and of the second number of every pair
+    for (int k = 0; k < 16; ++k)
+      for (int i = 0; i < 32; ++i)
+        sums[i] = flushed(__builtin_fmaf(flushed(from_bf16(a.bf16[m][2 * k + i % 2])),
+                                         flushed(from_bf16(b.bf16[k][i])), sums[i]));
+    for (int n = 0; n < 16; ++n)
+      c.floats[m][n] = flushed(flushed(c.floats[m][n]) + flushed(sums[2 * n] + sums[2 * n + 1]));
+  }
+}
+
+inline void emulate_int8(int to, int left, int right) {
+  Tile &c = emulated_tiles[to], &a = emulated_tiles[left], &b = emulated_tiles[right];
+  for (int m = 0; m < TILE_ROWS; ++m)
+    for (int k = 0; k < 16; ++k)
+      for (int i = 0; i < 64; ++i)
+        c.sums[m][i / 4] += a.whole[m][4 * k + i % 4] * b.whole[k][i];
+}
+
+#define TILE_ZERO(tile) emulate_zero(tile)
+#define TILE_LOAD(tile, from, stride) emulate_load(tile, from, stride)
+#define TILE_STORE(tile, to, stride) emulate_store(tile, to, stride)
+#define TILE_BF16(c, a, b) emulate_bf16(c, a, b)
+#define TILE_INT8(c, a, b) emulate_int8(c, a, b)
+
+#else
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileConfig TILE_CONFIG;
+
+// This thread's tiles, while it exists. They are given back because a thread that has some costs
+// more to switch.
+struct UseTiles {
+  UseTiles() { _tile_loadconfig(&TILE_CONFIG); }
+  ~UseTiles() { _tile_release(); }
+};
+
+// GCC's header does not say that loading a tile reads memory.
+#define TILE_LOAD(tile, from, stride)  \
+  do {                                 \
+    asm volatile("" ::: "memory");     \
+    _tile_loadd(tile, from, stride);   \
+  } while (0)
+#define TILE_ZERO(tile) _tile_zero(tile)
+#define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
+#define TILE_BF16(c, a, b) _tile_dpbf16ps(c, a, b)
+#define TILE_INT8(c, a, b) _tile_dpbssd(c, a, b)
+
+#endif
+
+}  // namespace
