@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from glm_multiuser.backends.native.compiler import FLAGS
+from glm_multiuser.weight_cache import VARIABLE
 from tests.server.process import ServerProcess
 
 USERS = 4
@@ -27,6 +31,14 @@ def server() -> Iterator[ServerProcess]:
     """One for all tests that leave it as it was."""
     with ServerProcess(*ARGUMENTS) as process:
         yield process
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Packed weights of this run alone, for all of its processes."""
+    if VARIABLE not in os.environ:
+        folder = tempfile.mkdtemp(prefix="packed_weights_")
+        os.environ[VARIABLE] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from mindspore import Tensor
 
 from glm_multiuser.engine.native import read_cache, write_cache
+from glm_multiuser.models.multi_user import MultiUserModel
 
 
 def fill_with_nan(runner: Any, slot: int) -> None:
@@ -16,5 +17,13 @@ def fill_with_nan(runner: Any, slot: int) -> None:
         for block, zeros in enumerate(runner._zeros):
             runner._replace(slot, block, Tensor(np.full(zeros.shape, np.nan, np.float32)))
         return
-    past = read_cache(runner.model, slot, runner.engine.seq_length)
-    write_cache(runner.model, slot, [np.full_like(one, np.nan) for one in past])
+    poison(runner.model, slot)
+
+
+def poison(model: MultiUserModel, slot: int) -> None:
+    """The same with native kernels. All bits set are NaN: in float32, in bfloat16, and in the
+    scales of int8."""
+    past = read_cache(model, slot, model.layout.seq_length)
+    for one in past:
+        one.view(np.uint8)[...] = 0xFF
+    write_cache(model, slot, past)

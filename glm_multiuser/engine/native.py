@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
@@ -20,11 +21,19 @@ from numpy.typing import NDArray
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native.operators import take_rows
 from glm_multiuser.backends.native.packing import TILE
+from glm_multiuser.backends.native.program import Program, Value
+from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job
 from glm_multiuser.engine.scheduler import Step
-from glm_multiuser.mindspore_internals import check_shared_memory, memory_of, skip_argument_checks
+from glm_multiuser.mindspore_internals import (
+    cells_as_functions,
+    check_shared_memory,
+    memory_of,
+    skip_argument_checks,
+)
 from glm_multiuser.models.batch import RaggedBatch
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.models.positions import PrefixPositions
@@ -36,57 +45,68 @@ ROWS_TRIED = 16
 class NativeForward(nn.Cell):
     """Any tokens of any users in one step; the graph has a fixed row count.
 
-    The caches of `model` are laid out before; `saved` is that of `LayerwisePrefill`.
+    It is one operator: what the model's cells compute is recorded once, as a program. The numbers
+    of a step, all int32, are one behind the other in a single tensor:
+
+        input_ids [rows], users [rows], positions [2, rows], rotary_positions [parts, rows]: as in
+            `RaggedBatch`, of the rows of the step
+        used [1]: how many of those are new in this step
+        plan [4]: as in `LayerwisePrefill`
+        answered [users]: the rows that have a next token
+        answered_used [1]: how many of those there are
+
+    It returns what `Backend.next_token` gives, for the rows that have a next token.
+
+    Args:
+        model: its caches are laid out before.
+        saved: that of `LayerwisePrefill`.
+        rows: of a step, at most.
     """
 
-    def __init__(self, model: MultiUserModel, saved: Parameter) -> None:
+    def __init__(self, model: MultiUserModel, saved: Parameter, rows: int) -> None:
         super().__init__(auto_prefix=False)
-        self.model = model
-        # Positions in the answer of ChatGLM-6B are counted from 1.
-        cosine, sine = model.rotary.tables(model.layout.seq_length + 1)
-        self.cosine = Tensor(cosine.astype(np.float32))
-        self.sine = Tensor(sine.astype(np.float32))
-        self.partner = Tensor(model.rotary.partner)
-        self.saved = saved
-        self.gather = ops.Gather()
+        program = Program()
+        with cells_as_functions():
+            results = record_step(program, model, saved, rows)
+        self.code = Tensor(program.code(results))
+        self.tensors = tuple(program.parameters)
+        shapes = tuple(list(result.shape) for result in results)
+        dtypes = tuple(getattr(ms, result.dtype) for result in results)
+        name = f"{library.path()}:run_program"
+        self.run = ops.Custom(name, lambda *of: shapes, lambda *of: dtypes, "aot")
 
-    def construct(
-        self,
-        input_ids: Tensor,
-        users: Tensor,
-        positions: Tensor,
-        used: Tensor,
-        rotary_positions: Tensor,
-        plan: Tensor,
-        answered: Tensor,
-        answered_used: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """-> what `Backend.next_token` gives, for the rows that have a next token.
+    def construct(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        results: tuple[Tensor, Tensor, Tensor] = self.run(self.code, numbers, *self.tensors)
+        return results
 
-        Args:
-            input_ids: int32 [rows].
-            users, positions, used, rotary_positions: as in `RaggedBatch`; `used` counts the rows
-                that are new in this step.
-            plan: as in `LayerwisePrefill`.
-            answered: int32 [users], the rows that have a next token.
-            answered_used: int32 [1], how many of those there are.
-        """
-        batch: RaggedBatch = {
-            "users": users,
-            "positions": positions,
-            "used": used,
-            "rotary_positions": rotary_positions,
-            "cosine": self.cosine,
-            "sine": self.sine,
-            "partner": self.partner,
-            "layerwise": {"plan": plan, "saved": self.saved},
-        }
-        hidden = self.model.hidden_states(input_ids, batch)
-        hidden = self.gather(hidden, answered, 0)
-        batch["used"] = answered_used
-        logits = self.model.logits(hidden, batch)
-        tokens, finite, logits = self.model.next_token(hidden, logits, batch)
-        return tokens, finite, logits
+
+def record_step(
+    program: Program, model: MultiUserModel, saved: Parameter, rows: int
+) -> Sequence[Value]:
+    """Adds to the program what `NativeForward` says -> its results."""
+    # Positions in the answer of ChatGLM-6B are counted from 1.
+    cosine, sine = model.rotary.tables(model.layout.seq_length + 1)
+    input_ids, users = program.numbers(rows), program.numbers(rows)
+    positions = program.numbers(2, rows)
+    rotary_positions = program.numbers(model.rotary.parts, rows)
+    used, plan = program.numbers(1), program.numbers(4)
+    answered, answered_used = program.numbers(model.layout.users), program.numbers(1)
+    batch: RaggedBatch = {
+        "users": users,
+        "positions": positions,
+        "used": used,
+        "rotary_positions": rotary_positions,
+        "cosine": cosine.astype(np.float32),
+        "sine": sine.astype(np.float32),
+        "partner": model.rotary.partner.astype(np.int32),
+        "layerwise": {"plan": plan, "saved": saved},
+    }
+    hidden = model.hidden_states(input_ids, batch)
+    hidden = take_rows()(hidden, answered, answered_used)
+    batch["used"] = answered_used
+    logits = model.logits(hidden, batch)
+    results: Sequence[Value] = model.next_token(hidden, logits, batch)
+    return results
 
 
 class LayerRange(NamedTuple):
@@ -145,16 +165,19 @@ class NativeRunner(GraphRunner):
         self.model.set_layout(CellLayout.plan(users, length, length, self.engine.users_per_cell))
         saved = np.zeros((1 if config.is_causal else length, config.hidden_size), np.float32)
         self._saved = Parameter(Tensor(saved), name="saved", requires_grad=False)
-        self._make_entries()
         self.kernel_level = library.level()
         self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
-        self._room = min(self.engine.prefill_chunk or device.PREFILL_CHUNK_NATIVE, length)
-        """Tokens of prompts in one step; a prompt that has to enter whole may be longer."""
-        self._layerwise = LayerwiseProgress(config.num_layers, self._room)
-        self._height = users + (self._room if config.is_causal else length)
+        wanted, causal = self.engine.prefill_chunk, config.is_causal
+        default = device.PREFILL_CHUNK_NATIVE if causal else device.PREFILL_CHUNK_LAYERWISE
+        room = min(wanted or default, length)
+        self.chunk_length = ChunkLength(room, is_fixed=wanted is not None or not causal)
+        # Of a prompt that has to enter whole, more tokens than there is room for go through layers.
+        self._layerwise = LayerwiseProgress(config.num_layers, room)
+        self._height = users + (room if causal else length)
+        self._make_entries()
 
     def _make_entries(self) -> None:
-        self._forward = NativeForward(self.model, self._saved)
+        self._forward = NativeForward(self.model, self._saved, self._height)
         skip_argument_checks(self._forward)
 
     def _jobs(self) -> list[Job]:
@@ -174,7 +197,7 @@ class NativeRunner(GraphRunner):
         results = self._run_tokens(columns, range(users), users, everything)
         return results.logits(range(users))
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """Prompts in turn, as long as there is room; the last one of a causal model is chunked.
 
         Whole prompts count in the step that takes them through the last layer.
@@ -184,7 +207,7 @@ class NativeRunner(GraphRunner):
             is_through = self._layerwise.layers_of(group).last > self.model.config.num_layers
             return [len(request.prompt_token_ids) if is_through else 0 for request in group]
         counts: list[int] = []
-        room = self._room
+        room = self.chunk_length.tokens(decoding)
         for request in prompts:
             if room <= 0:
                 break
@@ -213,7 +236,10 @@ class NativeRunner(GraphRunner):
         layers = self._layerwise.layers_of(group) if group else everything
         answered = [last[slot] for slot in step.answered]
         new, plan = always if layers.first else len(tokens), [len(tokens), always, *layers]
+        seconds_before = self.graph_seconds
         results = self._run_tokens(np.array(tokens, np.int32).T, answered, new, plan)
+        seconds = self.graph_seconds - seconds_before
+        self.chunk_length.measured(len(tokens) - always, always, seconds)
         if group:
             self._layerwise.advance(group, layers)
         return results
@@ -231,10 +257,9 @@ class NativeRunner(GraphRunner):
             prefix = PrefixPositions.of(request.prompt_token_ids, self.model.config)
             self._prefixes[slot] = request, prefix
         prefix = self._prefixes[slot][1]
-        rotary = prefix.ids(start, start + count)
-        for row, (token_id, position) in enumerate(zip(token_ids, positions)):
+        for token_id, position in zip(token_ids, positions):
             seen = max(position + 1, prefix.context_length)
-            yield token_id, slot, position, seen, rotary[0, row], rotary[1, row]
+            yield (token_id, slot, position, seen, *prefix.at(position))
 
     def _run_tokens(
         self, tokens: NDArray[Any], answered: Sequence[int], new: int, plan: Sequence[int]
@@ -242,10 +267,10 @@ class NativeRunner(GraphRunner):
         """Runs the graph; `tokens` [4 + parts, count] is what `_tokens_of` yields, by column."""
         columns = np.zeros((len(tokens), self._height), np.int32)
         columns[:, : tokens.shape[1]] = tokens
-        padded = np.zeros(self.users, np.int32)
-        padded[: len(answered)] = answered
-        inputs = [*columns[:2], columns[2:4], [new], columns[4:], plan, padded, [len(answered)]]
-        results = self._run_graph(*map(np.asarray, inputs))
+        padded = [*answered, *[0] * (self.users - len(answered))]
+        others = np.array([new, *plan, *padded, len(answered)], np.int32)
+        numbers = Tensor.from_numpy(np.concatenate([columns.ravel(), others]))
+        results = self._run_graph(numbers)
         return results.only(range(len(answered)))
 
     def save(self, slot: int, request: Request) -> list[NDArray[Any]]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.config import BLOCK_LENGTH, prompt_lengths
+from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.padding import invariant_rows
 from glm_multiuser.engine.portable_graphs import (
     MOST_PROMPTS,
@@ -212,7 +213,7 @@ class WholePrefillRunner(PortableRunner):
         length = len(request.prompt_token_ids)
         return next(padded for padded in self._prompt_counts if padded >= length)
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """The first prompt and those behind it that are padded to the same length, whole."""
         length = self._padded_length(prompts[0])
         most = self._prompt_counts[length][-1]
@@ -268,7 +269,8 @@ class ChunkedPrefillRunner(PortableRunner):
     def _lay_out(self, users: int) -> None:
         super()._lay_out(users)
         chunk = self.engine.prefill_chunk or device.PREFILL_CHUNK[self.engine.device_target]
-        self._chunk_lengths = prompt_lengths(min(chunk, self.engine.seq_length))
+        self.chunk_length = ChunkLength(min(chunk, self.engine.seq_length), is_fixed=True)
+        self._chunk_lengths = prompt_lengths(self.chunk_length.longest)
 
     def _prompt_jobs(self) -> list[Job]:
         jobs: list[Job] = []
@@ -282,7 +284,7 @@ class ChunkedPrefillRunner(PortableRunner):
         # It leaves one token at position 0, which the first chunk of any prompt replaces.
         self._run_chunk(0, [0], 0, length, blocks)
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """The next chunk of the first prompt."""
         request = prompts[0]
         rest = len(request.prompt_token_ids) - request.computed_tokens

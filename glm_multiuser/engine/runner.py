@@ -17,6 +17,7 @@ from mindspore import Tensor
 from numpy.typing import NDArray
 
 from glm_multiuser.config import EngineConfig
+from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
 from glm_multiuser.mindspore_internals import compiled_graphs
@@ -41,8 +42,9 @@ class Runner(Protocol):
 
     vocab_size: int
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
-        """Tokens of each of the first prompts to prefill in the next step; changes nothing."""
+    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+        """Tokens of each of the first prompts to prefill in the next step, in which so many
+        requests decode; changes nothing."""
 
     def parts(self, step: Step) -> Sequence[Step]:
         """The steps that one graph each can run."""
@@ -113,11 +115,13 @@ class GraphRunner(Runner):
         self.engine = engine
         self.vocab_size = model.config.vocab_size
         self.kernels = model.backend.name
-        self.weight_dtype = model.backend.weight_dtype
+        self.weight_dtype = model.backend.kept_as
+        self.cache_dtype = model.backend.cache_dtype
         self.graph_seconds = 0.0
         self.compile_seconds = 0.0
         self.batch_invariant = True
         self.users = engine.users
+        self.chunk_length = ChunkLength(engine.seq_length, is_fixed=True)
         self._retired_compiles = 0
         self._lay_out(engine.users)
 

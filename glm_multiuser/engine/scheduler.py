@@ -55,9 +55,9 @@ class Step:
         return [part for part in parts if part.requests]
 
 
-Take = Callable[[Sequence[Request]], Sequence[int]]
-"""Of requests in prefill, in the order of their turns: how many tokens of each of the first ones
-are prefilled in the next step."""
+Take = Callable[[Sequence[Request], int], Sequence[int]]
+"""Of requests in prefill, in the order of their turns, and the number of requests that decode: how
+many tokens of each of the first ones are prefilled in the next step."""
 
 
 class Scheduler:
@@ -87,7 +87,7 @@ class Scheduler:
         returning = self._admit()
         away = {*self._entering, *returning}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
-        step = Step(self._chunks(returning), decodes, returning)
+        step = Step(self._chunks(returning, len(decodes)), decodes, returning)
         return step if step.requests or returning else None
 
     def _admit(self) -> dict[int, Request]:
@@ -111,9 +111,9 @@ class Scheduler:
     def _may_run(self, request: Request) -> bool:
         return not self.slots.is_busy(request.user)
 
-    def _chunks(self, returning: dict[int, Request]) -> dict[int, PromptChunk]:
+    def _chunks(self, returning: dict[int, Request], decoding: int) -> dict[int, PromptChunk]:
         turns = [slot for slot in self._entering if slot not in returning]
-        counts = self.take([self.running[slot] for slot in turns]) if turns else []
+        counts = self.take([self.running[slot] for slot in turns], decoding) if turns else []
         chunks = {
             slot: PromptChunk(self.running[slot], count) for slot, count in zip(turns, counts)
         }

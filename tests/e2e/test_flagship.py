@@ -223,8 +223,18 @@ def test_the_same_answer_alone_and_under_load(
     assert (stats.active_users, stats.waiting) == (0, 0)
 
 
-@pytest.mark.parametrize("weight_dtype", ["float32", "bfloat16", "int8"])
-def test_smaller_weights_give_the_answers_that_were_learned(weight_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("weight_dtype", "compute_dtype", "cache_dtype"),
+    [
+        ("float32", "float32", "float32"),
+        ("bfloat16", "float32", "bfloat16"),
+        ("int8", "bfloat16", "int8"),
+        ("int8", "int8", "bfloat16"),
+    ],
+)
+def test_smaller_types_give_the_answers_that_were_learned(
+    weight_dtype: str, compute_dtype: str, cache_dtype: str
+) -> None:
     """Every dialogue of the corpus, word for word, all at once."""
     needs_the_model()
     rounds = [
@@ -236,9 +246,16 @@ def test_smaller_weights_give_the_answers_that_were_learned(weight_dtype: str) -
     assert len(rounds) > 300
     params = SamplingParams(temperature=0.0, max_tokens=200)
     with MultiUserLLM.from_pretrained(
-        MODEL, users=16, seq_length=512, max_queue=len(rounds), weight_dtype=weight_dtype
+        MODEL,
+        users=16,
+        seq_length=512,
+        max_queue=len(rounds),
+        weight_dtype=weight_dtype,
+        compute_dtype=compute_dtype,
+        cache_dtype=cache_dtype,
     ) as llm:
-        assert llm.stats().weight_dtype == weight_dtype
+        stats = llm.stats()
+        assert (stats.weight_dtype, stats.cache_dtype) == (weight_dtype, cache_dtype)
         handles = [
             llm.submit(question, params=params, user=None, history=past)
             for question, past, _ in rounds

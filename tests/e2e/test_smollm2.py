@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glm_multiuser import MultiUserLLM, SamplingParams
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser.backends.native.weight_types import types_in_groups
+from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.tokenizers import HuggingFaceTokenizer, load_tokenizer
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from glm_multiuser.tokenizers.gguf import read_gguf_tokenizer
+from glm_multiuser.weights import load_weights
 from tests.golden_data import golden_folder
 from tests.models.native_driver import NativeDriver
 from tests.server.process import ROOT
@@ -48,9 +51,10 @@ def arrays() -> dict[str, np.ndarray]:
         return dict(file)
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[MultiUserLLM]:
-    settings: dict[str, Any] = {"users": USERS, "seq_length": SEQ_LENGTH, "weight_dtype": "float32"}
+@pytest.fixture(scope="module", params=["float32", None])
+def llm(request: pytest.FixtureRequest) -> Iterator[MultiUserLLM]:
+    """With weights widened when they are loaded, and as they are stored."""
+    settings = {"users": USERS, "seq_length": SEQ_LENGTH, "weight_dtype": request.param}
     with MultiUserLLM.from_pretrained(FILE, **settings) as llm:
         yield llm
 
@@ -112,14 +116,45 @@ def test_logits_and_perplexity(expected: dict[str, Any], arrays: dict[str, np.nd
 
 @pytest.mark.rare
 @pytest.mark.parametrize(
-    ("weight", "bound"), [("float16", 0.001), ("bfloat16", 0.01), ("int8", 0.03)]
+    ("weight", "inputs", "bound"),
+    [
+        ("float16", "float32", 0.001),
+        ("bfloat16", "float32", 0.01),
+        ("int8", "bfloat16", 0.03),
+        ("int8", "int8", 0.015),
+    ],
 )
 def test_perplexity_with_smaller_weights(
-    expected: dict[str, Any], weight: str, bound: float
+    expected: dict[str, Any], weight: str, inputs: str, bound: float
 ) -> None:
-    driver = NativeDriver.of_folder(FILE, READERS, SEQ_LENGTH, chunk=256, weight=weight)
+    settings = {"weight": weight, "inputs": inputs}
+    driver = NativeDriver.of_folder(FILE, READERS, SEQ_LENGTH, chunk=256, **settings)
     perplexity = np.exp(losses(driver, expected["perplexity"]).mean())
     assert perplexity == pytest.approx(expected["perplexity"]["perplexity"], rel=bound)
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize(("cache", "bound"), [("bfloat16", 0.002), ("int8", 0.01)])
+def test_perplexity_with_smaller_caches(expected: dict[str, Any], cache: str, bound: float) -> None:
+    driver = NativeDriver.of_folder(FILE, READERS, SEQ_LENGTH, chunk=256, cache=cache)
+    perplexity = np.exp(losses(driver, expected["perplexity"]).mean())
+    assert perplexity == pytest.approx(expected["perplexity"]["perplexity"], rel=bound)
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize(("inputs", "bound"), [("float32", 1e-4), ("int8", 0.015)])
+def test_perplexity_in_groups(expected: dict[str, Any], inputs: str, bound: float) -> None:
+    """Its matrices are in groups of 4 bits already, and quantised again they come back."""
+    config = read_model_config(FILE)
+    source = load_weights(FILE, config)
+    quantised = memory.with_weight_dtype(EngineConfig(weight_dtype="int4"), config, "float32")
+    for types in (types_in_groups(source.types), memory.weight_types_of(quantised)):
+        assert set(types.values()) == {"q4_1", "q8_0"}
+        driver = NativeDriver(
+            config, source, READERS, SEQ_LENGTH, 256, inputs=inputs, types=types, cache="float32"
+        )
+        perplexity = np.exp(losses(driver, expected["perplexity"]).mean())
+        assert perplexity == pytest.approx(expected["perplexity"]["perplexity"], rel=bound)
 
 
 def test_every_string_of_the_tokenizer() -> None:

@@ -7,6 +7,7 @@ from typing import Callable, Optional, cast
 
 import numpy as np
 
+from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.native import LayerwiseProgress, NativeRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
@@ -45,7 +46,7 @@ class MixedRunner(MockRunner):
         chunk: Optional[int] = None,
     ) -> None:
         super().__init__(users, before, most_prompts, chunk)
-        self._room = self.WHOLE_ROOM if chunk is None else chunk
+        self.chunk_length = ChunkLength(chunk or self.WHOLE_ROOM, is_fixed=True)
         self.model.config.num_layers = self.LAYERS
 
     def _lay_out(self, users: int) -> None:
@@ -54,9 +55,9 @@ class MixedRunner(MockRunner):
         self._carried: tuple[list[Request], int] = ([], 0)
         """Who is on the way through the layers, and how many of them are behind it."""
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         # The real one needs no more of a runner than there is here.
-        return NativeRunner.take(cast(NativeRunner, self), prompts)
+        return NativeRunner.take(cast(NativeRunner, self), prompts, decoding)
 
     def parts(self, step: Step) -> Sequence[Step]:
         return [step] if step.requests else []
@@ -65,7 +66,7 @@ class MixedRunner(MockRunner):
         with self._alone():
             self._enter(Call("mixed", step.requests))
             counts = {slot: piece.tokens for slot, piece in step.prompts.items()}
-            longest = SEQ_LENGTH if self.chunk is None else self._room
+            longest = SEQ_LENGTH if self.chunk is None else self.chunk_length.longest
             assert sum(counts.values()) <= longest, "more tokens than the graph has rows"
             self._carry(step)
             rows = {}

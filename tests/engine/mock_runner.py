@@ -20,6 +20,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import PromptChunk, Step
 from glm_multiuser.progress import Progress
@@ -80,6 +81,7 @@ class MockRunner:
     kernels = "portable"
     kernel_level = ""
     weight_dtype = "float32"
+    cache_dtype = "float32"
     compile_seconds = 0.0
     graph_seconds = 0.0
     cache_bytes_per_user = SEQ_LENGTH * 8
@@ -93,6 +95,7 @@ class MockRunner:
     ) -> None:
         self.before = before
         self.chunk = chunk
+        self.chunk_length = ChunkLength(chunk or SEQ_LENGTH, is_fixed=True)
         self.model = SimpleNamespace(config=SimpleNamespace(is_causal=chunk is not None))
         self.most_prompts = most_prompts
         self.calls: list[Call] = []
@@ -121,7 +124,7 @@ class MockRunner:
         self.threads.add(threading.get_ident())
         self.before(call)
 
-    def take(self, prompts: Sequence[Request]) -> Sequence[int]:
+    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """Prompts of about the same length enter together, more of the shorter ones."""
         if self.chunk is not None:
             rest = len(prompts[0].prompt_token_ids) - prompts[0].computed_tokens

@@ -22,7 +22,7 @@ def rest_of(request: Request) -> int:
 def whole(most: int) -> Take:
     """Prompts of one length enter together, up to so many, as in a graph of their own."""
 
-    def take(prompts: Sequence[Request]) -> Sequence[int]:
+    def take(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         lengths = [len(request.prompt_token_ids) for request in prompts[:most]]
         return list(itertools.takewhile(lambda length: length == lengths[0], lengths))
 
@@ -32,7 +32,7 @@ def whole(most: int) -> Take:
 def cut(room: int) -> Take:
     """Tokens of prompts that a step takes, of all users together."""
 
-    def take(prompts: Sequence[Request]) -> Sequence[int]:
+    def take(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         counts: list[int] = []
         for request in prompts:
             counts.append(min(rest_of(request), room - sum(counts)))
@@ -47,7 +47,7 @@ def slowly(steps: int) -> Take:
     """One whole prompt after the other, each of which is on its way for some steps."""
     on_the_way: list[Request] = []
 
-    def take(prompts: Sequence[Request]) -> Sequence[int]:
+    def take(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         if on_the_way and on_the_way[0] is not prompts[0]:
             on_the_way.clear()
         on_the_way.append(prompts[0])

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from glm_multiuser import MultiUserLLM, SamplingParams, memory
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.native import NativeRunner, read_cache, write_cache
 from glm_multiuser.handle import Handle
 from glm_multiuser.models.multi_user import MultiUserModel
+from tests.engine.native_llm import bits, moved, open_llm, poison_all, poisoned, runner_of
 from tests.engine.small_model import (
     CAUSAL,
     FLOAT32,
@@ -34,24 +33,6 @@ from tests.engine.small_model import (
     one_by_one,
     prompt,
 )
-
-
-def open_llm(users: int, model: Any = MODEL, **settings: Any) -> MultiUserLLM:
-    return MultiUserLLM.from_config(
-        model,
-        seed=1,
-        **{"users": users, "seq_length": SEQ_LENGTH, "kernels": "native", **settings},
-    )
-
-
-def runner_of(llm: MultiUserLLM) -> NativeRunner:
-    runner = llm._runner
-    assert isinstance(runner, NativeRunner)
-    return runner
-
-
-def bits(heard: list[Heard]) -> list[Any]:
-    return [one.bits for one in heard]
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +109,11 @@ def test_answers_together_are_those_alone_to_the_last_bit(
 
 def test_where_a_prompt_is_cut_and_who_is_beside_it_changes_no_bit(causal: MultiUserLLM) -> None:
     prompts = [prompt(seed, 1 + seed * 5 % 16) for seed in range(9)]
-    assert runner_of(causal)._room == 5
+    assert causal.stats().prefill_chunk == 5
     together = bits(answers(causal, prompts))
     assert together == bits(one_by_one(causal, prompts))
     with open_llm(1, CAUSAL, prefill_chunk=SEQ_LENGTH) as whole:
-        assert runner_of(whole)._room == SEQ_LENGTH
+        assert whole.stats().prefill_chunk == SEQ_LENGTH
         assert bits(one_by_one(whole, prompts)) == together
 
 
@@ -218,38 +199,20 @@ def test_a_closed_engine_that_nobody_holds_is_gone() -> None:
 # Slots handed on
 
 
-def poison(model: MultiUserModel, slots: list[int]) -> None:
-    """NaN in all keys and values of some slots, as if their last users had filled them."""
-    for slot in slots:
-        past = read_cache(model, slot, model.layout.seq_length)
-        write_cache(model, slot, [np.full_like(one, np.nan) for one in past])
-
-
 def test_a_slot_that_held_nan_is_handed_on(llm: MultiUserLLM, expected: list[Any]) -> None:
     model = runner_of(llm).model
-    DEVICE_THREAD.call(lambda: poison(model, [0, 1, 2]))
+    poison_all(model)
     assert bits(answers(llm)) == expected
-    DEVICE_THREAD.call(lambda: poison(model, [0, 1, 2]))
+    poison_all(model)
     assert bits(one_by_one(llm)) == expected
     assert llm.stats().compiles_after_ready == 0
 
 
 def test_nan_of_one_user_is_noticed_by_nobody_else(llm: MultiUserLLM, expected: list[Any]) -> None:
-    model = runner_of(llm).model
-
-    def begin_and_poison() -> list[Handle]:
-        handles = [llm.submit(one, params=GREEDY, user=user) for user, one in enumerate(PROMPTS)]
-        while [slot.generated_tokens for slot in llm._engine.slots()] < [2, 0, 0]:
-            llm._engine.step()
-        slot = llm._engine._scheduler.slots.slot_of(1)
-        assert slot is not None
-        poison(model, [slot])
-        return handles
-
-    first, poisoned, third = DEVICE_THREAD.call(begin_and_poison)
+    first, failing, third = poisoned(llm, 1)
     results = [first.result(), third.result()]
     assert [Heard(one).bits for one in results] == [expected[0], expected[2]]
-    failed = poisoned.result()
+    failed = failing.result()
     assert failed.finish_reason == "error"
     assert "not finite" in str(failed.error)
     # The next user of that slot, and the same user again.
@@ -286,20 +249,6 @@ def test_a_step_that_the_kernels_refuse_ends_its_own_requests_alone(
 
 
 # Resizing
-
-
-def moved(llm: MultiUserLLM, prompts: list[list[int]], steps: int, users: int) -> list[Handle]:
-    """Requests that pause for a resize after so many steps."""
-
-    def move() -> list[Handle]:
-        handles = [llm.submit(one, params=GREEDY) for one in prompts]
-        for _ in range(steps):
-            assert llm._engine.step()
-        llm._engine._resize(users, lambda *what: None)
-        return handles
-
-    handles: list[Handle] = DEVICE_THREAD.call(move)
-    return handles
 
 
 @pytest.mark.parametrize(("steps", "users"), [(0, 1), (1, 5), (2, 2), (4, 3), (8, 4)])

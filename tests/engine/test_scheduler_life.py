@@ -35,7 +35,7 @@ class Life(RuleBasedStateMachine):
     def begin(self, count: int, take: Take) -> None:
         self.count = count
         self.take = take
-        self.expected_take: tuple[list[Request], Sequence[int]] = ([], [])
+        self.expected_take: tuple[list[Request], int, Sequence[int]] = ([], 0, [])
         self.scheduler = Scheduler(Slots(count), self.take_as_expected)
         self.waiting: list[Request] = []
         self.time = 0
@@ -78,25 +78,26 @@ class Life(RuleBasedStateMachine):
         carry_out(step)
         return step
 
-    def take_as_expected(self, prompts: Sequence[Request]) -> Sequence[int]:
+    def take_as_expected(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """What the scheduler calls: `take` remembers, so it is asked once for each step."""
-        turns, counts = self.expected_take
+        turns, expected_decoding, counts = self.expected_take
         assert list(prompts) == turns
+        assert decoding == expected_decoding
         return counts
 
     def expected_step(self) -> Step:
         """Also moves the model on to where it is when that step has been run."""
         returning = self.expected_admission()
         turns = [request for request in self.turns if request not in returning.values()]
-        counts = self.take(turns) if turns else []
-        self.expected_take = turns, counts
-        slots = {request: slot for slot, request in self.running.items()}
-        prompts = {slots[one]: PromptChunk(one, count) for one, count in zip(turns, counts)}
         decodes = {
             slot: request
             for slot, request in self.running.items()
             if request not in self.turns and slot not in returning
         }
+        counts = self.take(turns, len(decodes)) if turns else []
+        self.expected_take = turns, len(decodes), counts
+        slots = {request: slot for slot, request in self.running.items()}
+        prompts = {slots[one]: PromptChunk(one, count) for one, count in zip(turns, counts)}
         for piece in (piece for piece in prompts.values() if piece.tokens):
             self.turns.remove(piece.request)
             if piece.tokens < rest_of(piece.request):

@@ -8,16 +8,17 @@ from typing import Any, Optional
 
 import numpy as np
 
-from glm_multiuser import device
+from glm_multiuser import device, memory
 from glm_multiuser.backends.native.cells import NativeBackend
-from glm_multiuser.build import Fill, load_weights, make_model, weights_of
+from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint import read_model_config
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import AnyModelConfig, MixedEngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import PromptChunk, Step
 from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.weights import Fill, load_weights, weights_of
 from tests.models.golden_cases import Case, check_answer
 
 
@@ -31,9 +32,11 @@ class NativeDriver:
         seq_length: positions of each.
         chunk: tokens of prompts in one step.
         weight: type of the matrices.
+        types: name of a matrix -> its type, where it is another one.
         inputs: type that inputs of products are rounded to.
         rotary: type in which the rotary tables are computed.
         users_per_cell: default: all in one.
+        cache: type of keys and values; default: as an engine would choose it.
     """
 
     def __init__(
@@ -47,10 +50,22 @@ class NativeDriver:
         inputs: str = "float32",
         rotary: str = "float32",
         users_per_cell: Optional[int] = None,
+        types: Optional[Mapping[str, str]] = None,
+        cache: Optional[str] = None,
     ) -> None:
         self.config = config
-        engine = EngineConfig(users, seq_length, prefill_chunk=chunk, users_per_cell=users_per_cell)
-        backend = NativeBackend(weight, rotary, inputs)
+        engine = MixedEngineConfig(
+            users,
+            seq_length,
+            prefill_chunk=chunk,
+            users_per_cell=users_per_cell,
+            kernels="native",
+            weight_dtype=weight,
+            compute_dtype=inputs,
+            cache_dtype=cache,
+            weight_types=types or {},
+        )
+        backend = NativeBackend(weight, rotary, inputs, memory.cache_dtype_of(engine), types or {})
 
         def make() -> NativeRunner:
             device.configure("CPU", 0)
@@ -78,7 +93,8 @@ class NativeDriver:
         A request whose prompt is in decodes.
         """
         entering = {slot: one for slot, one in requests.items() if not one.prompt_is_in}
-        counts = self.runner.take(list(entering.values())) if entering else []
+        decoding = len(requests) - len(entering)
+        counts = self.runner.take(list(entering.values()), decoding) if entering else []
         pieces = {
             slot: PromptChunk(one, min(count, most))
             for (slot, one), count in zip(entering.items(), counts)

@@ -11,7 +11,7 @@ import numpy as np
 
 from glm_multiuser import device
 from glm_multiuser.backends.portable.cells import PortableBackend
-from glm_multiuser.build import load_weights, make_model, weights_of
+from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.config import CausalConfig, EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
@@ -19,6 +19,7 @@ from glm_multiuser.engine.portable import ChunkedPrefillRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import PromptChunk
 from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.weights import load_weights, weights_of
 
 SHORT = 256
 
@@ -66,7 +67,7 @@ class PortableDriver:
     def prefill(self, slot: int, request: Request) -> np.ndarray:
         """Takes the rest of the prompt in -> logits of its last token."""
         while not request.prompt_is_in:
-            (chunk,) = self.runner.take([request])
+            (chunk,) = self.runner.take([request], 0)
             pieces = {slot: PromptChunk(request, chunk)}
             results = DEVICE_THREAD.call(partial(self.runner.prefill, pieces))
             request.computed_tokens += chunk

@@ -13,13 +13,14 @@ from mindspore import Tensor, ops
 
 from glm_multiuser import device
 from glm_multiuser.backends.portable.cells import PortableBackend
-from glm_multiuser.build import Weight, make_model, random_weights, weights_of
+from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.config import AnyModelConfig, CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.portable_graphs import WholeSequences
 from glm_multiuser.model_config import RopeScaling
 from glm_multiuser.progress import Progress
+from glm_multiuser.weights import Weight, random_weights, weights_of
 from tests.engine.small_model import CAUSAL, MODEL
 from tests.models.golden_cases import worst
 from tests.models.native_driver import NativeDriver

@@ -8,8 +8,8 @@ import pytest
 
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.cells import PortableBackend
-from glm_multiuser.build import load_weights
 from glm_multiuser.config import ModelConfig
+from glm_multiuser.weights import load_weights
 from tests.models.driven_model import DrivenModel
 from tests.models.golden_cases import (
     Reference,
@@ -37,7 +37,7 @@ def deep() -> Reference:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(1, marks=pytest.mark.rare), 3, 7],
+    params=[pytest.param(1, marks=pytest.mark.rare), 3, pytest.param(7, marks=pytest.mark.rare)],
     ids="users_per_cell={}".format,
 )
 def three_layers(request: pytest.FixtureRequest, three: Reference) -> DrivenModel:

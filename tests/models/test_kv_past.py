@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import ArrayLike
 
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.build import random_weights
 from glm_multiuser.config import ModelConfig
+from glm_multiuser.weights import random_weights
 from tests.models.driven_model import DrivenModel, Rows, Stream
 from tests.models.golden_cases import check_together, read_reference
 
@@ -214,6 +214,7 @@ def test_named_user_and_everybody_write_the_same(
         assert same(model.past(user), expected[user])
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("model", [USERS], indirect=True, ids="users_per_cell={}".format)
 def test_some_users_and_everybody_are_the_same(
     model: DrivenModel, streams: dict[int, Stream]

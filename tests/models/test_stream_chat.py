@@ -16,7 +16,6 @@ from mindspore import Tensor
 
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.build import load_weights, weights_of
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import (
@@ -27,6 +26,7 @@ from glm_multiuser.errors import (
 )
 from glm_multiuser.mindformers.glm_for_multi_user import GLMForMultiUser, StreamChat
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
+from glm_multiuser.weights import load_weights, weights_of
 from tests.golden_data import golden_folder
 from tests.models.golden_cases import read_reference, worst
 

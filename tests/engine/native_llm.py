@@ -1,0 +1,70 @@
+"""Small random models with native kernels, and what tests do to their engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glm_multiuser import MultiUserLLM
+from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine.native import NativeRunner
+from glm_multiuser.handle import Handle
+from glm_multiuser.models.multi_user import MultiUserModel
+from tests.engine.small_model import GREEDY, MODEL, PROMPTS, SEQ_LENGTH, Heard
+from tests.poison import poison
+
+
+def open_llm(users: int, model: Any = MODEL, **settings: Any) -> MultiUserLLM:
+    return MultiUserLLM.from_config(
+        model,
+        seed=1,
+        **{"users": users, "seq_length": SEQ_LENGTH, "kernels": "native", **settings},
+    )
+
+
+def runner_of(llm: MultiUserLLM) -> NativeRunner:
+    runner = llm._runner
+    assert isinstance(runner, NativeRunner)
+    return runner
+
+
+def bits(heard: list[Heard]) -> list[Any]:
+    return [one.bits for one in heard]
+
+
+def moved(llm: MultiUserLLM, prompts: list[list[int]], steps: int, users: int) -> list[Handle]:
+    """Requests that pause for a resize after so many steps."""
+
+    def move() -> list[Handle]:
+        handles = [llm.submit(one, params=GREEDY) for one in prompts]
+        for _ in range(steps):
+            assert llm._engine.step()
+        llm._engine._resize(users, lambda *what: None)
+        return handles
+
+    handles: list[Handle] = DEVICE_THREAD.call(move)
+    return handles
+
+
+def poisoned(llm: MultiUserLLM, user: int) -> list[Handle]:
+    """A request of each user; when the first has two tokens, everything that `user` has cached is
+    NaN."""
+
+    def begin_and_poison() -> list[Handle]:
+        handles = [llm.submit(one, params=GREEDY, user=user) for user, one in enumerate(PROMPTS)]
+        while [slot.generated_tokens for slot in llm._engine.slots()] < [2, 0, 0]:
+            llm._engine.step()
+        slot = llm._engine._scheduler.slots.slot_of(user)
+        assert slot is not None
+        poison(runner_of(llm).model, slot)
+        return handles
+
+    handles: list[Handle] = DEVICE_THREAD.call(begin_and_poison)
+    return handles
+
+
+def poison_all(model: MultiUserModel) -> None:
+    def fill() -> None:
+        for slot in range(model.layout.users):
+            poison(model, slot)
+
+    DEVICE_THREAD.call(fill)
