@@ -2,6 +2,7 @@
 
 Faults:
     nan: a prompt with `MARKER` finds NaN among its keys and values after its first token.
+    held: the real model, whose steps a test may hold (`tests.server.held_steps`).
     slow: a model in numpy, which is there at once and then takes its time for every token.
     stuck: a model that takes for ever to load.
 """
@@ -41,6 +42,26 @@ def nan() -> None:
     NativeRunner.run = poisoned  # type: ignore[method-assign, assignment]
 
 
+def held() -> None:
+    import os
+
+    from glm_multiuser.engine.native import NativeRunner
+    from glm_multiuser.engine.runner import DeviceResults
+    from glm_multiuser.engine.scheduler import Step
+    from tests.server.held_steps import VARIABLE
+
+    # It opens at once, and reads block as soon as somebody holds the other end.
+    steps = os.open(os.environ[VARIABLE], os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(steps, True)
+    run = NativeRunner.run
+
+    def run_when_let(runner: NativeRunner, step: Step) -> DeviceResults:
+        os.read(steps, 1)
+        return run(runner, step)
+
+    NativeRunner.run = run_when_let  # type: ignore[method-assign, assignment]
+
+
 def slow() -> None:
     from glm_multiuser.server import run
     from tests.server.in_process import mock_llm
@@ -63,7 +84,7 @@ def stuck() -> None:
 
 
 if __name__ == "__main__":
-    {"nan": nan, "slow": slow, "stuck": stuck}[sys.argv.pop(1)]()
+    {"nan": nan, "held": held, "slow": slow, "stuck": stuck}[sys.argv.pop(1)]()
 
     from glm_multiuser.cli import main
 

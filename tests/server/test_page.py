@@ -10,12 +10,15 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Callable
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.conftest import ARGUMENTS
+from tests.server.held_steps import held_steps, server_to_hold
 from tests.server.page_scripts import CUT_EVERYWHERE, GROW, LEAVE_EARLY, LOW_CONTRAST, TEXTS
 from tests.server.page_visit import (
     COMPLETIONS,
@@ -35,9 +38,23 @@ LONG_QUESTION = "What happens to my request, step by step?"
 OTHER_QUESTION = "为什么每个用户要有自己的缓存？"
 SHORT_QUESTION = "What is your name?"
 SECOND = "Conversation 2"
+FEW = 12
+"""Steps that make some text, and not yet an answer."""
+
 PYTHON = '\n```python\n@cache\ndef f(x: int) -> str:  # why\n    return "a" * 3\n```'
 
 expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("steps")
+
+
+@pytest.fixture(scope="module")
+def server(steps: Path) -> Iterator[ServerProcess]:
+    with server_to_hold(steps, *ARGUMENTS) as process:
+        yield process
 
 
 @pytest.fixture
@@ -62,22 +79,34 @@ def content(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
+def status(server: ServerProcess) -> dict[str, Any]:
+    return dict(httpx.get(f"{server.url}/status", timeout=60).json())
+
+
 def states(server: ServerProcess) -> list[str]:
-    slots = httpx.get(f"{server.url}/status", timeout=60).json()["slots"]
-    return [slot["state"] for slot in slots]
+    return [slot["state"] for slot in status(server)["slots"]]
+
+
+def asked(server: ServerProcess) -> int:
+    """How many questions have not got their answer yet."""
+    found = status(server)
+    busy = [slot for slot in found["slots"] if slot["state"] in ("prefill", "decode")]
+    return len(busy) + int(found["queue"]["waiting"])
 
 
 # Asking and answering
 
 
 def test_two_conversations_stream_at_once_and_get_the_answers_of_each_alone(
-    visit: Visit, server: ServerProcess
+    visit: Visit, server: ServerProcess, steps: Path
 ) -> None:
     visit.set({"Temperature": "0"})
-    visit.ask_both(LONG_QUESTION, OTHER_QUESTION)
-    visit.page.wait_for_function(
-        "() => document.querySelectorAll('[data-state=streaming] .markdown p').length === 2"
-    )
+    with held_steps(steps) as let:
+        visit.ask_both(LONG_QUESTION, OTHER_QUESTION)
+        eventually(lambda: asked(server) == 2, "both questions are there")
+        let(FEW)
+        visit.wait_for_first_text()
+        visit.wait_for_first_text(SECOND)
     for name, question in (("Conversation 1", LONG_QUESTION), (SECOND, OTHER_QUESTION)):
         assert visit.wait_for_answer(name) == content(ask_without_page(server, question))
     users = [
@@ -123,23 +152,25 @@ def test_the_whole_conversation_is_sent_and_only_what_is_set(visit: Visit) -> No
 
 @pytest.mark.parametrize("how", ["button", "Escape"])
 def test_stop_ends_the_answer_here_and_on_the_server(
-    visit: Visit, server: ServerProcess, how: str
+    visit: Visit, server: ServerProcess, steps: Path, how: str
 ) -> None:
     whole = ask_without_page(server, LONG_QUESTION)
-    before = httpx.get(f"{server.url}/status").json()["totals"]["tokens_generated"]
-    visit.ask(LONG_QUESTION)
-    visit.wait_for_first_text()
-    if how == "button":
-        visit.pane().get_by_role("button", name="Stop").click()
-    else:
-        visit.field().press("Escape")
-    expect(visit.pane().get_by_text("Stopped.")).to_be_visible()
+    before = status(server)["totals"]["tokens_generated"]
+    with held_steps(steps) as let:
+        visit.ask(LONG_QUESTION)
+        let(FEW)
+        visit.wait_for_first_text()
+        if how == "button":
+            visit.pane().get_by_role("button", name="Stop").click()
+        else:
+            visit.field().press("Escape")
+        expect(visit.pane().get_by_text("Stopped.")).to_be_visible()
     stopped = visit.answer().inner_text()
     assert stopped
     assert content(whole).startswith(stopped)
     assert len(stopped) < len(content(whole))
     eventually(lambda: "decode" not in states(server), "the slot still decodes")
-    made = httpx.get(f"{server.url}/status").json()["totals"]["tokens_generated"] - before
+    made = status(server)["totals"]["tokens_generated"] - before
     assert made < whole["usage"]["completion_tokens"]
     assert visit.answer().inner_text() == stopped
     visit.ask(SHORT_QUESTION)
@@ -236,12 +267,14 @@ def test_a_reload_restores_the_conversations(visit: Visit) -> None:
 
 
 def test_a_reload_in_mid_stream_leaves_an_interrupted_answer(
-    visit: Visit, server: ServerProcess
+    visit: Visit, server: ServerProcess, steps: Path
 ) -> None:
-    visit.ask(LONG_QUESTION)
-    seen = visit.wait_for_first_text()
-    visit.page.reload()
-    expect(visit.pane().get_by_text("Interrupted when the page was left.")).to_be_visible()
+    with held_steps(steps) as let:
+        visit.ask(LONG_QUESTION)
+        let(FEW)
+        seen = visit.wait_for_first_text()
+        visit.page.reload()
+        expect(visit.pane().get_by_text("Interrupted when the page was left.")).to_be_visible()
     assert visit.answer().inner_text().startswith(seen)
     eventually(lambda: "decode" not in states(server), "the slot still decodes")
     visit.ask(SHORT_QUESTION)
@@ -586,15 +619,16 @@ def test_an_answer_is_announced_once_and_not_token_by_token(visit: Visit) -> Non
 # The live panel
 
 
-def test_the_panel_shows_whose_slots_are_busy(visit: Visit) -> None:
+def test_the_panel_shows_whose_slots_are_busy(
+    visit: Visit, server: ServerProcess, steps: Path
+) -> None:
     panel = visit.page.get_by_role("complementary", name="Live")
-    visit.ask_both(LONG_QUESTION, LONG_QUESTION)
-    visit.wait_for_first_text()
-    visit.wait_for_first_text(SECOND)
-    # A tab that comes to the front asks at once: on a fast machine a second is a whole answer.
-    visit.page.evaluate("() => { document.dispatchEvent(new Event('visibilitychange')) }")
-    rows = panel.get_by_role("listitem").filter(has_text=LONG_QUESTION)
-    expect(rows.filter(has_text="decode")).to_have_count(2)
+    with held_steps(steps) as let:
+        visit.ask_both(LONG_QUESTION, LONG_QUESTION)
+        eventually(lambda: asked(server) == 2, "both questions are there")
+        let(FEW)
+        rows = panel.get_by_role("listitem").filter(has_text=LONG_QUESTION)
+        expect(rows.filter(has_text="decode")).to_have_count(2)
     visit.wait_for_answer()
     visit.wait_for_answer(SECOND)
     expect(panel.get_by_text("decode", exact=True)).to_have_count(0)
@@ -674,7 +708,7 @@ def test_the_panel_can_be_hidden_and_stays_hidden(visit: Visit) -> None:
 # Looks, languages and keys
 
 
-def test_everything_can_be_done_with_the_keyboard(visit: Visit) -> None:
+def test_everything_can_be_done_with_the_keyboard(visit: Visit, steps: Path) -> None:
     page = visit.page
     while walk(page)[0]:  # from the composer, where the focus starts, to the end of the page
         pass
@@ -689,10 +723,12 @@ def test_everything_can_be_done_with_the_keyboard(visit: Visit) -> None:
     while walk(page)[0] != "Message":
         pass
     page.keyboard.type(LONG_QUESTION)
-    page.keyboard.press("Enter")
-    visit.wait_for_first_text()
-    page.keyboard.press("Escape")
-    expect(visit.pane().get_by_text("Stopped.")).to_be_visible()
+    with held_steps(steps) as let:
+        page.keyboard.press("Enter")
+        let(FEW)
+        visit.wait_for_first_text()
+        page.keyboard.press("Escape")
+        expect(visit.pane().get_by_text("Stopped.")).to_be_visible()
     expect(visit.field()).to_be_focused()
     page.keyboard.press("Tab")
     expect(visit.pane().get_by_role("button", name="Send")).to_be_focused()
@@ -810,16 +846,17 @@ def test_dark_and_light(visitor: Callable[..., Visit]) -> None:
     assert background(visit.page) == dark
 
 
-def test_narrow_shows_one_at_a_time_with_tabs(visitor: Callable[..., Visit]) -> None:
+def test_narrow_shows_one_at_a_time_with_tabs(visitor: Callable[..., Visit], steps: Path) -> None:
     visit = visitor(viewport=NARROW, has_touch=True)
     page = visit.page
     tabs = page.get_by_role("tab")
     expect(tabs).to_have_text([re.compile("Conversation 1"), re.compile("Conversation 2"), "Live"])
     page.get_by_role("textbox", name="Message").fill(LONG_QUESTION)
-    page.keyboard.press("Enter")
-    tabs.nth(1).tap()
-    # The first one goes on behind the tab, which says so.
-    expect(tabs.nth(0)).to_have_accessible_name(f"{LONG_QUESTION} answering")
+    with held_steps(steps):
+        page.keyboard.press("Enter")
+        tabs.nth(1).tap()
+        # The first one goes on behind the tab, which says so.
+        expect(tabs.nth(0)).to_have_accessible_name(f"{LONG_QUESTION} answering")
     expect(page.get_by_role("tabpanel")).to_have_count(1)
     expect(page.get_by_role("tabpanel", name=SECOND)).to_be_visible()
     tabs.nth(1).focus()
