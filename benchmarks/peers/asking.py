@@ -47,6 +47,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def _ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None

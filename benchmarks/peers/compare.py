@@ -1,14 +1,15 @@
 """Our engine and its peers side by side, on one machine, in one run.
 
     python benchmarks/peers/compare.py
+    python benchmarks/peers/compare.py --model FILE.gguf
 
-The same shape for all, with random weights; every user has a prompt of `context` tokens of its own,
-and then gets `--new-tokens` tokens, greedily. What counts is decode tok/s: tokens of all users
-together while all of them decode. For each context and number of users, every variant is measured
-in turn, `--repeat` times around; numbers are medians, ratios those of the rounds. A variant is a
-process of its own that stays ready in between, and only one of them computes at a time. What cannot
-run is left out, with a line that says why. README.md beside this file says what cannot be compared.
-The last line of stdout is one JSON object.
+The same shape for all, with random weights, or the same GGUF file; every user has a prompt of
+`context` tokens of its own, and then gets `--new-tokens` tokens, greedily. What counts is decode
+tok/s: tokens of all users together while all of them decode. For each context and number of users,
+every variant is measured in turn, `--repeat` times around; numbers are medians, ratios those of the
+rounds. A variant is a process of its own that stays ready in between, and only one of them computes
+at a time. What cannot run is left out, with a line that says why. README.md beside this file says
+what cannot be compared. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from typing import Any, Optional
 from asking import Pool
 from plot import plot_runs
 from prepare import ENVIRONMENTS, HERE, LLAMA_CPP_PYTHON, batched_bench, compiler, gguf, python_of
-from report import Run, key, left_out, pair_table, rate_table, summary
+from report import Run, key, left_out, pair_table, prompt_table, rate_table, summary
 from roofline import WEIGHT_BYTES, Roofline, measure_roofline, weight_count
-from variants import VARIANTS, Variant
+from variants import VARIANTS, Variant, variants_of
 
 from glm_multiuser.cli import screen
 from glm_multiuser.cli.bench import parse_users, random_shape
 from glm_multiuser.cli.bench_report import print_conditions
 from glm_multiuser.cli.bench_run import users_text
-from glm_multiuser.cli.conditions import machine
-from glm_multiuser.cli.loading import installed
+from glm_multiuser.cli.conditions import cpu_name, machine
+from glm_multiuser.cli.loading import installed, model_config
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "sve")
@@ -48,12 +49,16 @@ def main() -> int:
     """The exit code."""
     options = parse_arguments()
     numbers, contexts = parse_users(options.users), parse_users(options.context)
-    names = parse_variants(options.variants)
-    shape = random_shape(
-        options.hidden, options.layers, options.inner, options.heads, options.vocab
-    )
-    commands, absent = prepare_all(names, shape, options.llama_options)
-    roofline = find_roofline()
+    names = parse_variants(options.variants, options.model)
+    if options.model is None:
+        shape = random_shape(
+            options.hidden, options.layers, options.inner, options.heads, options.vocab
+        )
+    else:
+        shape = shape_of(options.model)
+    commands, absent = prepare_all(names, shape, options)
+    # Of a file's matrices, each with a type of its own, there is none.
+    roofline = find_roofline() if options.model is None else None
     conditions = {**conditions_of(options, shape), "roofline": roofline or "not measured"}
     print_conditions(screen.wide_output(120), conditions)
     runs: list[Run] = []
@@ -65,7 +70,8 @@ def main() -> int:
             runs += cells
     runs = summary(runs, roofline, shape, options.new_tokens)
     for context in contexts:
-        for table in (rate_table(runs, context, numbers), pair_table(runs, context, numbers)):
+        for make in (rate_table, prompt_table, pair_table):
+            table = make(runs, context, numbers)
             if table is not None:
                 print(table, end="\n\n")
     for line in left_out(runs):
@@ -84,11 +90,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE.gguf",
+        help="compute with this instead of random weights",
+    )
     parser.add_argument("--users", default="1,8,16,32")
     parser.add_argument("--context", default="128,900", help="tokens of every prompt")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens of every answer")
     parser.add_argument("--repeat", type=int, default=5, help="rounds; numbers are medians")
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variants", help="default: all that can run the model")
     parser.add_argument(
         "--slow-users",
         type=int,
@@ -108,16 +120,31 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def parse_variants(text: str) -> list[str]:
-    """ "portable,llama-f32" as a list.
+def parse_variants(text: Optional[str], model: Optional[Path]) -> list[str]:
+    """ "portable,llama-f32" as a list; all that can run the model when there is no text.
 
     Raises:
         ConfigError: something else is in it.
     """
-    names = text.split(",")
-    if not set(names) <= set(VARIANTS):
-        raise ConfigError(f"variants is {text!r}; it must be some of {','.join(VARIANTS)}")
+    known = variants_of("random" if model is None else "file")
+    names = known if text is None else text.split(",")
+    if not set(names) <= set(known):
+        raise ConfigError(f"variants is {text!r}; here it must be some of {','.join(known)}")
     return names
+
+
+def shape_of(model: Path) -> dict[str, int]:
+    """The sizes of a file's model, as of random weights: for prompts and estimates.
+
+    Raises:
+        ConfigError: it is no file.
+        CheckpointError: its model cannot be read.
+    """
+    if not model.is_file():
+        raise ConfigError(f"model is {str(model)!r}; it must be a GGUF file")
+    config = model_config(model)
+    names = ("vocab_size", "hidden_size", "num_layers", "inner_hidden_size", "num_attention_heads")
+    return {name: getattr(config, name) for name in names}
 
 
 Command = tuple[list[str], "dict[str, Any]"]
@@ -125,26 +152,29 @@ Command = tuple[list[str], "dict[str, Any]"]
 
 
 def prepare_all(
-    names: list[str], shape: dict[str, int], llama_options: str
+    names: list[str], shape: dict[str, int], options: argparse.Namespace
 ) -> tuple[dict[str, Command], dict[str, str]]:
     """How each variant is started, and why others cannot be."""
     commands, absent = {}, {}
     for name in names:
         variant = VARIANTS[name]
         try:
-            commands[name] = prepare_one(variant, shape, llama_options)
+            commands[name] = prepare_one(variant, shape, options)
         except GLMMultiUserError as error:
             screen.notice(f"{variant.label}: {error}")
             absent[name] = str(error)
     return commands, absent
 
 
-def prepare_one(variant: Variant, shape: dict[str, int], llama_options: str) -> Command:
+def prepare_one(variant: Variant, shape: dict[str, int], options: argparse.Namespace) -> Command:
     settings = dict(variant.settings)
-    if "kind" in settings:
+    if options.model is not None:
+        settings["model"] = str(options.model.resolve())
+    if variant.worker == "llama_cpp_worker.py":
         settings["program"] = str(batched_bench())
-        settings["model"] = str(gguf(shape, settings["kind"]))
-        settings["options"] = llama_options
+        settings["options"] = options.llama_options
+        if options.model is None:
+            settings["model"] = str(gguf(shape, settings["kind"]))
     own = variant.environment == "own"
     python = sys.executable if own else str(python_of(variant.environment))
     return [python, str(HERE / variant.worker)], settings
@@ -168,24 +198,43 @@ def conditions_of(options: argparse.Namespace, shape: dict[str, int]) -> dict[st
     """The machine, every version, and what everybody is asked."""
     return {
         **machine(),
+        "cpu": processor(),
         "cpu_flags": " ".join(cpu_flags()),
         "kernel": platform.release(),
         "compiler": first_line([compiler() or "c++", "--version"]),
         "mindformers": installed("mindformers"),
         "torch": peer_version("torch", "torch"),
         "transformers": peer_version("torch", "transformers"),
+        "openvino_genai": peer_version("openvino", "openvino-genai"),
         "llama_cpp": f"of llama-cpp-python {LLAMA_CPP_PYTHON}",
         "llama_cpp_options": options.llama_options,
         **shape,
-        "weights": "random",
-        "weights_read_per_step_mb": {
-            kind: round(weight_count(shape) * size / 1e6) for kind, size in WEIGHT_BYTES.items()
-        },
+        **weights_of(options.model, shape),
         "users": options.users,
         "context": f"prompts of {options.context} tokens",
         "new_tokens": options.new_tokens,
         "repeat": options.repeat,
     }
+
+
+def weights_of(model: Optional[Path], shape: dict[str, int]) -> dict[str, Any]:
+    if model is not None:
+        return {"weights": model.name, "weights_mb": round(model.stat().st_size / 1e6)}
+    read = {kind: round(weight_count(shape) * size / 1e6) for kind, size in WEIGHT_BYTES.items()}
+    return {"weights": "random", "weights_read_per_step_mb": read}
+
+
+def processor() -> str:
+    """Its name, and the numbers that tell generations apart where machines hide their names."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return cpu_name()
+    words = {
+        name.strip(): value.strip() for name, _, value in (one.partition(":") for one in lines)
+    }
+    numbers = [f"{key} {words[key]}" for key in ("cpu family", "model") if key in words]
+    return f"{cpu_name()} ({', '.join(numbers)})" if numbers else cpu_name()
 
 
 def cpu_flags() -> list[str]:

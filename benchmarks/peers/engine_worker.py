@@ -26,13 +26,15 @@ def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measu
     os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors, no warnings
     users, context, new_tokens = job["users"], job["context"], job["new_tokens"]
     longest = new_tokens + users + SPARE_TOKENS
+    wanted = dict(job["settings"])
     settings = bench_run.RunSettings(
+        checkpoint=wanted.pop("model", None),
         users=users,
         seq_length=context + longest,
         prompt_tokens=context,
         new_tokens=longest,
         shape=job["shape"],
-        options=options(job["settings"], context),
+        options=options(wanted, context),
     )
     began = time.perf_counter()
     llm = at_end.enter_context(bench_run.open_engine(settings))
@@ -96,7 +98,7 @@ def decode_together(
     return tokens
 
 
-def options(wanted: dict[str, str], context: int) -> dict[str, Any]:
+def options(wanted: dict[str, Any], context: int) -> dict[str, Any]:
     """The fields of `EngineConfig` for this variant.
 
     Raises:

@@ -1,6 +1,6 @@
 """Writes a model with random weights for llama.cpp, of the shape that all variants have.
 
-    python make_gguf.py SHAPE_AS_JSON f32|bf16|q8_0 FILE
+    python make_gguf.py SHAPE_AS_JSON f32|bf16|q8_0|q4_0|q4_1 FILE
 
 The architecture is GPT-2's: of all that llama.cpp computes it is the one with the matrices of
 ChatGLM-6B, four of hidden x hidden for attention and two of hidden x inner for the MLP, with biases
@@ -18,11 +18,13 @@ import gguf
 import numpy as np
 
 POSITIONS = 4096
-FILE_TYPES = {"f32": 0, "bf16": 32, "q8_0": 7}
+FILE_TYPES = {"f32": 0, "bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3}
 TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
     "bf16": gguf.GGMLQuantizationType.BF16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "q4_1": gguf.GGMLQuantizationType.Q4_1,
 }
 
 

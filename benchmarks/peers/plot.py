@@ -85,7 +85,8 @@ def heading(conditions: Mapping[str, Any], shape: Mapping[str, int]) -> str:
     """The conditions that no picture should be without."""
     return (
         f"{shape['num_layers']} layers, hidden {shape['hidden_size']}, inner "
-        f"{shape['inner_hidden_size']}, vocabulary {shape['vocab_size']}, random weights\n"
+        f"{shape['inner_hidden_size']}, vocabulary {shape['vocab_size']}, "
+        f"weights {conditions['weights']}\n"
         f"prompt of the context + {conditions['new_tokens']} new tokens, "
         f"median of {conditions['repeat']}; "
         f"{conditions['cpu']}, {conditions['cores']} cores"

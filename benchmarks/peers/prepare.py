@@ -1,4 +1,4 @@
-"""Makes the environments of the peers: PyTorch's, and llama.cpp built from its sources.
+"""Makes the environments of the peers: PyTorch's, OpenVINO's, and llama.cpp built from its sources.
 
     python benchmarks/peers/prepare.py
 
@@ -26,8 +26,11 @@ ENVIRONMENTS = HERE / ".environments"
 LLAMA = ENVIRONMENTS / "llama_cpp"
 LLAMA_CPP_PYTHON = "0.3.36"
 SOURCE = LLAMA / f"llama_cpp_python-{LLAMA_CPP_PYTHON}" / "vendor" / "llama.cpp"
-BUILD = LLAMA / f"build-{LLAMA_CPP_PYTHON}"
+BUILD = LLAMA / f"build-{LLAMA_CPP_PYTHON}-tiles"
 BATCHED_BENCH = BUILD / "bin" / "llama-batched-bench"
+
+LOAD_TILES = "    _tile_loadconfig(&tc);\n"
+KEEP_TILES = '    __asm__ volatile("" : : "m"(tc));\n'
 
 CMAKE_OPTIONS = (
     "CMAKE_BUILD_TYPE=Release",
@@ -81,6 +84,7 @@ def batched_bench() -> Path:
         run([*pip, *words, "-d", str(LLAMA), wanted], "llama_cpp-download")
         with tarfile.open(LLAMA / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz") as archive:
             archive.extractall(LLAMA)
+    keep_tile_config(SOURCE)
     cmake = shutil.which("cmake")
     if cmake is None:
         run([str(python), "-m", "pip", "install", "cmake==3.31.10"], "llama_cpp-cmake")
@@ -91,6 +95,24 @@ def batched_bench() -> Path:
     build = [cmake, "--build", str(BUILD), "--target", BATCHED_BENCH.name]
     run([*nice(), *build, "-j", str(os.cpu_count() or 1)], "llama_cpp-build")
     return BATCHED_BENCH
+
+
+def keep_tile_config(source: Path) -> None:
+    """Lets llama.cpp's matrix unit know the sizes of its tiles.
+
+    g++ says that `_tile_loadconfig` reads 8 bytes of 64 (GCC 12's amxtileintrin.h), so an optimised
+    build drops the others, and every tile has no rows: the next instruction that uses one is
+    illegal. See llama.cpp's pull request 26954. An empty instruction that reads all keeps them.
+
+    Raises:
+        GLMMultiUserError: another version, where the place cannot be found.
+    """
+    path = source / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    text = path.read_text(encoding="utf-8")
+    if LOAD_TILES not in text:
+        raise GLMMultiUserError(f"{path.name} of llama.cpp loads its tiles in another way")
+    if KEEP_TILES not in text:
+        path.write_text(text.replace(LOAD_TILES, KEEP_TILES + LOAD_TILES), encoding="utf-8")
 
 
 def gguf(shape: Mapping[str, int], kind: str) -> Path:
@@ -146,7 +168,7 @@ def run(command: Sequence[str], log: str, variables: Mapping[str, str] | None = 
 def main() -> int:
     """The exit code."""
     failed = False
-    for make in (lambda: python_of("torch"), batched_bench):
+    for make in (lambda: python_of("torch"), lambda: python_of("openvino"), batched_bench):
         try:
             make()
         except GLMMultiUserError as error:

@@ -10,7 +10,8 @@ from roofline import Roofline, most_tokens
 from variants import PAIRS, VARIANTS
 
 Run = dict[str, Any]
-"""`variant`, `context`, `users`, `rounds` (decode tok/s, None where a round failed), `reason`."""
+"""`variant`, `context`, `users`, `rounds` (decode tok/s, None where a round failed), `prefill_s` of
+the same rounds, `reason`."""
 
 
 def middle(run: Run) -> Optional[float]:
@@ -36,8 +37,11 @@ def summary(
         best = most_tokens(
             roofline, shape, run["users"], positions, variant.weights, variant.cache_bytes
         )
+        seconds = run.get("prefill_s")
+        prompts = run["users"] * run["context"] / median(seconds) if seconds else None
         figures = {
             "decode_tok_s": None if rate is None else round(rate, 2),
+            "prompt_tok_s": None if prompts is None else round(prompts, 1),
             "roofline_tok_s": None if best is None else round(best, 2),
             "share_of_roofline": None if None in (rate, best) else round(rate / best, 4),
         }
@@ -77,6 +81,21 @@ def rate_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> str
             rows.append([variant.label, *cells])
     head = [f"decode tok/s (of the roofline), context {context}", *users_heads(numbers)]
     return markdown(head, rows)
+
+
+def prompt_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
+    """tok/s at which everybody's prompts entered, up to the last user's first token; None if there
+    are none."""
+    rows = []
+    for name, variant in VARIANTS.items():
+        found = [find(runs, name, context, users) for users in numbers]
+        rates = [run and run["prompt_tok_s"] for run in found]
+        if any(rates):
+            rows.append(
+                [variant.label, *("-" if rate is None else f"{rate:.0f}" for rate in rates)]
+            )
+    head = [f"prompts in, tok/s, context {context}", *users_heads(numbers)]
+    return markdown(head, rows) if rows else None
 
 
 def pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+WEIGHT_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "int4": 20 / 32,
+    "q4_0": 18 / 32,
+    "q4_1": 20 / 32,
+}
+"""Of four bits: with 16 more for the scale of every 32 weights, and for their minimum."""
 
 Roofline = Mapping[str, Any]
 """`read_gb_s`, and `gflops` by the kind of number."""
@@ -58,7 +67,9 @@ def step_seconds(
     # A query with every key, and every value with its weight: a product and a sum each.
     operations = 2 * users * (weight_count(shape) + cached)
     peaks = roofline["gflops"]
-    peak = peaks.get(weights, peaks["float32"])
+    in_groups = weights in ("int4", "q4_0", "q4_1")
+    kind = "int8" if in_groups else weights  # as 8 bits they are multiplied
+    peak = peaks.get(kind, peaks["float32"])
     return max(read / roofline["read_gb_s"], operations / peak) / 1e9
 
 

@@ -13,13 +13,14 @@ class Variant:
 
     Attributes:
         label: its name in the table.
-        environment: whose Python runs it: "own", "torch" or "llama_cpp".
+        environment: whose Python runs it: "own", "torch" or "openvino".
         worker: the file that measures it.
-        weights: "float32", "float16", "bfloat16" or "int8": the roofline that it is held against.
+        weights: one of `WEIGHT_BYTES`: the roofline that it is held against.
         cache_bytes: of one number in its key/value cache.
         settings: for the worker.
         slow: whether it is measured with few users only, because it takes minutes with many.
         line: how the plot draws it.
+        models: what it can run: "random" weights, a "file", or both.
     """
 
     label: str
@@ -30,16 +31,27 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
     slow: bool = False
     line: Mapping[str, str] = field(default_factory=dict)
+    models: tuple[str, ...] = ("random",)
+
+
+BOTH = ("random", "file")
 
 
 def engine(
-    label: str, kernels: str, weights: str, cache_bytes: int, inputs: str = "", **line: str
+    label: str,
+    kernels: str,
+    weights: str,
+    cache_bytes: int,
+    inputs: str = "",
+    models: tuple[str, ...] = BOTH,
+    **line: str,
 ) -> Variant:
-    settings = {"kernels": kernels, "weight_dtype": weights}
+    # "stored": the engine's own default, the types that the file has.
+    settings = {"kernels": kernels, "weight_dtype": None if weights == "stored" else weights}
     if inputs:
         settings["compute_dtype"] = inputs
     return Variant(
-        label, "own", "engine_worker.py", weights, cache_bytes, settings=settings, line=line
+        label, "own", "engine_worker.py", weights, cache_bytes, settings, False, line, models
     )
 
 
@@ -56,16 +68,43 @@ def llama_cpp(kind: str, weights: str, **line: str) -> Variant:
     )
 
 
+def of_file(label: str, environment: str, worker: str, cache_bytes: int, **more: Any) -> Variant:
+    """What computes with a GGUF file as it is stored."""
+    return Variant(label, environment, worker, "stored", cache_bytes, models=("file",), **more)
+
+
+def openvino(label: str, properties: Mapping[str, str], **line: str) -> Variant:
+    # Its cache is uint8 unless asked otherwise.
+    settings = {"properties": properties}
+    return of_file(label, "openvino", "openvino_worker.py", 1, settings=settings, line=line)
+
+
 def torch(label: str, weights: str, batching: str, slow: bool = False, **line: str) -> Variant:
     settings = {"dtype": weights, "batching": batching}
     cache = 4 if weights == "float32" else 2
     return Variant(label, "torch", "torch_worker.py", weights, cache, settings, slow, line)
 
 
-OURS, LLAMA, TORCH = "tab:blue", "tab:red", "tab:green"
+OURS, LLAMA, TORCH, OPENVINO = "tab:blue", "tab:red", "tab:green", "tab:purple"
 
 VARIANTS = {
-    "portable": engine("ours, portable", "portable", "float32", 4, color=OURS, linestyle=":"),
+    "portable": engine(
+        "ours, portable", "portable", "float32", 4, models=("random",), color=OURS, linestyle=":"
+    ),
+    "native-stored": engine(
+        "ours, native, as stored", "native", "stored", 4, models=("file",), color=OURS, marker="D"
+    ),
+    "native-stored-int8": engine(
+        "ours, native, as stored, inputs int8",
+        "native",
+        "stored",
+        2,
+        inputs="int8",
+        models=("file",),
+        color=OURS,
+        marker="d",
+        linestyle="--",
+    ),
     "native-f32": engine("ours, native float32", "native", "float32", 4, color=OURS),
     "native-f16": engine(
         "ours, native float16, inputs float32", "native", "float16", 4, color=OURS, marker="v"
@@ -77,18 +116,38 @@ VARIANTS = {
         "ours, native bfloat16",
         "native",
         "bfloat16",
-        4,
+        2,
         inputs="bfloat16",
         color=OURS,
         marker="s",
         linestyle="-.",
     ),
     "native-int8": engine(
-        "ours, native int8", "native", "int8", 4, color=OURS, marker="^", linestyle="--"
+        "ours, native int8", "native", "int8", 2, color=OURS, marker="^", linestyle="--"
+    ),
+    "native-int8-int8": engine(
+        "ours, native int8, inputs int8", "native", "int8", 2, inputs="int8", color=OURS, marker="P"
+    ),
+    "native-int4": engine("ours, native int4", "native", "int4", 4, color=OURS, marker="x"),
+    "native-int4-int8": engine(
+        "ours, native int4, inputs int8", "native", "int4", 2, inputs="int8", color=OURS, marker="X"
     ),
     "llama-f32": llama_cpp("f32", "float32", color=LLAMA),
     "llama-bf16": llama_cpp("bf16", "bfloat16", color=LLAMA, marker="s", linestyle="-."),
     "llama-q8": llama_cpp("q8_0", "int8", color=LLAMA, marker="^", linestyle="--"),
+    "llama-q4_0": llama_cpp("q4_0", "q4_0", color=LLAMA, marker="x"),
+    "llama-q4_1": llama_cpp("q4_1", "q4_1", color=LLAMA, marker="D", linestyle=":"),
+    "llama-file": of_file(
+        "llama.cpp, as stored",
+        "own",
+        "llama_cpp_worker.py",
+        2,
+        line={"color": LLAMA, "marker": "D"},
+    ),
+    "openvino-f32": openvino(
+        "OpenVINO, inputs float32", {"INFERENCE_PRECISION_HINT": "f32"}, color=OPENVINO
+    ),
+    "openvino": openvino("OpenVINO, as it comes", {}, color=OPENVINO, linestyle="--"),
     "torch-f32": torch("PyTorch float32, static batch", "float32", "static", color=TORCH),
     "torch-bf16": torch(
         "PyTorch bfloat16, static batch",
@@ -124,6 +183,19 @@ PAIRS = (
     ("native-f32", "llama-f32"),
     ("native-bf16", "llama-bf16"),
     ("native-int8", "llama-q8"),
+    ("native-int8-int8", "llama-q8"),
+    ("native-int4", "llama-q4_0"),
+    ("native-int4-int8", "llama-q4_0"),
+    ("native-int4", "llama-q4_1"),
+    ("native-stored", "llama-file"),
+    ("native-stored-int8", "llama-file"),
+    ("native-stored", "openvino-f32"),
+    ("native-stored", "openvino"),
+    ("native-stored-int8", "openvino-f32"),
+    ("native-stored-int8", "openvino"),
+    ("native-f32", "openvino-f32"),
+    ("native-bf16", "openvino"),
+    ("native-int8", "openvino"),
     ("native-f32", "torch-f32"),
     ("native-bf16", "torch-bf16"),
     ("native-f32", "mindformers"),
@@ -133,3 +205,8 @@ PAIRS = (
     ("portable", "mindformers"),
 )
 """Whose rates are divided by each other's, round by round."""
+
+
+def variants_of(model: str) -> list[str]:
+    """The variants that can run a "random" model, or a "file"."""
+    return [name for name, variant in VARIANTS.items() if model in variant.models]

@@ -90,6 +90,32 @@ def test_tables_show_what_was_measured() -> None:
     ]
 
 
+def test_prompts_are_tokens_of_all_users_by_the_median_time() -> None:
+    report = import_module("report")
+    runs = [
+        run("openvino", 1.0, users=4, prefill_s=[2.0, 0.5, 1.0]),
+        run("llama-file", users=4, prefill_s=[]),
+        run("native-stored", 1.0, prefill_s=[0.25]),
+    ]
+    bare = report.summary(runs, None, SHAPE, new_tokens=0)
+    assert report.prompt_table(bare, 128, [1, 4]).splitlines() == [
+        "| prompts in, tok/s, context 128 | 1 user | 4 users |",
+        "| --- | ---: | ---: |",
+        "| ours, native, as stored | 512 | - |",
+        "| OpenVINO, as it comes | - | 512 |",
+    ]
+    assert report.prompt_table(bare, 900, [1, 4]) is None
+
+
+def test_weights_of_four_bits_bring_their_scales() -> None:
+    seconds = import_module("roofline").step_seconds
+    slow = peaks(1.0, float32=1e9)
+    block_bytes = {"int4": 20, "q4_0": 18, "q4_1": 20}  # of 32 weights, in a GGUF file
+    for weights, one in block_bytes.items():
+        found = seconds(slow, SHAPE, 1, 0, weights, 1)
+        assert found == pytest.approx(WEIGHTS / 32 * one / 1e9)
+
+
 def test_decoding_counts_while_everybody_decodes() -> None:
     decode_rate = import_module("answering").decode_rate
     assert decode_rate([[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]]) == 4 / 2
