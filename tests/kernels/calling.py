@@ -24,6 +24,8 @@ PROPERTY = settings(
 
 @functools.lru_cache(maxsize=1)
 def native() -> ctypes.CDLL:
+    if PATH == library.PATH:
+        library.open_library()  # now: the first time, it sets the level
     opened = ctypes.CDLL(str(PATH))
     opened.glm_level.restype = ctypes.c_char_p
     opened.glm_force_level.argtypes = [ctypes.c_char_p]

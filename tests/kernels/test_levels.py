@@ -13,16 +13,13 @@ from tests.kernels.attention_step import Shape, Step, Token, random_cache
 from tests.kernels.calling import bits
 from tests.kernels.test_linear import Product
 
-BY_NAME_ONLY = ("amx",)
-
 
 def levels_here(kernels: ctypes.CDLL) -> list[str]:
     return [name for name in LEVELS if kernels.glm_force_level(name.encode())]
 
 
 def test_the_best_level_is_the_first_that_there_is(best_level: ctypes.CDLL) -> None:
-    """But for one that has to be named."""
-    names = [name for name in levels_here(best_level) if name not in BY_NAME_ONLY]
+    names = levels_here(best_level)
     assert names[-1] == "plain"
     assert best_level.glm_force_level(b"") == 1
     assert best_level.glm_level() == names[0].encode()

@@ -60,12 +60,11 @@ struct Features {
 struct Choice {
   const Level* level;
   bool (*runs_here)();
-  bool by_name_only = false;  // no processor has run it yet
 };
 
 const Choice choices[] = {
 #if defined(HAVE_amx)
-    {&table_amx, runs_amx, true},
+    {&table_amx, runs_amx},
 #endif
 #if defined(HAVE_avx512bf16)
     {&table_avx512bf16, runs_avx512bf16},
@@ -87,7 +86,7 @@ const Choice choices[] = {
 
 const Level* best() {
   for (const Choice& choice : choices)
-    if (!choice.by_name_only && choice.runs_here()) return choice.level;
+    if (choice.runs_here()) return choice.level;
   return &table_plain;
 }
 
