@@ -7,10 +7,13 @@
 
 namespace {
 
+// So few rows are multiplied sooner without tiles where that makes no difference.
+constexpr int64_t FEW_INT8_ROWS = 4;
+
 // Weights of one step: two tiles side by side, 16 rows of 2 x 64 bytes.
 constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;
 constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
-constexpr int STEPS_AHEAD = 8;
+constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 
 // Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
 // every row `parts` times 64 bytes. `lay_lines` makes tiles of what lies otherwise in a panel, with
@@ -163,7 +166,7 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     TILE_ZERO(3);
   }
   for (int64_t step = 0; step < weights.steps; ++step) {
-    for (int64_t i = 0; i < ahead_step; i += 64) __builtin_prefetch(ahead + i, 0, 3);
+    for (int64_t i = 0; i < ahead_step; i += 64) __builtin_prefetch(ahead + i, 0, 2);
     ahead += ahead_step;
     const char* w = weights.at(step);
     TILE_LOAD(6, w, PAIR_BYTES);
@@ -201,7 +204,7 @@ void tile_panel(const LinearPanel& panel) {
     // As in `linear_panel`.
     const bool alone = blocks == 1;
     const char* ahead =
-        alone ? begin + STEPS_AHEAD * step_bytes : begin + bytes + bytes * block / blocks;
+        alone ? begin + TILES_AHEAD : begin + bytes + bytes * block / blocks;
     const int64_t ahead_step = alone ? step_bytes : step_bytes / blocks;
     const int64_t row = block * ROWS;
     if (panel.rows - row > TILE_ROWS) {
@@ -234,16 +237,19 @@ int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   }
 }
 
+typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
+
+inline Halves high_halves(vec x) { return __builtin_convertvector((uvec)x >> 16, Halves); }
+
 // Cut off after 8 bits, three times: a number in float32 has 24. What is left of one that is not
 // finite is not a number.
 void lay_three_parts(const float* x, int64_t depth, uint16_t* row) {
-  for (int64_t i = 0; i < depth; ++i) {
-    float rest = x[i];
+  for (int64_t i = 0; i < depth; i += WIDTH) {
+    vec rest = load_first(x + i, depth - i < WIDTH ? (int)(depth - i) : WIDTH);
     for (int part = 0; part < 3; ++part) {
-      uint32_t bits;
-      std::memcpy(&bits, &rest, sizeof bits);
-      row[(i / 32 * 3 + part) * 32 + i % 32] = (uint16_t)(bits >> 16);
-      rest -= float_of(bits & 0xffff0000u);
+      const Halves numbers = high_halves(rest);
+      std::memcpy(row + (i / 32 * 3 + part) * 32 + i % 32, &numbers, sizeof numbers);
+      rest -= (vec)((uvec)rest & 0xffff0000u);
     }
   }
 }
@@ -273,7 +279,9 @@ void tile_linear(glm::Weight kind, const LinearPanel& panel) {
     case OnTiles::bfloat16: return tile_panel<BFloat16Tiles>(panel);
     case OnTiles::float32: return tile_panel<Float32Tiles>(panel);
     case OnTiles::int8: return tile_panel<Int8Tiles>(panel);
-    case OnTiles::whole_int8: return tile_panel<WholeInt8Tiles>(panel);
+    case OnTiles::whole_int8:
+      // The same whole numbers, and so the same bits.
+      return panel.rows <= FEW_INT8_ROWS ? linear(kind, panel) : tile_panel<WholeInt8Tiles>(panel);
   }
 }
 

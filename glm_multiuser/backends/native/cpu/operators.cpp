@@ -24,15 +24,6 @@ namespace {
 // Less is not worth waking a thread for.
 constexpr int64_t NUMBERS_PER_PIECE = 8192;
 
-// Of weights.
-constexpr int64_t BYTES_PER_PIECE = 1 << 18;
-
-// So many at least, lest one thread waits long for another.
-constexpr int64_t PIECES_PER_THREAD = 4;
-
-// So many take longer to be multiplied with a panel than the panel to be read.
-constexpr int64_t ROWS_FOR_SMALL_PIECES = 64;
-
 // So few rows are multiplied with two panels of a weight in groups at a time.
 constexpr int64_t ROWS_FOR_TWO_PANELS = 2;
 
@@ -131,15 +122,10 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
     });
     x = to;
   }
-  // A piece is long enough for the processor to notice that memory is read in order, unless many
-  // rows are multiplied with what was read.
-  const int64_t long_enough = rows < ROWS_FOR_SMALL_PIECES ? BYTES_PER_PIECE / bytes : 1;
-  const int64_t together = std::max<int64_t>(
-      1, std::min(long_enough, panels / (PIECES_PER_THREAD * glm::threads())));
   const int64_t scratch_bytes = level.scratch_bytes(kind, inputs, depth);
   const int64_t side_by_side = packed.in_groups && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
   const int64_t units = (panels + side_by_side - 1) / side_by_side;
-  share_together(units, std::max<int64_t>(1, together / side_by_side), [&](int64_t unit) {
+  glm::share(units, [&](int64_t unit) {
     static thread_local std::vector<char> scratch;
     const int64_t number = unit * side_by_side, first = number * PANEL;
     glm::LinearPanel panel;

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -25,16 +27,38 @@ struct StandardArithmetic {
 #endif
 };
 
+// The pieces of one thread. It takes them in order: memory that it asks for ahead of time is then its
+// own, and in its own cache. Who has done all of them takes those of others, from their ends.
+struct alignas(64) Range {
+  std::atomic<uint64_t> left{0};  // the first of them and, in the upper half, behind the last
+
+  void set(int64_t first, int64_t last) { left.store((uint64_t)last << 32 | (uint64_t)first); }
+
+  // Returns -1 where none is left.
+  int64_t take(bool in_order) {
+    uint64_t now = left.load(std::memory_order_relaxed);
+    for (;;) {
+      const auto first = (int64_t)(now & UINT32_MAX), last = (int64_t)(now >> 32);
+      if (first >= last) return -1;
+      const uint64_t then = in_order ? now + 1 : now - ((uint64_t)1 << 32);
+      if (left.compare_exchange_weak(now, then, std::memory_order_relaxed))
+        return in_order ? first : last - 1;
+    }
+  }
+};
+
 struct Job {
-  int64_t pieces;
   void (*work)(void*, int64_t);
   void* context;
-  std::atomic<int64_t> next{0};
+  Range* ranges;
+  int count;
 
-  void run() {
+  void run(int own) {
     [[maybe_unused]] const StandardArithmetic arithmetic;
-    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
-      work(context, piece);
+    for (int i = 0; i < count; ++i) {
+      Range& range = ranges[(own + i) % count];
+      for (int64_t piece; (piece = range.take(i == 0)) >= 0;) work(context, piece);
+    }
   }
 };
 
@@ -54,7 +78,9 @@ struct Pool {
   std::atomic<int> sleeping{0};
   std::atomic<int> wanted{1};         // threads, the caller's included
   std::atomic<int> patience{50};      // microseconds
-  int helpers = 0;                    // started so far; guarded by `callers`
+  int helpers = 0;                    // started so far; guarded by `callers`, as are the next two
+  std::unique_ptr<Range[]> ranges;
+  int room = 0;
   std::mutex mutex;
   std::condition_variable wake;
 
@@ -66,7 +92,7 @@ struct Pool {
       seen = number.load();
       inside.fetch_add(1);
       Job* current = job.load();
-      if (current != nullptr && index + 1 < wanted.load()) current->run();
+      if (current != nullptr && index + 1 < current->count) current->run(index + 1);
       inside.fetch_sub(1);
     }
   }
@@ -86,9 +112,16 @@ struct Pool {
     sleeping.fetch_sub(1);
   }
 
-  void run(Job& mine) {
+  void run(int64_t pieces, void (*work)(void*, int64_t), void* context) {
     std::lock_guard<std::mutex> turn(callers);
-    for (; helpers < wanted.load() - 1; ++helpers)
+    const int count = wanted.load();
+    if (room < count) {
+      ranges.reset(new Range[count]);
+      room = count;
+    }
+    for (int i = 0; i < count; ++i) ranges[i].set(pieces * i / count, pieces * (i + 1) / count);
+    Job mine{work, context, ranges.get(), count};
+    for (; helpers < count - 1; ++helpers)
       std::thread(&Pool::help, this, helpers).detach();
     job.store(&mine);
     number.fetch_add(1);
@@ -96,7 +129,7 @@ struct Pool {
       { std::lock_guard<std::mutex> lock(mutex); }
       wake.notify_all();
     }
-    mine.run();
+    mine.run(0);
     job.store(nullptr);
     for (int turn_taken = 0; inside.load() > 0; ++turn_taken) {
       if (turn_taken < 4096) {
@@ -117,12 +150,9 @@ Pool& pool() {
 }  // namespace
 
 void share(int64_t pieces, void (*work)(void*, int64_t), void* context) {
-  Job job{pieces, work, context};
-  if (pieces <= 1 || threads() == 1) {
-    job.run();
-  } else {
-    pool().run(job);
-  }
+  if (pieces > 1 && threads() > 1) return pool().run(pieces, work, context);
+  [[maybe_unused]] const StandardArithmetic arithmetic;
+  for (int64_t piece = 0; piece < pieces; ++piece) work(context, piece);
 }
 
 void set_threads(int count) { pool().wanted.store(count < 1 ? 1 : count); }
