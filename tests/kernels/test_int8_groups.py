@@ -4,6 +4,7 @@ known."""
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,30 @@ PART = 32
 """Inputs of a larger group that are summed up at a time."""
 
 
+def fused(a: NDArray[Any], b: NDArray[Any], c: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 a * b + c, rounded once. The product is exact in float64. Their sum is rounded to an
+    odd float64 where it is not exact, so that rounding it to float32 knows on which side it is."""
+    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total: NDArray[np.float64] = product + addend
+    from_addend = total - product
+    error = (product - (total - from_addend)) + (addend - from_addend)
+    even = total.view(np.int64) % 2 == 0
+    toward = np.where(error > 0, np.inf, -np.inf)
+    odd = np.where((error != 0) & even, np.nextafter(total, toward), total)
+    return odd.astype(np.float32)
+
+
+def test_fused_rounds_once() -> None:
+    """Products in the middle between two float32, with a little more or less than nothing."""
+    factor = np.full(3, 1 + 2.0**-12, np.float32)
+    addends = np.array([0, 2.0**-60, -(2.0**-60)], np.float32)
+    even, odd = 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-23
+    assert fused(factor, factor, addends).tolist() == [even, odd, even]
+
+
 def expected(product: Product) -> NDArray[np.float32]:
     """float32 arithmetic in the order that is promised: group by group the number of its scale, and
-    that of its minimum; then the scale of the row, its outliers, and the bias."""
+    that of its minimum, fused; then the scale of the row, its outliers, and the bias."""
     weight = product.weight
     numbers, row_scales, outliers = round_to_int8(product.x)
     whole, scales, minima = weight.numbers_and_scales()
@@ -36,10 +58,10 @@ def expected(product: Product) -> NDArray[np.float32]:
     part = min(PART, group)
     for begin in range(0, whole.shape[1], part):
         x, w = numbers[:, begin : begin + part], whole[:, begin : begin + part]
-        y = y + (x @ w.T).astype(np.float32) * scales[:, begin // group]
+        y = fused((x @ w.T).astype(np.float32), scales[:, begin // group], y)
         if minima is not None:
             total = x.sum(axis=1, keepdims=True).astype(np.float32)
-            y = y + total * minima[:, begin // group]
+            y = fused(total, minima[:, begin // group], y)
     y = y * row_scales
     values = weight.values()
     for place in outliers.T:

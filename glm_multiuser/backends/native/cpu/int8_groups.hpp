@@ -1,7 +1,8 @@
 // Rows rounded to int8, as int8_inputs.hpp does it, times weights that are quantised in groups. The
 // sum over one part of a group, or over a group, is a whole number, and exact. These sums, in their
-// order and times the numbers of their groups, are added up in float32; then come the scale of the
-// row and its outliers. No step is fused with another one, so all levels give the same bits.
+// order and times the numbers of their groups, are added up in float32, each product and its sum
+// rounded once; then come the scale of the row and its outliers, none of them fused with another
+// step. So all levels give the same bits.
 #pragma once
 
 #include "groups.hpp"
@@ -165,12 +166,14 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       for (int v = 0; v < V; ++v) {
         const vec scale = a(v);
         for (int m = 0; m < M; ++m)
-          sums[m][v] += separate(__builtin_convertvector(dots[m][v], vec) * scale);
+          sums[m][v] = fused(__builtin_convertvector(dots[m][v], vec), scale, sums[m][v]);
       }
       for (int v = 0; v < V && T::minimum != 0; ++v) {
         const vec minimum = with_sign<T>(b(v));
-        for (int m = 0; m < M; ++m)
-          sums[m][v] += separate(minimum * load_as<float>(starts + m * panel.row_bytes));
+        for (int m = 0; m < M; ++m) {
+          const vec factor = all(load_as<float>(starts + m * panel.row_bytes));
+          sums[m][v] = fused(factor, minimum, sums[m][v]);
+        }
       }
       starts += sizeof(GroupStart);
     });

@@ -85,6 +85,22 @@ inline vec separate(vec x) {
   return x;
 }
 
+// a * b + c, rounded once, at every level. Where a processor's own instruction is not compiled in,
+// the C library computes it.
+inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  vec y;
+  for (int i = 0; i < WIDTH; ++i) y[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return y;
+#endif
+}
+
 // The first `count` numbers, and zeros; what lies behind them is not read.
 inline vec load_first(const float* from, int count) {
 #if defined(__AVX512F__)
