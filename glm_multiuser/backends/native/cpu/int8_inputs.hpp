@@ -49,6 +49,11 @@ int64_t int8_row_bytes(int64_t depth) {
   return HEAD_BYTES + filled_up(depth) * (int64_t)sizeof(RowNumber) + 64;
 }
 
+// WIDTH numbers of a row, or zeros behind its end.
+inline vec load_part(const float* x, int64_t i, int64_t size) {
+  return i + WIDTH <= size ? load(x + i) : load_first(x + i, (int)(size - i));
+}
+
 inline vec magnitude_of(vec x) { return (vec)((uvec)x & 0x7fffffff); }
 
 // The largest magnitudes of a row, in order, one more than there are outliers; zeros where there
@@ -64,9 +69,7 @@ inline bool largest_magnitudes(const float* x, int64_t size, float* largest) {
       magnitude = lower;
     }
   };
-  int64_t i = 0;
-  for (; i + WIDTH <= size; i += WIDTH) look(load(x + i));
-  if (i < size) look(load_first(x + i, (int)(size - i)));
+  for (int64_t i = 0; i < size; i += WIDTH) look(load_part(x, i, size));
   float lanes[OUTLIERS + 2][WIDTH] = {};
   std::memcpy(lanes, top, sizeof top);
   for (int k = 0; k <= OUTLIERS; ++k) {
@@ -81,23 +84,15 @@ inline bool largest_magnitudes(const float* x, int64_t size, float* largest) {
 
 // Writes the numbers of these magnitudes to `head`, which is zero; of equal ones the first.
 inline void find_outliers(const float* x, int64_t size, const float* largest, RowHead* head) {
-  constexpr int GROUP = 4 * WIDTH;
-  const float least = largest[OUTLIERS - 1];
-  for (int64_t first = 0; first < size; first += GROUP) {
-    const int64_t last = first + GROUP < size ? first + GROUP : size;
-    if (first + GROUP <= size) {  // whole groups without any are passed over
-      ivec found{};
-      for (int64_t i = first; i < last; i += WIDTH)
-        found |= (ivec)(magnitude_of(load(x + i)) >= all(least));
-      int any = 0;
-      for (int lane = 0; lane < WIDTH; ++lane) any |= found[lane];
-      if (!any) continue;
-    }
-    for (int64_t i = first; i < last; ++i) {
-      const float magnitude = __builtin_fabsf(x[i]);
-      if (magnitude < least || magnitude == 0.0f) continue;
+  constexpr float SMALLEST = 0x1p-149f;  // zeros are no outliers
+  const float least = largest[OUTLIERS - 1] > SMALLEST ? largest[OUTLIERS - 1] : SMALLEST;
+  for (int64_t first = 0; first < size; first += WIDTH) {
+    const vec part = load_part(x, first, size);
+    uint32_t found = true_lanes(magnitude_of(part) >= all(least));
+    for (; found != 0; found &= found - 1) {
+      const int64_t i = first + __builtin_ctz(found);
       for (int k = 0; k < OUTLIERS; ++k) {
-        if (largest[k] != magnitude || head->value[k] != 0.0f) continue;
+        if (largest[k] != __builtin_fabsf(x[i]) || head->value[k] != 0.0f) continue;
         head->place[k] = (int32_t)i;
         head->value[k] = x[i];
         break;
@@ -106,18 +101,39 @@ inline void find_outliers(const float* x, int64_t size, const float* largest, Ro
   }
 }
 
+// Whole numbers that fit into int8 or int16; others become anything. GCC 12 would convert them one by
+// one.
+template <class Number>
+inline void store_narrow(Number* to, ivec whole) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Number) == 1) {
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)whole));
+  } else {
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)whole));
+  }
+#elif defined(__AVX2__)
+  const __m256i twice = _mm256_packs_epi32((__m256i)whole, (__m256i)whole);
+  const __m128i halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0xd8));
+  if constexpr (sizeof(Number) == 1) {
+    _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(halves, halves));
+  } else {
+    _mm_storeu_si128((__m128i*)to, halves);
+  }
+#else
+  typedef Number narrow __attribute__((vector_size(sizeof(Number) * WIDTH)));
+  const narrow numbers = __builtin_convertvector(whole, narrow);
+  std::memcpy(to, &numbers, sizeof numbers);
+#endif
+}
+
 // The largest magnitude that is no outlier becomes 127, others the nearest whole number, ties to
 // even, and outliers 0. A row with anything that is not finite becomes zeros with a scale that is
 // not a number.
 template <class Number>
 void round_row(const float* x, int64_t depth, void* row) {
-  typedef Number row_numbers __attribute__((vector_size(sizeof(Number) * WIDTH)));
   auto* head = (RowHead*)row;
   auto* numbers = (Number*)((char*)row + HEAD_BYTES);
   std::memset(row, 0, HEAD_BYTES + sizeof(Number) * filled_up(depth));
-  const auto part = [&](int64_t i) {
-    return load_first(x + i, depth - i < WIDTH ? (int)(depth - i) : WIDTH);
-  };
   float largest[OUTLIERS + 1];
   if (!largest_magnitudes(x, depth, largest)) {
     head->scale = __builtin_nanf("");
@@ -129,13 +145,9 @@ void round_row(const float* x, int64_t depth, void* row) {
   head->scale = magnitude / 127.0f;
   const float inverse = 127.0f / magnitude;
   const vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const vec most = all(127.0f);
-  for (int64_t i = 0; i < depth; i += WIDTH) {
-    vec scaled = separate(part(i) * inverse);
-    scaled = scaled > most ? most : scaled < -most ? -most : scaled;
-    const ivec whole = (ivec)(scaled + shift) - (ivec)shift;
-    const row_numbers narrow = __builtin_convertvector(whole, row_numbers);
-    std::memcpy(numbers + i, &narrow, sizeof narrow);
+  for (int64_t i = 0; i < depth; i += WIDTH) {  // an outlier may become anything
+    const vec scaled = separate(load_part(x, i, depth) * inverse);
+    store_narrow(numbers + i, (ivec)((uvec)(scaled + shift) - (uvec)shift));
   }
   for (int k = 0; k < OUTLIERS && head->value[k] != 0.0f; ++k) numbers[head->place[k]] = 0;
 }

@@ -120,6 +120,21 @@ inline void store_first(float* to, vec v, int count) { std::memcpy(to, &v, sizeo
 // A NaN in `a` stays.
 inline vec larger(vec a, vec b) { return a < b ? b : a; }
 
+// A bit for each lane of a comparison that is true.
+inline uint32_t true_lanes(ivec compared) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)compared);
+#elif defined(__AVX2__)
+  return (uint32_t)_mm256_movemask_ps((__m256)compared);
+#elif defined(__SSE2__)
+  return (uint32_t)_mm_movemask_ps((__m128)compared);
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < WIDTH; ++i) bits |= (uint32_t)(compared[i] != 0) << i;
+  return bits;
+#endif
+}
+
 // The numbers of a vector of N, the upper half of them with the lower half, and so on.
 template <int N, class F>
 inline float across(const float* numbers, F f) {
