@@ -79,6 +79,7 @@ def expected(product: Product) -> NDArray[np.float32]:
 )
 @example(rows=1, blocks=2, outputs=1000, seed=0)  # several panels to a piece
 @example(rows=17, blocks=9, outputs=65, seed=0)
+@example(rows=41, blocks=9, outputs=65, seed=0)
 @PROPERTY
 def test_every_bit(dtype: str, rows: int, blocks: int, outputs: int, seed: int) -> None:
     product = Product.random(LINEAR, dtype, rows, blocks, outputs, seed)
@@ -88,9 +89,10 @@ def test_every_bit(dtype: str, rows: int, blocks: int, outputs: int, seed: int) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
-def test_largest_sums(dtype: str, sign: int, byte: int) -> None:
+@pytest.mark.parametrize("rows", [3, 30])
+def test_largest_sums(dtype: str, sign: int, byte: int, rows: int) -> None:
     """All numbers of weights the smallest or the largest, and all inputs 127 or -127."""
-    product = Product.random(LINEAR, dtype, 3, 2, 33)
+    product = Product.random(LINEAR, dtype, rows, 2, 33)
     product.x[:] = sign
     blocks = product.weight.blocks.copy()
     generous = GROUP_TYPES[dtype].stored_bytes - GROUP_TYPES[dtype].inputs // 2
@@ -104,15 +106,15 @@ def test_largest_sums(dtype: str, sign: int, byte: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("finish", ["linear_int8", "linear_gelu_int8", "linear_add_int8"])
 def test_every_number_of_rows(dtype: str, finish: str) -> None:
-    """Each of them has the bits that it has alone."""
-    product = Product.random(finish, dtype, 40, 3, 70)
+    """Each of them has the bits that it has alone, on tiles and without."""
+    product = Product.random(finish, dtype, 40, 7, 70)
     alone = [product.rows([row]).run() for row in range(40)]
     for rows in range(1, 41):
         assert bits(product.rows(slice(rows)).run()) == bits(np.concatenate(alone[:rows]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 4, 13])
+@pytest.mark.parametrize("rows", [1, 4, 13, 30])
 def test_a_row_that_is_not_finite_is_not_a_number(dtype: str, rows: int) -> None:
     product = Product.random(LINEAR, dtype, rows, 1, 40)
     whole = product.run()
@@ -124,12 +126,12 @@ def test_a_row_that_is_not_finite_is_not_a_number(dtype: str, rows: int) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("used", [0, 1, 6, 15])
+@pytest.mark.parametrize("used", [0, 1, 6, 15, 26])
 def test_rows_behind_the_used_ones_are_not_read_and_not_written(dtype: str, used: int) -> None:
-    product = Product.random(LINEAR, dtype, 20, 1, 45)
+    product = Product.random(LINEAR, dtype, 40, 1, 45)
     x = placed(product.x[:used], product.x.shape)
     residual = placed(product.residual[:used], product.residual.shape)
-    output = np.full((20, 45), np.nan, np.float32)
+    output = np.full((40, 45), np.nan, np.float32)
     arguments = product.arguments(product.weight.packed(), x, residual, used)
     assert call(LINEAR, *arguments, output) == 0
     assert np.isnan(output[used:]).all()
@@ -137,8 +139,9 @@ def test_rows_behind_the_used_ones_are_not_read_and_not_written(dtype: str, used
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_nothing_and_of_almost_nothing(dtype: str) -> None:
-    product = Product.random(LINEAR, dtype, 4, 1, 40)
+@pytest.mark.parametrize("rows", [4, 30])
+def test_rows_of_nothing_and_of_almost_nothing(dtype: str, rows: int) -> None:
+    product = Product.random(LINEAR, dtype, rows, 1, 40)
     product.x[0] = 0
     product.x[1] *= np.float32(1e-40)
     product.x[2] *= np.float32(1e-25)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear.hpp"
+#include "tile_groups.hpp"
 #include "tiles.hpp"
 
 namespace {
@@ -10,8 +11,7 @@ namespace {
 // So few rows are multiplied sooner without tiles where that makes no difference.
 constexpr int64_t FEW_INT8_ROWS = 4;
 
-// Weights of one step: two tiles side by side, 16 rows of 2 x 64 bytes.
-constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;
+// Weights of one step: two tiles side by side.
 constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
 constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 
@@ -110,7 +110,6 @@ struct TiledWeights {
   }
 };
 
-// Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
 template <class P, int A>
 inline void multiply_tiles() {
   if constexpr (P::whole) {
@@ -193,7 +192,7 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
 
 template <class P>
 void tile_panel(const LinearPanel& panel) {
-  [[maybe_unused]] const UseTiles tiles;
+  [[maybe_unused]] const UseTiles<> tiles;
   constexpr int64_t ROWS = 2 * TILE_ROWS;
   const int64_t blocks = (panel.rows + ROWS - 1) / ROWS;
   TiledWeights<P> weights(panel, blocks > 1);
@@ -215,13 +214,15 @@ void tile_panel(const LinearPanel& panel) {
   }
 }
 
-enum class OnTiles { no, bfloat16, float32, int8, whole_int8 };
+enum class OnTiles { no, bfloat16, float32, int8, whole_int8, groups };
 
 OnTiles on_tiles(glm::Weight kind, Inputs inputs) {
   if (kind == glm::Weight::int8)
     return inputs == Inputs::int8 ? OnTiles::whole_int8 : OnTiles::int8;
-  if (kind != glm::Weight::bfloat16) return OnTiles::no;
-  return inputs == Inputs::bfloat16 ? OnTiles::bfloat16 : OnTiles::float32;
+  if (kind == glm::Weight::bfloat16)
+    return inputs == Inputs::bfloat16 ? OnTiles::bfloat16 : OnTiles::float32;
+  const bool in_groups = glm::panel_bytes(kind, 1) == 0;
+  return in_groups && inputs == Inputs::int8 ? OnTiles::groups : OnTiles::no;
 }
 
 bool tile_lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
@@ -256,7 +257,7 @@ void lay_three_parts(const float* x, int64_t depth, uint16_t* row) {
 
 void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, void* row) {
   const OnTiles product = on_tiles(kind, inputs);
-  if (product == OnTiles::no || product == OnTiles::whole_int8)
+  if (product != OnTiles::bfloat16 && product != OnTiles::float32 && product != OnTiles::int8)
     return lay_row(kind, inputs, x, depth, row);
   std::memset(row, 0, tile_row_bytes(kind, inputs, depth));
   auto* numbers = (uint16_t*)row;
@@ -266,7 +267,8 @@ void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth
 
 int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   switch (on_tiles(kind, inputs)) {
-    case OnTiles::no: return scratch_bytes(kind, inputs, depth);
+    case OnTiles::no:
+    case OnTiles::groups: return scratch_bytes(kind, inputs, depth);
     case OnTiles::int8: return (tile_steps<Int8Tiles>(depth) + 1) * STEP_BYTES;
     case OnTiles::whole_int8: return (tile_steps<WholeInt8Tiles>(depth) + 1) * STEP_BYTES;
     default: return 2 * STEP_BYTES;
@@ -282,6 +284,8 @@ void tile_linear(glm::Weight kind, const LinearPanel& panel) {
     case OnTiles::whole_int8:
       // The same whole numbers, and so the same bits.
       return panel.rows <= FEW_INT8_ROWS ? linear(kind, panel) : tile_panel<WholeInt8Tiles>(panel);
+    case OnTiles::groups:
+      return panel.rows < ROWS_FOR_TILES ? linear(kind, panel) : tile_groups(kind, panel);
   }
 }
 

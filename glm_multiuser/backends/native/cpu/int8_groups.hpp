@@ -43,7 +43,12 @@ struct Unpacked {
 template <class T>
 constexpr bool IN_CACHE<Unpacked<T>> = true;
 
+// Types with a minimum are all alike then.
 template <class T>
+using UnpackedLike = Unpacked<std::conditional_t<T::minimum != 0, Q4_1, T>>;
+
+// `taken` is what is taken off every number.
+template <class T, int taken = 0>
 void unpack_panel(const char* panel, int64_t depth, char* to) {
   constexpr int V = ALL_VECTORS;
   const auto put = [&](auto value) INLINE {
@@ -57,7 +62,9 @@ void unpack_panel(const char* panel, int64_t depth, char* to) {
     read_part<T, V>(panel, part, 0, 0, [&](auto a, auto b, auto each) INLINE {
       put(a);
       if (T::minimum != 0) put([&](int v) INLINE { return with_sign<T>(b(v)); });
-      each([&](const uvec* quads) INLINE { put([&](int v) INLINE { return quads[v]; }); });
+      each([&](const uvec* quads) INLINE {
+        put([&](int v) INLINE { return (bvec)quads[v] - (int8_t)taken; });
+      });
     });
 }
 
@@ -129,14 +136,25 @@ inline void add_outliers(const RowHead& head, const char* weight, int64_t bytes,
         const char* scales = panel + input / type.group * type.group_bytes();
         const char* words = scales + type.scales + 4 * first;
         const auto quad = load_as<uvec>(words + input % type.group / 4 * 4 * PANEL);
-        const vec number = __builtin_convertvector((ivec)(quad >> (input % 4 * 8) & 255), vec);
-        w = T::a(nullptr, scales, first) * (number - offset) + T::b(nullptr, scales, first);
+        const ivec number = (ivec)(quad << (24 - input % 4 * 8)) >> 24;
+        w = T::a(nullptr, scales, first) * (__builtin_convertvector(number, vec) - offset) +
+            T::b(nullptr, scales, first);
       } else {
         w = widen_input<T>(panel, input, first % PANEL);
       }
       y[v] += separate(w * head.value[k]);
     }
   }
+}
+
+// Sums of V vectors of columns, with the scale of their row and its outliers.
+template <class T, int V>
+inline void finish_int8_group_row(const LinearPanel& panel, float offset, int64_t row, int column,
+                                  vec* sums) {
+  const auto& head = *(const RowHead*)((const char*)panel.x + row * panel.row_bytes);
+  for (int v = 0; v < V; ++v) sums[v] = separate(sums[v] * head.scale);
+  add_outliers<T, V>(head, (const char*)panel.weight, panel.bytes, column, offset, sums);
+  for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, sums[v]);
 }
 
 // M rows from `row` on times a weight of V vectors of columns from `column` on, whose numbers are
@@ -178,12 +196,8 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       starts += sizeof(GroupStart);
     });
   }
-  for (int m = 0; m < M; ++m) {
-    const auto& head = *(const RowHead*)(rows + m * panel.row_bytes);
-    for (int v = 0; v < V; ++v) sums[m][v] = separate(sums[m][v] * head.scale);
-    add_outliers<T, V>(head, weight, panel.bytes, column, offset, sums[m]);
-    for (int v = 0; v < V; ++v) write(panel, row + m, column + v * WIDTH, sums[m][v]);
-  }
+  for (int m = 0; m < M; ++m)
+    finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);
 }
 
 template <class T, int M>
@@ -226,8 +240,7 @@ void int8_group_panel(LinearPanel panel) {
   } else {
     unpack_panel<T>(weight, panel.depth, panel.scratch);
     panel.weight = panel.scratch;
-    typedef std::conditional_t<T::minimum != 0, Q4_1, T> Like;
-    int8_group_rows<Unpacked<Like>>(panel, T::offset, next);
+    int8_group_rows<UnpackedLike<T>>(panel, T::offset, next);
   }
 }
 

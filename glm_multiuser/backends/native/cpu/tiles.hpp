@@ -1,5 +1,7 @@
 // The instructions of Intel's AMX: eight tiles, each of 16 rows of 64 bytes. They are macros, since
-// compilers' headers want a tile's number to be a literal.
+// compilers' headers want a tile's number to be a literal. Tiles 0 to 3 are for sums, 4 and 5 for
+// rows and 6 and 7 for weights, four bytes of which are multiplied with four of a row: the last four
+// tiles are smaller where rows have fewer than 64 bytes.
 //
 // Emulated, they are what the Software Developer's Manual says (volume 2, TDPBF16PS and TDPBSSD).
 #pragma once
@@ -11,6 +13,7 @@ namespace {
 
 constexpr int TILE_ROWS = 16;
 constexpr int64_t TILE_ROW_BYTES = 64;
+constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;  // of a row of two tiles side by side
 
 #if defined(GLM_EMULATE_AMX)
 
@@ -23,8 +26,14 @@ union Tile {
 };
 thread_local Tile emulated_tiles[8];
 
+thread_local int emulated_bytes;
+
+template <int BYTES = TILE_ROW_BYTES>
 struct UseTiles {
-  UseTiles() { std::memset(emulated_tiles, 0, sizeof emulated_tiles); }
+  UseTiles() {
+    std::memset(emulated_tiles, 0, sizeof emulated_tiles);
+    emulated_bytes = BYTES;
+  }
 };
 
 // Subnormal numbers are taken, and given, for nothing.
@@ -37,8 +46,11 @@ inline void emulate_zero(int tile) {
 }
 
 inline void emulate_load(int tile, const void* from, int64_t stride) {
-  for (int row = 0; row < TILE_ROWS; ++row)
-    std::memcpy(emulated_tiles[tile].bytes[row], (const char*)from + row * stride, TILE_ROW_BYTES);
+  const int rows = tile < 6 ? TILE_ROWS : emulated_bytes / 4;
+  const int64_t bytes = tile < 6 ? emulated_bytes : TILE_ROW_BYTES;
+  emulate_zero(tile);
+  for (int row = 0; row < rows; ++row)
+    std::memcpy(emulated_tiles[tile].bytes[row], (const char*)from + row * stride, bytes);
 }
 
 inline void emulate_store(int tile, void* to, int64_t stride) {
@@ -77,15 +89,22 @@ inline void emulate_int8(int to, int left, int right) {
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-constexpr TileConfig TILE_CONFIG;
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 0, 0, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
 
-// This thread's tiles, while it exists. They are given back because a thread that has some costs
-// more to switch.
+  constexpr TileConfig(int bytes) {
+    row_bytes[4] = row_bytes[5] = (uint16_t)bytes;
+    rows[6] = rows[7] = (uint8_t)(bytes / 4);
+  }
+};
+template <int BYTES>
+constexpr TileConfig TILE_CONFIG{BYTES};
+
+// This thread's tiles, while it exists, for so many bytes of a row. They are given back because a
+// thread that has some costs more to switch.
+template <int BYTES = TILE_ROW_BYTES>
 struct UseTiles {
-  UseTiles() { _tile_loadconfig(&TILE_CONFIG); }
+  UseTiles() { _tile_loadconfig(&TILE_CONFIG<BYTES>); }
   ~UseTiles() { _tile_release(); }
 };
 
