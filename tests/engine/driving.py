@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Hashable, Sequence
 from typing import Any, Callable, Optional
 
@@ -14,6 +15,20 @@ from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
 
 PATIENCE = 60.0
 """Seconds after which a test that would hang fails instead."""
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Returns as soon as the condition holds.
+
+    Raises:
+        AssertionError: it never did.
+    """
+    waiting = threading.Event()
+    for _ in range(int(PATIENCE / 0.005)):
+        if condition():
+            return
+        waiting.wait(0.005)
+    raise AssertionError("what the test waits for did not happen")
 
 
 class Asked:

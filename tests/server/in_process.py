@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional
+from unittest.mock import patch
 
 from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
 from glm_multiuser.server.run import ServerLifecycle, listen
 from glm_multiuser.server.service import Service
 from glm_multiuser.server.settings import Limits, ModelSettings, ServerSettings
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.engine.driving import PATIENCE as PATIENCE
+from tests.engine.driving import wait_until as wait_until
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, Call, MockRunner
-
-PATIENCE = 60.0
-"""Seconds after which a test that would hang fails instead."""
 
 MODEL = "mock"
 FOLDER = Path(__file__).resolve().parents[2] / "ckpt/glm-tiny"
@@ -51,11 +51,11 @@ def mock_settings(
     limits = Limits(**settings.pop("limits", {}))
     engine = EngineConfig(users, SEQ_LENGTH, max_queue=max_queue)
     models = tuple(ModelSettings(name, FOLDER, engine) for name in names)
-    return ServerSettings(models, limits, **{"warm_up": ("ab",), "drain_seconds": 5.0, **settings})
+    return ServerSettings(models, limits, **{"warm_up": ("ab",), "drain_seconds": PATIENCE, **settings})
 
 
 class InProcessServer:
-    """A running server.
+    """A running server. What it does takes no notice of how busy the machine is.
 
     Attributes:
         url: where it is.
@@ -100,6 +100,7 @@ def in_process_server(
 
     async def live() -> None:
         life = ServerLifecycle(settings, listen("127.0.0.1", 0), open_llm)
+        life._uvicorn.config.timeout_graceful_shutdown = int(PATIENCE)
         begun.set_result(InProcessServer(life, asyncio.get_running_loop()))
         await life.run()
 
@@ -112,28 +113,16 @@ def in_process_server(
             ended.set_exception(error)
 
     thread = threading.Thread(target=run, name="server", daemon=True)
-    thread.start()
-    server = begun.result(PATIENCE)
-    try:
-        if ready:
-            wait_until(lambda: server.service.state == "ready" or ended.done())
-        yield server
-    finally:
-        if not ended.done():
-            server.end()
-        thread.join(PATIENCE)
+    # While a test holds the engine, a call of the step API must not give up waiting.
+    with patch("glm_multiuser.server.step.WAIT_SECONDS", PATIENCE):
+        thread.start()
+        server = begun.result(PATIENCE)
+        try:
+            if ready:
+                wait_until(lambda: server.service.state == "ready" or ended.done())
+            yield server
+        finally:
+            if not ended.done():
+                server.end()
+            thread.join(2 * PATIENCE)
     ended.result(PATIENCE)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Returns as soon as the condition holds.
-
-    Raises:
-        AssertionError: it never did.
-    """
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE / 0.005)):
-        if condition():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("what the test waits for did not happen")

@@ -11,6 +11,7 @@ from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
     answer_alone,
     ask,
+    errors_of,
     events_of,
     in_background,
     long_prompts,
@@ -42,8 +43,7 @@ def shared() -> Iterator[InProcessServer]:
 
 def wait_until_expired(server: InProcessServer) -> None:
     """Until every request that runs is past its deadline; the engine may stand still."""
-    running = server.service._running
-    wait_until(lambda: all(one._error is not None for one, _ in list(running.values())))
+    wait_until(lambda: None not in errors_of(server))
 
 
 def start_expired(server: InProcessServer, body: dict[str, Any], **headers: str) -> Any:
@@ -92,15 +92,11 @@ def test_a_deadline_counts_while_a_request_is_queued_and_is_nobody_elses() -> No
             steps.step()
             queued = in_background(post, server, "/", {"prompt": second}, x_request_timeout=SHORT)
             wait_until(lambda: server.service.running == 2)
-            wait_until(lambda: sum(one._error is not None for one, _ in _running(server)) == 1)
+            wait_until(lambda: errors_of(server).count(None) == 1)
             steps.step()
             assert server.llm().stats().waiting == 0
             assert queued.result(PATIENCE).status_code == 504
         assert running.result(PATIENCE).json()["response"] == answer_alone(first)
-
-
-def _running(server: InProcessServer) -> list[Any]:
-    return list(server.service._running.values())
 
 
 @pytest.mark.parametrize("header", [{}, {"x_request_timeout": "1000"}])

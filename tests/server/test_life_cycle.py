@@ -23,6 +23,7 @@ from tests.server.asking import (
     Wire,
     answer_alone,
     ask,
+    errors_of,
     events_of,
     get,
     in_background,
@@ -126,7 +127,7 @@ def test_what_does_not_end_in_time_ends_with_an_error_of_its_own() -> None:
             whole = in_background(ask, server, prompt)
             wait_until(lambda: server.service.running == 3)
             server.end()
-            wait_until(lambda: all(one._error for one, _ in server.service._running.values()))
+            wait_until(lambda: None not in errors_of(server))
         for one in (stepping, whole):
             assert one.result(PATIENCE).status_code == 503
             assert one.result().json() == {"error": told, "code": "shutting_down"}

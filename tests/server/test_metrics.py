@@ -14,6 +14,7 @@ from tests.server.asking import (
     FAILS,
     Wire,
     ask,
+    errors_of,
     get,
     in_background,
     is_idle,
@@ -89,8 +90,7 @@ def test_every_end_is_counted_by_its_name() -> None:
             assert ask(server, cut, model="nobody").status_code == 404
             leaver.close()
             wait_until(lambda: server.service.running == 1)
-            running = server.service._running
-            wait_until(lambda: all(one._error for one, _ in list(running.values())))
+            wait_until(lambda: None not in errors_of(server))
             steps.step()
         assert late.result(PATIENCE).status_code == 504
         outcomes = {"stop": 3, "length": 2, "error": 1, "deadline_exceeded": 1, "cancelled": 1}

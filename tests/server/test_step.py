@@ -6,7 +6,6 @@ import codecs
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import assume, given, settings
@@ -67,8 +66,7 @@ def polled(server: InProcessServer, prompt: str, patterns: Iterator[int]) -> lis
     """The answers to calls before each of which the engine makes so many steps."""
     answers: list[dict[str, Any]] = []
     cache_id = next(ids)
-    # On a busy machine the first call must not give up waiting before its step is made.
-    with SingleSteps() as steps, mock.patch("glm_multiuser.server.step.WAIT_SECONDS", PATIENCE):
+    with SingleSteps() as steps:
         before = server.service.requests
         first = in_background(step, server, cache_id, prompt)
         wait_until(lambda: server.service.requests > before or first.done())
@@ -166,14 +164,16 @@ def test_a_generation_that_has_ended_is_over(shared: InProcessServer) -> None:
 
 def test_two_calls_at_once_for_one_generation(shared: InProcessServer) -> None:
     cache_id = next(ids)
-    with SingleSteps():
+    with SingleSteps() as steps:
         first = in_background(step, shared, cache_id, "ab")
         wait_until(lambda: shared.service.running == 1)
         second = step(shared, cache_id, "ab")
+        steps.step()  # and no other, so it has one token and not the end
+        begun = first.result(PATIENCE).json()
     assert second.status_code == 409
     assert second.json()["code"] == "busy"
-    text = first.result(PATIENCE).json()["delta_text"]
-    assert text + step_to_end(shared, cache_id) == answer_alone("ab")
+    assert begun["flag"] == "sending"
+    assert begun["delta_text"] + step_to_end(shared, cache_id) == answer_alone("ab")
 
 
 def test_a_call_does_not_wait_for_ever(

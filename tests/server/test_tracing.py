@@ -21,7 +21,15 @@ from glm_multiuser.server import service as service_module
 from glm_multiuser.server.spans import RequestTracer
 from glm_multiuser.server.tracing import open_tracer
 from tests.engine.stepping import SingleSteps
-from tests.server.asking import FAILS, Wire, ask, llm_that_fails, long_prompts, post
+from tests.server.asking import (
+    FAILS,
+    Wire,
+    ask,
+    errors_of,
+    llm_that_fails,
+    long_prompts,
+    post,
+)
 from tests.server.in_process import (
     MODEL,
     InProcessServer,
@@ -180,8 +188,7 @@ def test_failed_rejected_late_and_cancelled_requests_say_so(
         server.wait_until_running(2)
         leaver.close()
         server.wait_until_running(1)
-        (generation, _) = next(iter(server.service._running.values()))
-        wait_until(lambda: generation._error)
+        wait_until(lambda: None not in errors_of(server))
         steps.step()
         late.read_until(b"deadline_exceeded")
         late.close()
