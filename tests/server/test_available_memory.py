@@ -47,9 +47,11 @@ def group(folder: str, v1: bool, limit: str, usage: int, cache: int = 0) -> dict
 
 def test_this_machine() -> None:
     psutil = pytest.importorskip("psutil")
+    before = psutil.virtual_memory().available
     available = available_bytes()
+    after = psutil.virtual_memory().available  # other processes come and go meanwhile
     assert available is not None
-    assert 0 < available <= psutil.virtual_memory().available + GIB
+    assert 0 < available <= max(before, after) + GIB
 
 
 def test_a_machine_without_limits_has_what_is_available(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,10 @@ def test_an_example_with_a_key_and_without_and_without_a_server(name: str) -> No
     with in_process_server(mock_settings(keys={"me": KEY})) as locked:
         allowed = run(example, locked.url, "--api-key", KEY)
         refused = run(example, locked.url)
-    nobody = run(example, locked.url)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", int(locked.url.rpartition(":")[2])))  # so nobody else listens
+        nobody = run(example, locked.url)
     assert (allowed.returncode, allowed.stderr) == (0, "")
     assert (refused.returncode, nobody.returncode) == (1, 1)
     assert refused.stderr.startswith("error: ")

@@ -19,7 +19,7 @@ from glm_multiuser import MultiUserLLM
 from glm_multiuser.engine.request import Request
 from glm_multiuser.server.app import create_app
 from glm_multiuser.server.settings import ModelSettings
-from tests.engine.mock_runner import MockRunner
+from tests.engine.mock_runner import Call, MockRunner
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
     BLUE,
@@ -46,8 +46,10 @@ pytestmark = pytest.mark.slow
 ATTACKERS = 256
 """As many requests as one key may have at the same time."""
 REQUESTS = 5
-STEP_SECONDS = 0.01
-"""Of a model that is slower than HTTP, as models are."""
+STEPS_OF_A_SECOND = 100
+"""Of a model that needs 10 ms for a step."""
+WAITING = 60
+"""Requests of a flood that wait all the time."""
 
 
 def served(server: InProcessServer) -> list[Request]:
@@ -86,20 +88,38 @@ def test_the_first_token_comes_two_answers_later_than_alone_at_most(users: int) 
 def test_a_flood_of_one_key_makes_another_wait_for_less_than_a_second(
     honors_retry_after: bool,
 ) -> None:
+    opened: list[MultiUserLLM] = []
+    flooded = threading.Event()
+    began: list[float] = []
+    """When each step did."""
+
+    def before(call: Call) -> None:
+        # A step is slower than HTTP, as those of models are: who was answered asks again meanwhile.
+        if flooded.is_set():
+            wait_until(lambda: opened[0].stats().waiting >= WAITING or not flooded.is_set())
+        began.append(time.monotonic())
+
     def slow_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
-        return mock_llm(settings, before=lambda call: time.sleep(STEP_SECONDS), **options)
+        opened.append(mock_llm(settings, before=before, **options))
+        return opened[0]
 
     settings = mock_settings(users=8, max_queue=64, keys=KEYS)
     body = {"prompt": long_prompts(1)[0], "max_tokens": 24}
     with in_process_server(settings, slow_llm) as server, flood(server, body, honors_retry_after):
-        wait_until(lambda: server.llm().stats().waiting >= 64)
-        for _ in range(REQUESTS):
-            response = post(server, "/", {"prompt": "ab"}, **BLUE)
-            assert response.json()["response"] == answer_alone("ab")
-        assert server.llm().stats().waiting >= 60, "the attack is over"
-        waits = [one.queued_seconds for one in served(server) if one.group == "blue"]
-    assert len(waits) == REQUESTS
-    assert max(waits) < 1.0
+        try:
+            wait_until(lambda: opened[0].stats().waiting >= WAITING)
+            flooded.set()
+            for _ in range(REQUESTS):
+                response = post(server, "/", {"prompt": "ab"}, **BLUE)
+                assert response.json()["response"] == answer_alone("ab")
+        finally:
+            flooded.clear()
+        blue = [one for one in served(server) if one.group == "blue"]
+    assert len(blue) == REQUESTS
+    for one in blue:
+        entered = one._submitted + one.queued_seconds
+        waited = sum(one._submitted <= begin <= entered for begin in began)
+        assert waited < STEPS_OF_A_SECOND
 
 
 def test_a_flood_that_ignores_retry_after_delays_another_key_by_few_rejections() -> None:

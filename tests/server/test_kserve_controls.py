@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.stepping import SingleSteps
 from tests.server.asking import get, post
 from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
 from tests.server.kserve_asking import PATH, generate
@@ -28,12 +29,13 @@ def test_statistics_count_successes_failures_and_steps(server: InProcessServer) 
     assert generate(server).status_code == 200
     post(server, f"{PATH}/generate", {"prompt": "hello", "max_token": 1})
     post(server, f"{PATH}/generate", {"prompt": "a" * 200})
-    after = statistics(MODEL)
+    with SingleSteps():  # a step is counted after its tokens have gone out
+        after = statistics(MODEL)
+        steps = server.llm().stats().steps
     assert after["inference_count"] - before["inference_count"] == 2
     for kind, more in (("success", 2), ("fail", 1)):
         counts = [one["inference_stats"][kind]["count"] for one in (before, after)]
         assert counts[1] - counts[0] == more
-    steps = server.llm().stats().steps
     assert after["execution_count"] == steps > before["execution_count"]
     assert after["inference_stats"]["compute_infer"]["count"] == steps
     other = statistics("other")["inference_stats"]

@@ -39,6 +39,12 @@ def samples(server: InProcessServer) -> dict[tuple[str, ...], float]:
     return parsed(server.service.metrics.text().decode())
 
 
+def samples_between_steps(server: InProcessServer) -> dict[tuple[str, ...], float]:
+    """When the step is counted, too, that ended the last answer."""
+    with SingleSteps():
+        return samples(server)
+
+
 def parsed(text: str) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -121,7 +127,7 @@ def test_every_way_to_be_refused_is_counted() -> None:
 def test_times_are_measured_for_every_token_and_step() -> None:
     by_itself, cut = ending_prompts()
     with in_process_server(mock_settings(users=1)) as server:
-        before = samples(server)  # the warm-up counts as tokens and steps, too
+        before = samples_between_steps(server)  # the warm-up counts as tokens and steps, too
         prompts = (by_itself, cut, cut)
         for prompt in prompts:
             ask(server, prompt)
@@ -150,15 +156,16 @@ def test_times_are_measured_for_every_token_and_step() -> None:
 
 def test_users_of_one_step_are_counted_together() -> None:
     with in_process_server(mock_settings(users=2)) as server:
-        before = samples(server)
         with SingleSteps() as steps:
+            before = samples(server)
             asked = [in_background(ask, server, long_prompts(1)[0]) for _ in range(2)]
             wait_until(lambda: server.service.running == 2)
             for _ in range(3):  # prefill; prefill and decode of one; decode of both
                 steps.step()
             after = samples(server)
-            assert after["glm_batch_rows_count", "mock"] == 2
-            assert after["glm_batch_rows_sum", "mock"] == 3
+            grew = {key: value - before.get(key, 0) for key, value in after.items()}
+            assert grew["glm_batch_rows_count", "mock"] == 2
+            assert grew["glm_batch_rows_sum", "mock"] == 3
             assert after["glm_active_users", "mock"] == 2
             assert before["glm_active_users", "mock"] == 0
         for one in asked:
@@ -170,15 +177,16 @@ def test_a_step_with_prompts_and_decode_rows_is_one_decode_step() -> None:
     with in_process_server(mock_settings(users=2), open_llm) as server:
         asked = []
         with SingleSteps() as steps:
+            before = samples(server)
             for count in (1, 2):
                 asked.append(in_background(ask, server, long_prompts(1)[0]))
                 server.wait_until_running(count)
                 steps.step()
-            after = samples(server)
-            assert after["glm_step_seconds_count", "prefill", "mock"] == 1
-            assert after["glm_step_seconds_count", "mixed", "mock"] == 1
-            assert after["glm_batch_rows_count", "mock"] == 1
-            assert after["glm_batch_rows_sum", "mock"] == 2
+            grew = {key: value - before.get(key, 0) for key, value in samples(server).items()}
+            assert grew["glm_step_seconds_count", "prefill", "mock"] == 1
+            assert grew["glm_step_seconds_count", "mixed", "mock"] == 1
+            assert grew["glm_batch_rows_count", "mock"] == 1
+            assert grew["glm_batch_rows_sum", "mock"] == 2
         for one in asked:
             one.result(PATIENCE)
 

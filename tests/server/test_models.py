@@ -146,8 +146,9 @@ def test_what_does_not_end_in_time_is_cancelled_with_an_error_of_its_own() -> No
             steps.step()
             whole = in_background(ask, server, long_prompts(1)[0])
             wait_until(lambda: server.service.running == 2)
+            engine = server.llm()._engine
             unloading = start(server, server.service.models.unload("mock"))
-            wait_until(lambda: state_of(server, "mock") == "unloading")
+            wait_until(lambda: all(request.cancelled for request in engine._accepted()))
         unloading.result(PATIENCE)
         assert whole.result(PATIENCE).status_code == 503
         assert events_of(streaming.result(PATIENCE).text)[-1]["status"] == 503

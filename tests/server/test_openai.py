@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Optional
 
-import httpx
 import openai
 import pytest
 from openai.types import Completion, Model
@@ -17,6 +16,7 @@ from openai.types.chat import ChatCompletion
 
 from glm_multiuser import MultiUserLLM
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB
+from tests.server.asking import HTTP
 from tests.server.in_process import (
     MODEL,
     PATIENCE,
@@ -61,7 +61,7 @@ def test_a_model_that_nobody_knows(client: openai.OpenAI) -> None:
 
 def test_a_model_that_is_not_ready() -> None:
     with in_process_server(SETTINGS) as server, sync_client(server.url) as client:
-        httpx.get(server.url + "/v1/models").raise_for_status()
+        HTTP.get(server.url + "/v1/models").raise_for_status()
         unloading = server.service.models.unload(OTHER)
         asyncio.run_coroutine_threadsafe(unloading, server.loop).result(PATIENCE)
         assert [model.id for model in client.models.list()] == [MODEL]
@@ -74,9 +74,9 @@ def test_a_model_that_is_not_ready() -> None:
 
 
 def test_without_a_name_the_first_model_answers(mock: InProcessServer) -> None:
-    response = httpx.post(mock.url + CHAT, json={"messages": HELLO, "max_tokens": 1})
+    response = HTTP.post(mock.url + CHAT, json={"messages": HELLO, "max_tokens": 1})
     assert response.json()["model"] == MODEL
-    response = httpx.post(mock.url + CHAT, json={"messages": HELLO, "model": OTHER})
+    response = HTTP.post(mock.url + CHAT, json={"messages": HELLO, "model": OTHER})
     assert response.json()["model"] == OTHER
 
 
@@ -200,7 +200,7 @@ def test_user_names_a_session(mock: InProcessServer, client: openai.OpenAI, stre
 
     ask_as(f"anna {stream}")
     ask_as("nobody", **{"X-Session-Id": f"bela {stream}"})
-    users = {slot["user"] for slot in httpx.get(mock.url + "/status").json()["slots"]}
+    users = {slot["user"] for slot in HTTP.get(mock.url + "/status").json()["slots"]}
     assert {f"anna {stream}", f"bela {stream}"} <= users
     assert "nobody" not in users
 
@@ -237,7 +237,7 @@ def test_token_ids_in_and_out_without_a_tokenizer(mock: InProcessServer, numbers
 def test_text_is_refused_without_a_tokenizer(
     numbers_only: str, path: str, fields: dict[str, Any], param: Optional[str]
 ) -> None:
-    response = httpx.post(numbers_only + path, json=fields)
+    response = HTTP.post(numbers_only + path, json=fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert "tokenizer" in response.json()["error"]["message"]

@@ -16,6 +16,7 @@ from glm_multiuser import MultiUserLLM
 from glm_multiuser.server.errors import APIError, openai_body
 from glm_multiuser.server.settings import ModelSettings
 from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, SEQ_LENGTH, VOCAB, Call
+from tests.server.asking import HTTP
 from tests.server.in_process import (
     MODEL,
     PATIENCE,
@@ -127,7 +128,7 @@ def test_a_prompt_that_is_too_long(client: openai.OpenAI) -> None:
 
 def test_a_body_that_is_no_json(mock: InProcessServer) -> None:
     for body in (b'{"messages":', b"[]", b"", b"5", b"\xff"):
-        response = httpx.post(mock.url + CHAT, content=body)
+        response = HTTP.post(mock.url + CHAT, content=body)
         assert response.status_code == 400
         error = response.json()["error"]
         assert (error["type"], error["param"]) == ("invalid_request_error", None)
@@ -150,7 +151,7 @@ def test_one_answer_of_several_that_fails_ends_all(mock: InProcessServer) -> Non
     prompts = [[1, 2], [FAILS_LATER, 1], [3]]
     *_, last = stream_events(mock.url, COMPLETIONS, prompt=prompts, ignore_eos=True)
     assert json.loads(last)["error"]["code"] == "generation_failed"
-    response = httpx.post(mock.url + COMPLETIONS, json={"prompt": prompts, "ignore_eos": True})
+    response = HTTP.post(mock.url + COMPLETIONS, json={"prompt": prompts, "ignore_eos": True})
     assert response.status_code == 500
     wait_until(lambda: mock.service.running == 0)
 

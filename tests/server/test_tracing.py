@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server import service as service_module
+from glm_multiuser.server import spans as spans_module
 from glm_multiuser.server.spans import RequestTracer
 from glm_multiuser.server.tracing import open_tracer
 from tests.engine.stepping import SingleSteps
@@ -32,6 +33,7 @@ from tests.server.asking import (
 )
 from tests.server.in_process import (
     MODEL,
+    PATIENCE,
     InProcessServer,
     in_process_server,
     mock_settings,
@@ -257,6 +259,8 @@ def test_a_collector_gets_what_was_recorded_before_the_end(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     if named:
         monkeypatch.setenv("OTEL_SERVICE_NAME", named)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(PATIENCE))
+    monkeypatch.setattr(spans_module, "FLUSH_SECONDS", PATIENCE)
     with in_process_server(mock_settings(**option)) as sending:
         post(sending, "/", {"prompt": "hello"}, traceparent=TRACEPARENT)
     assert set(collector.paths) == {"/v1/traces"}
