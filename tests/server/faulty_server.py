@@ -1,9 +1,10 @@
-"""The command `serve` with a fault built in: `python -m tests.server.faulty_server FAULT serve`.
+"""The command `serve` with faults built in: `python -m tests.server.faulty_server FAULTS serve`.
 
-Faults:
+Faults, with commas:
     nan: a prompt with `MARKER` finds NaN among its keys and values after its first token.
     held: the real model, whose steps a test may hold (`tests.server.held_steps`).
-    slow: a model in numpy, which is there at once and then takes its time for every token.
+    loading: the real model; the steps that can be held are its graphs for prompts.
+    mock: a model in numpy, which is there at once, and whose steps can be held.
     stuck: a model that takes for ever to load.
 """
 
@@ -43,33 +44,44 @@ def nan() -> None:
 
 
 def held() -> None:
-    import os
-
     from glm_multiuser.engine.native import NativeRunner
     from glm_multiuser.engine.runner import DeviceResults
     from glm_multiuser.engine.scheduler import Step
-    from tests.server.held_steps import VARIABLE
+    from tests.server.held_steps import wait_for_steps
 
-    # It opens at once, and reads block as soon as somebody holds the other end.
-    steps = os.open(os.environ[VARIABLE], os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(steps, True)
-    run = NativeRunner.run
+    run, wait = NativeRunner.run, wait_for_steps()
 
     def run_when_let(runner: NativeRunner, step: Step) -> DeviceResults:
-        os.read(steps, 1)
+        wait()
         return run(runner, step)
 
     NativeRunner.run = run_when_let  # type: ignore[method-assign, assignment]
 
 
-def slow() -> None:
+def loading() -> None:
+    from glm_multiuser.server import loading, run
+    from tests.server.held_steps import wait_for_steps
+
+    wait = wait_for_steps()
+
+    def open_llm(settings: Any, progress: Any, **options: Any) -> Any:
+        def tell(done: int, total: int, what: str) -> None:
+            progress(done, total, what)
+            if "prefill" in what:
+                wait()
+
+        return loading.open_llm(settings, progress=tell, **options)
+
+    run.serve = partial(run.serve, open_llm=open_llm)
+
+
+def mock() -> None:
     from glm_multiuser.server import run
+    from tests.server.held_steps import wait_for_steps
     from tests.server.in_process import mock_llm
 
-    def before(call: Any) -> None:
-        threading.Event().wait(0.05)
-
-    run.serve = partial(run.serve, open_llm=partial(mock_llm, before=before))
+    wait = wait_for_steps()
+    run.serve = partial(run.serve, open_llm=partial(mock_llm, before=lambda call: wait()))
 
 
 def stuck() -> None:
@@ -84,7 +96,9 @@ def stuck() -> None:
 
 
 if __name__ == "__main__":
-    {"nan": nan, "held": held, "slow": slow, "stuck": stuck}[sys.argv.pop(1)]()
+    faults = {"nan": nan, "held": held, "loading": loading, "mock": mock, "stuck": stuck}
+    for fault in sys.argv.pop(1).split(","):
+        faults[fault]()
 
     from glm_multiuser.cli import main
 

@@ -11,28 +11,38 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from tests.server.process import ServerProcess
 
 VARIABLE = "TEST_STEPS"
-COMMAND = (sys.executable, "-m", "tests.server.faulty_server", "held", "serve")
 
 
 @contextmanager
-def server_to_hold(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
-    """`glm-multiuser serve` with `arguments`; its pipe is in `folder`."""
-    pipe = folder / "steps"
-    os.mkfifo(pipe)
-    with ServerProcess(*arguments, command=COMMAND, environment={VARIABLE: str(pipe)}) as process:
+def server_to_hold(
+    folder: Path, *arguments: str, fault: str = "held", **options: Any
+) -> Iterator[ServerProcess]:
+    """`glm-multiuser serve` with `arguments`; its pipe is in `folder`.
+
+    Args:
+        fault: one of `tests.server.faulty_server` whose steps can be held, or several with commas.
+        options: of `ServerProcess`.
+    """
+    command = (sys.executable, "-m", "tests.server.faulty_server", fault, "serve")
+    environment = {VARIABLE: str(_pipe(folder))}
+    with ServerProcess(*arguments, command=command, environment=environment, **options) as process:
         yield process
 
 
 @contextmanager
 def held_steps(folder: Path) -> Iterator[Callable[[int], None]]:
-    """Holds the steps of the server there until the end; calls let it make so many of them."""
-    pipe = os.open(folder / "steps", os.O_WRONLY)
-    _take_back(folder)
+    """Holds the steps of the server there until the end; calls let it make so many of them.
+
+    It may begin before the server does.
+    """
+    pipe = os.open(_pipe(folder), os.O_RDWR | os.O_NONBLOCK)
+    with suppress(BlockingIOError):  # what an earlier test let the server make, and it did not need
+        os.read(pipe, 1024)
 
     def let(steps: int) -> None:
         os.write(pipe, b"." * steps)
@@ -43,12 +53,20 @@ def held_steps(folder: Path) -> Iterator[Callable[[int], None]]:
         os.close(pipe)
 
 
-def _take_back(folder: Path) -> None:
-    """Steps that an earlier test let the server make, and that it did not need."""
-    pipe = os.open(folder / "steps", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        with suppress(BlockingIOError):
-            while os.read(pipe, 1024):
-                pass
-    finally:
-        os.close(pipe)
+def wait_for_steps() -> Callable[[], None]:
+    """In the server: what every step has to call first."""
+    # It opens at once, and reads block as soon as somebody holds the other end.
+    pipe = os.open(os.environ[VARIABLE], os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(pipe, True)
+
+    def wait() -> None:
+        os.read(pipe, 1)
+
+    return wait
+
+
+def _pipe(folder: Path) -> Path:
+    pipe = folder / "steps"
+    with suppress(FileExistsError):
+        os.mkfifo(pipe)
+    return pipe

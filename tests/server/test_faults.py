@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,9 +36,11 @@ from tests.server.asking import (
     streamed_text,
 )
 from tests.server.faulty_server import MARKER
+from tests.server.held_steps import held_steps, server_to_hold
 from tests.server.in_process import (
     MODEL,
     PATIENCE,
+    InProcessServer,
     in_process_server,
     mock_llm,
     mock_settings,
@@ -130,11 +132,33 @@ def huge_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
     return llm
 
 
+def timers(server: InProcessServer, name: str) -> list[Any]:
+    """What the event loop is going to call, by the name of the function."""
+    scheduled = server.loop._scheduled  # type: ignore[attr-defined]
+    named = [one for one in scheduled if getattr(one._callback, "__name__", "") == name]
+    return [one for one in named if not one.cancelled()]
+
+
+def expire(server: InProcessServer, name: str) -> None:
+    """Calls it now: the time is over for who waits, and for nobody whom the machine makes wait."""
+
+    def call_now() -> None:
+        for timer in timers(server, name):
+            function, arguments = timer._callback, timer._args
+            timer.cancel()
+            function(*arguments)
+
+    server.call(call_now)
+
+
+OF_HEADERS, OF_READING = "abort", "_check_reading"
+"""What `http_protocol` calls when a header has not come in time, and nothing was read."""
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_reader_that_stands_still_holds_no_slot_and_is_let_go(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "SEND_SECONDS", 0.2)
     (prompt,) = long_prompts(1)
     with in_process_server(mock_settings(users=1), huge_llm) as server, nothing_stays(server):
         files = open_files()
@@ -143,6 +167,10 @@ def test_a_reader_that_stands_still_holds_no_slot_and_is_let_go(
         reader.read_until(b"\r\n\r\n")
         # The only slot becomes free for the next one, although the client reads nothing.
         assert ask(server, prompt, max_tokens=4).status_code == 200
+        wait_until(lambda: server.call(lambda: timers(server, OF_READING)))
+        # Not before: whoever reads 1 MB on a busy machine stands still for a while, too.
+        monkeypatch.setattr(http_protocol, "SEND_SECONDS", 0.2)
+        expire(server, OF_READING)
         wait_until(lambda: server.service.running == 0)
         wait_until(lambda: open_files() == files + 1)  # of the connection only this end is left
         with contextlib.suppress(ConnectionResetError):
@@ -171,15 +199,14 @@ def test_a_slow_reader_gets_everything_and_slows_nobody() -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-"])
-def test_a_connection_that_asks_for_nothing_is_closed(
-    beginning: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 1.0)
+def test_a_connection_that_asks_for_nothing_is_closed(beginning: bytes) -> None:
     with in_process_server() as server, nothing_stays(server):
         wires = [Wire(server.url) for _ in range(20)]
         for wire in wires:
             wire.send(beginning)
         assert ask(server, "ab").json()["response"] == answer_alone("ab")
+        wait_until(lambda: server.call(lambda: len(timers(server, OF_HEADERS))) == len(wires))
+        expire(server, OF_HEADERS)
         for wire in wires:
             wire.read_to_end()
             assert wire.received == b""
@@ -199,11 +226,12 @@ def test_a_connection_that_was_used_before_is_closed_too(monkeypatch: pytest.Mon
 
 
 def test_a_request_that_has_come_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 1.0)
     with in_process_server() as server, nothing_stays(server):
         with SingleSteps():
             asked = in_background(ask, server, "ab")
             wait_until(lambda: server.service.running == 1)
+            assert server.call(lambda: timers(server, OF_HEADERS)) == []
+            monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.01)
             idle = Wire(server.url)
             assert idle.read_to_end() == b""  # it came later, and has been closed meanwhile
             idle.close()
@@ -276,10 +304,15 @@ def test_a_device_that_fails_once_ends_that_step_only() -> None:
 
 
 @pytest.fixture(scope="module")
-def poisoned() -> Iterator[ServerProcess]:
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("steps")
+
+
+@pytest.fixture(scope="module")
+def poisoned(steps: Path) -> Iterator[ServerProcess]:
     """The real model, which meets NaN where a prompt has the marker in it."""
-    command = (sys.executable, "-m", "tests.server.faulty_server", "nan", "serve")
-    with ServerProcess("--users", "4", "--seq-length", "128", command=command) as process:
+    arguments = ("--users", "4", "--seq-length", "128", "--drain", "240")
+    with server_to_hold(steps, *arguments, fault="nan,held") as process:
         yield process
 
 
@@ -340,23 +373,24 @@ def slots(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_sigterm_under_load_lets_everybody_finish(poisoned: ServerProcess) -> None:
+def test_sigterm_under_load_lets_everybody_finish(poisoned: ServerProcess, steps: Path) -> None:
     """The last one of this server."""
     fields = {"temperature": 0, "max_tokens": 60}
     alone = {one: ask(poisoned, one, **fields).json()["response"] for one in QUESTIONS}
     before_them = status(poisoned)["totals"]["requests"]
-    asked: list[tuple[str, Future[httpx.Response]]] = [
-        (one, in_background(ask, poisoned, one, **fields)) for one in QUESTIONS * 3
-    ]
-    # All of them are accepted, and some still wait for a slot.
-    wait_until(lambda: status(poisoned)["totals"]["requests"] == before_them + len(asked))
-    before = len(poisoned.lines)
-    poisoned.signal(signal.SIGTERM)
-    poisoned.wait_for("draining")
-    refused = ask(poisoned, QUESTION)
-    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
-    assert get(poisoned, "/v2/health/ready").status_code == 503
-    assert get(poisoned, "/v2/health/live").status_code == 200
+    with held_steps(steps):
+        asked: list[tuple[str, Future[httpx.Response]]] = [
+            (one, in_background(ask, poisoned, one, **fields)) for one in QUESTIONS * 3
+        ]
+        # All of them are accepted, and some still wait for a slot.
+        wait_until(lambda: status(poisoned)["totals"]["requests"] == before_them + len(asked))
+        before = len(poisoned.lines)
+        poisoned.signal(signal.SIGTERM)
+        poisoned.wait_for("draining")
+        refused = ask(poisoned, QUESTION)
+        assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+        assert get(poisoned, "/v2/health/ready").status_code == 503
+        assert get(poisoned, "/v2/health/live").status_code == 200
     for question, one in asked:
         assert one.result(PATIENCE).json()["response"] == alone[question]
     assert poisoned.wait() == 0

@@ -30,6 +30,7 @@ from tests.server.asking import (
     long_prompts,
     step,
 )
+from tests.server.held_steps import held_steps, server_to_hold
 from tests.server.in_process import (
     PATIENCE,
     InProcessServer,
@@ -43,10 +44,6 @@ from tests.server.process import ROOT, SERVE, START_SECONDS, ServerProcess
 pytestmark = pytest.mark.slow
 
 CHECKPOINT = ROOT / "ckpt" / "glm-tiny"
-
-
-def faulty(fault: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "tests.server.faulty_server", fault, "serve")
 
 
 # In this process.
@@ -247,22 +244,30 @@ def test_settings_that_cannot_be() -> None:
 # As a process.
 
 
-def test_the_end_of_a_process_that_answers() -> None:
+def assert_begins(process: ServerProcess, folder: Path) -> None:
+    """A generation of the step API, of which the rest stays to be fetched."""
+    with held_steps(folder) as let:
+        let(1)
+        assert step(process, "an id", long_prompts(1)[0]).json()["flag"] == "sending"
+
+
+def test_the_end_of_a_process_that_answers(tmp_path: Path) -> None:
     """SIGTERM, with a reader that would go on for longer than there is time."""
-    with ServerProcess("--drain", "0", "--users", "1", command=faulty("slow")) as process:
+    arguments = ("--drain", "0", "--users", "1")
+    with server_to_hold(tmp_path, *arguments, fault="mock") as process:
         assert process.url.startswith("http://127.0.0.1:")
         assert ask(process, "ab").json()["response"] == answer_alone("ab")
-        assert step(process, "an id", long_prompts(1)[0]).json()["flag"] == "sending"
+        assert_begins(process, tmp_path)
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
         assert process.events("shutdown requested")[0]["signal"] == "SIGTERM"
         assert [len(process.events(event)) for event in ("draining", "ended")] == [1, 1]
 
 
-def test_a_second_interrupt_does_not_wait() -> None:
-    arguments = ("--drain", "10000", "--users", "1")
-    with ServerProcess(*arguments, command=faulty("slow")) as process:
-        assert step(process, "an id", long_prompts(1)[0]).json()["flag"] == "sending"
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    arguments = ("--drain", "10000", "--step-expiry", "10000", "--users", "1")
+    with server_to_hold(tmp_path, *arguments, fault="mock") as process:
+        assert_begins(process, tmp_path)
         process.signal(signal.SIGINT)
         process.wait_for("draining")
         assert ask(process, "ab").status_code == 503
@@ -271,7 +276,8 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
 
 def test_the_end_of_a_process_that_is_loading() -> None:
-    with ServerProcess(command=faulty("stuck"), ready=False) as process:
+    command = (sys.executable, "-m", "tests.server.faulty_server", "stuck", "serve")
+    with ServerProcess(command=command, ready=False) as process:
         wait_until(lambda: get(process, "/status").json()["loading"])
         assert get(process, "/v2/health/ready").status_code == 503
         assert get(process, "/v2/health/live").status_code == 200
@@ -280,21 +286,30 @@ def test_the_end_of_a_process_that_is_loading() -> None:
         assert not process.events("ready")
 
 
-def test_the_real_model_is_loaded_graph_by_graph_and_given_up_in_between() -> None:
-    # Native kernels have one graph, which is there before anybody can look.
-    with ServerProcess("--users", "8", "--kernels", "portable", ready=False) as process:
-        seen: list[int] = []
+def test_the_real_model_is_loaded_graph_by_graph_and_given_up_in_between(tmp_path: Path) -> None:
+    # Native kernels have one graph.
+    arguments = ("--users", "8", "--kernels", "portable")
+    with (
+        held_steps(tmp_path) as let,
+        server_to_hold(tmp_path, *arguments, fault="loading", ready=False) as process,
+    ):
+        seen: list[Any] = [None]
 
-        def has_graphs() -> bool:
+        def has_graphs() -> Any:
             loading = get(process, "/status").json()["loading"]
-            seen.append(loading["done"] if loading and "prefill" in loading["what"] else 0)
-            return max(seen) >= 2
+            if loading != seen[-1] and loading and "prefill" in loading["what"]:
+                seen.append(loading)
+                if loading["done"] < 2:
+                    let(1)
+            return seen[-1] and seen[-1]["done"] >= 2
 
         wait_until(has_graphs)
         assert get(process, "/v2/health/ready").status_code == 503
         assert ask(process, "ab").status_code == 503
         process.signal(signal.SIGTERM)
-        assert process.wait() == 0
+        process.wait_for("shutdown requested")
+        let(1)
+        assert process.wait(START_SECONDS) == 0
         assert not process.events("model ready")
         assert process.lines[-1].startswith("{")  # and no traceback
 
