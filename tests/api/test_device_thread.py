@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Callable
 
 import pytest
@@ -210,21 +211,25 @@ def test_a_long_call_gives_way_to_the_engines(thread: DeviceThread) -> None:
     assert log == ["step", "begin", "step", "step", "end"]
 
 
-def test_a_call_that_gives_way_goes_on_when_its_time_is_over(thread: DeviceThread) -> None:
+def test_a_call_that_gives_way_goes_on_when_its_time_is_over(
+    thread: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[int] = []
     busy = threading.Event()
+    clock = SimpleNamespace(monotonic=iter([0.0, 0.004, 0.008, 0.012]).__next__)
 
     def step() -> bool:
         steps.append(1)
         return not busy.is_set()
 
-    def call() -> str:
+    def call() -> int:
+        before = len(steps)
         thread.yield_to_engines(0.01)
-        return "went on"
+        return len(steps) - before
 
+    monkeypatch.setattr(device_thread, "time", clock)
     thread.attach(step)
-    assert thread.call(call) == "went on"
-    assert steps
+    assert thread.call(call) == 2
     busy.set()
 
 

@@ -88,8 +88,8 @@ keep_ctrl_c()
 signal.signal(signal.SIGINT, lambda *one: signal.default_int_handler(*one))
 ctypes.CDLL(None).signal(signal.SIGINT, None)  # what MindSpore does, only worse: the C default
 for _ in range(2):
-    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         queue.SimpleQueue().get()
     except KeyboardInterrupt:
         print("interrupted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -44,9 +45,8 @@ SAMPLE = (
 )
 STEP, STEPS = 0.2, 40
 END_SECONDS = 60.0
-KILL_SECONDS = 1.0
 LAST_SECONDS = 3.0
-"""Generous: from the last statement of a command to the end of its process."""
+"""Of work, generous: from the last statement of a command to the end of its process."""
 
 
 @contextmanager
@@ -102,9 +102,21 @@ def group(leader: int) -> list[int]:
     return found
 
 
+def work(process: int) -> float:
+    """Processor seconds of a process so far; a busy machine makes it no longer, as it does a wait."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def work_of_children() -> float:
+    """Of all processes that this one has started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def remaining(leader: int) -> list[int]:
     """The processes of a group that are not ending, either: what is killed takes a moment."""
-    until = time.monotonic() + KILL_SECONDS
+    until = time.monotonic() + END_SECONDS
     while group(leader) and time.monotonic() < until:
         time.sleep(0.01)
     return group(leader)
@@ -112,17 +124,18 @@ def remaining(leader: int) -> list[int]:
 
 def interrupt(command: str, folder: Path, seconds: float) -> bool:
     """Ctrl-C after so many seconds; False if the command had ended by then."""
+    others = work_of_children()
     with started(command, folder) as process:
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
+            others += work(process.pid)
             process.send_signal(signal.SIGINT)
         else:
             assert process.returncode == 0
             return False
-        sent = time.monotonic()
         _, text = process.communicate(timeout=END_SECONDS)
-        took = time.monotonic() - sent
+        took = work_of_children() - others
         where = f"{command} after {seconds:.1f} s, in {took:.1f} s:\n{text}"
         assert "Traceback" not in text, where
         assert "Fatal" not in text, where

@@ -18,7 +18,7 @@ from glm_multiuser.engine.engine import FAILED_STEPS_MAX, Engine, SlotReport, St
 from glm_multiuser.engine.request import AnonymousUser, Event
 from glm_multiuser.errors import EngineClosedError, QueueFullError, UserBusyError
 from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose
-from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, run
+from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, run, wait_until
 from tests.engine.mock_runner import (
     EOS,
     FAILS_AT_ONCE,
@@ -596,6 +596,7 @@ def test_close_without_patience_cancels_what_is_left(
     closed = in_background(lambda: engine.close(drain=0.0))
     with pytest.raises(EngineClosedError):
         at_the_door()  # so closing has begun, while the device is still busy
+    wait_until(lambda: running.request.cancelled and waiting.request.cancelled)
     gate.open()
     closed()
     assert running.wait().reason == "cancelled"
