@@ -103,7 +103,7 @@ def group(leader: int) -> list[int]:
 
 
 def work(process: int) -> float:
-    """Processor seconds of a process so far; a busy machine makes it no longer, as it does a wait."""
+    """Processor seconds of a process so far: unlike a wait, no longer on a busy machine."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from glm_multiuser import MultiUserLLM, SamplingParams
 from tests.server.asking import events_of
 from tests.server.in_process import wait_until
-from tests.server.process import ServerProcess
+from tests.server.process import START_SECONDS, ServerProcess
 
 MODEL = "chatglm3-tiny"
 REPLICAS, USERS, QUEUE = 2, 8, 2
@@ -62,7 +62,7 @@ class Replicas(ServerProcess):
 
     def wait_for_all(self) -> None:
         """Returns when two replicas answer."""
-        wait_until(lambda: len(self.status()["replicas"]) == REPLICAS)
+        wait_until(lambda: len(self.status()["replicas"]) == REPLICAS, START_SECONDS)
 
     def metrics(self) -> dict[str, Metric]:
         """By name."""

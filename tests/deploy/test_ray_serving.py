@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -27,13 +28,14 @@ from tests.deploy.replicas import (
     text_of,
     together,
 )
-from tests.server.in_process import PATIENCE
+from tests.server.in_process import PATIENCE, wait_until
 
 pytest.importorskip("ray.serve", reason="several replicas need the extra [ray]")
 
 pytestmark = pytest.mark.slow
 
 TURNS = 4
+ATTEMPTS = 10
 PROMPTS = ["one", "two", "three", "four"]
 
 
@@ -125,17 +127,21 @@ def test_when_all_are_full_the_ingress_rejects_in_our_shape(server: Replicas, al
     def ask(number: int) -> Any:
         return server.ask(PROMPTS[number % 4], LONG)
 
-    answers = together(places + 8, ask)
-    taken = [answer for answer in answers if answer.status_code == 200]
-    refused = [answer for answer in answers if answer.status_code != 200]
-    assert len(taken) >= places, "a place was free"
-    assert {answer.status_code for answer in refused} == {429}
-    for answer in refused:
-        assert int(answer.headers["retry-after"]) >= 1
-        assert answer.json()["error"]["code"] == "queue_full"
-    for number, answer in enumerate(answers):
-        if answer.status_code == 200:
-            assert text_of(answer) == alone.answer(PROMPTS[number % 4], LONG)
+    for _ in range(ATTEMPTS):
+        answers = together(places + 8, ask)
+        taken = [answer for answer in answers if answer.status_code == 200]
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert len(taken) >= places, "a place was free"
+        for answer in refused:
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["code"] == "queue_full"
+        for number, answer in enumerate(answers):
+            if answer.status_code == 200:
+                assert text_of(answer) == alone.answer(PROMPTS[number % 4], LONG)
+        if refused:  # else the first ones had been answered when the last ones asked
+            return
+    raise AssertionError("nothing was refused")
 
 
 def test_a_client_that_goes_away_frees_its_slot(server: Replicas) -> None:
@@ -148,6 +154,7 @@ def test_a_killed_replica_harms_nobody_else(server: Replicas, alone: Alone) -> N
     users = server.users(2 * len(PROMPTS))  # of both replicas in turn
     before = server.sent_again()
     killed = server.ask("where", 1, user=users[0]).headers["x-replica"]
+    pids = server.pids()
     begun: queue.SimpleQueue[Stream] = queue.SimpleQueue()
 
     def stream(number: int) -> Stream:
@@ -162,9 +169,10 @@ def test_a_killed_replica_harms_nobody_else(server: Replicas, alone: Alone) -> N
     with ThreadPoolExecutor(12) as pool:
         answers = [pool.submit(whole, number) for number in range(4)]
         streams = [pool.submit(stream, number) for number in range(8)]
-        first = [begun.get(timeout=PATIENCE) for _ in streams]
-        os.kill(server.pids()[killed], signal.SIGKILL)
-    assert {stream.replica for stream in first} == set(server.pids())
+        first: set[str] = set()
+        while first != {*pids}:  # no longer: the answers go on meanwhile
+            first.add(begun.get(timeout=PATIENCE).replica)
+        os.kill(pids[killed], signal.SIGKILL)
     for number, streamed in enumerate(streams):
         found, expected = streamed.result(), alone.answer(PROMPTS[number % 4], LONG)
         if found.done:
@@ -215,5 +223,13 @@ def test_it_ends_by_itself_when_asked(server: Replicas) -> None:
     alive = [pids[name] for name in server.status()["replicas"]]
     assert server.stop() == 0
     for pid in alive:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+        wait_until(partial(has_ended, pid))
+
+
+def has_ended(pid: int) -> bool:
+    """What is killed takes a moment."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -17,14 +17,14 @@ PATIENCE = 60.0
 """Seconds after which a test that would hang fails instead."""
 
 
-def wait_until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Returns as soon as the condition holds.
 
     Raises:
-        AssertionError: it never did.
+        AssertionError: it did not for so long.
     """
     waiting = threading.Event()
-    for _ in range(int(PATIENCE / 0.005)):
+    for _ in range(int(seconds / 0.005)):
         if condition():
             return
         waiting.wait(0.005)

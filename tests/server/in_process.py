@@ -51,7 +51,9 @@ def mock_settings(
     limits = Limits(**settings.pop("limits", {}))
     engine = EngineConfig(users, SEQ_LENGTH, max_queue=max_queue)
     models = tuple(ModelSettings(name, FOLDER, engine) for name in names)
-    return ServerSettings(models, limits, **{"warm_up": ("ab",), "drain_seconds": PATIENCE, **settings})
+    return ServerSettings(
+        models, limits, **{"warm_up": ("ab",), "drain_seconds": PATIENCE, **settings}
+    )
 
 
 class InProcessServer:
