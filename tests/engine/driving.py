@@ -13,8 +13,9 @@ from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.sampling import SamplingParams
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
 
-PATIENCE = 60.0
-"""Seconds after which a test that would hang fails instead."""
+PATIENCE = 180.0
+"""Seconds after which a test that would hang fails instead; machines that others use stand still
+for most of a minute."""
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:

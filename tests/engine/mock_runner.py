@@ -244,7 +244,7 @@ class Gate:
     Give it to `MockRunner` as `before`.
     """
 
-    PATIENCE = 60.0
+    PATIENCE = 180.0
     """Seconds after which a test that would hang fails instead."""
 
     def __init__(self) -> None:

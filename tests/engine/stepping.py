@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 
-PATIENCE = 120.0
+PATIENCE = 180.0
 """Seconds after which a test that would hang fails instead."""
 
 

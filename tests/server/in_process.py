@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -115,8 +115,10 @@ def in_process_server(
             ended.set_exception(error)
 
     thread = threading.Thread(target=run, name="server", daemon=True)
-    # While a test holds the engine, a call of the step API must not give up waiting.
-    with patch("glm_multiuser.server.step.WAIT_SECONDS", PATIENCE):
+    with ExitStack() as patient:
+        # A call of the step API waits while a test holds the engine, and the machine may hold all.
+        for name in ("step.WAIT_SECONDS", "http_protocol.HEADER_SECONDS"):
+            patient.enter_context(patch(f"glm_multiuser.server.{name}", PATIENCE))
         thread.start()
         server = begun.result(PATIENCE)
         try:

@@ -28,6 +28,7 @@ def test_requests_made_from_the_description_find_no_contradiction(tmp_path: Path
 def schemathesis(server: InProcessServer, folder: Path, *arguments: str) -> None:
     """Runs its command, which ends with 0 when it has found nothing."""
     options = ("--workers", "1", "--generation-deterministic", "--no-color")
+    options += ("--request-timeout", str(PATIENCE))
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("schemathesis")),
