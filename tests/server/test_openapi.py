@@ -28,13 +28,13 @@ def test_requests_made_from_the_description_find_no_contradiction(tmp_path: Path
 def schemathesis(server: InProcessServer, folder: Path, *arguments: str) -> None:
     """Runs its command, which ends with 0 when it has found nothing."""
     options = ("--workers", "1", "--generation-deterministic", "--no-color")
-    options += ("--request-timeout", str(PATIENCE))
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("schemathesis")),
             *("--config-file", str(CONFIG)),
             *("run", f"{server.url}/openapi.json", "--max-examples", str(EXAMPLES)),
             *("--phases", "examples,coverage,fuzzing", *options, *arguments),
+            *("--request-timeout", str(PATIENCE)),
         ],
         cwd=folder,
         capture_output=True,
