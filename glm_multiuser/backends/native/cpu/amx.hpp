@@ -19,7 +19,7 @@ constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 // every row `parts` times 64 bytes. `lay_lines` makes tiles of what lies otherwise in a panel, with
 // columns as `join_groups` says.
 struct BFloat16Tiles {
-  static constexpr int parts = 1, lines = 16;
+  static constexpr int parts = 1, lines = 16, at_a_time = 10;
   static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
   static constexpr bool as_stored = true, whole = false;
   static void lay_lines(const char* from, int count, char* to) {
@@ -29,11 +29,11 @@ struct BFloat16Tiles {
 
 // float32 inputs, as the sum of three bf16 that hold all of their bits.
 struct Float32Tiles : BFloat16Tiles {
-  static constexpr int parts = 3;
+  static constexpr int parts = 3, at_a_time = 1 << 20;  // rows take more room than weights
 };
 
 struct Int8Tiles {
-  static constexpr int parts = 1, lines = 16;
+  static constexpr int parts = 1, lines = 16, at_a_time = 10;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
   static constexpr bool as_stored = false, whole = false;
   static void lay_lines(const char* from, int count, char* to) {
@@ -53,7 +53,7 @@ struct Int8Tiles {
 };
 
 struct WholeInt8Tiles {
-  static constexpr int parts = 1, lines = 32;
+  static constexpr int parts = 1, lines = 32, at_a_time = 10;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
   static constexpr int64_t head_bytes = HEAD_BYTES;
   static constexpr bool as_stored = false, whole = true;
@@ -152,21 +152,46 @@ void finish_tile_row(const LinearPanel& panel, int64_t row, const float* first,
   }
 }
 
+constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows
+
+// All rows of a pass are multiplied with the weights of `at_a_time` steps, which stay in the first
+// cache, before the next ones; sums wait in memory.
+constexpr int64_t ROWS_OF_A_PASS = 256;
+
+typedef float TileOfSums[TILE_ROWS][TILE_ROW_BYTES / 4];
+
+// The steps from `first` up to `last`.
+struct Steps {
+  int64_t first, last;
+  const char* ahead;   // memory that is wanted soon
+  int64_t ahead_step;  // how much of it to ask for in each step
+};
+
 // A tiles of rows, from `row` on.
 template <class P, int A>
-void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights, const char* ahead,
-                int64_t ahead_step) {
+void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights, Steps steps,
+                TileOfSums* sums) {
   const char* x = (const char*)panel.x + row * panel.row_bytes + P::head_bytes;
+  x += steps.first * P::parts * TILE_ROW_BYTES;
   const int64_t next = TILE_ROWS * panel.row_bytes;
-  TILE_ZERO(0);
-  TILE_ZERO(1);
-  if constexpr (A == 2) {
-    TILE_ZERO(2);
-    TILE_ZERO(3);
+  if (steps.first == 0) {
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    if constexpr (A == 2) {
+      TILE_ZERO(2);
+      TILE_ZERO(3);
+    }
+  } else {
+    TILE_LOAD(0, sums[0], TILE_ROW_BYTES);
+    TILE_LOAD(1, sums[1], TILE_ROW_BYTES);
+    if constexpr (A == 2) {
+      TILE_LOAD(2, sums[2], TILE_ROW_BYTES);
+      TILE_LOAD(3, sums[3], TILE_ROW_BYTES);
+    }
   }
-  for (int64_t step = 0; step < weights.steps; ++step) {
-    for (int64_t i = 0; i < ahead_step; i += 64) __builtin_prefetch(ahead + i, 0, 2);
-    ahead += ahead_step;
+  for (int64_t step = steps.first; step < steps.last; ++step) {
+    for (int64_t i = 0; i < steps.ahead_step; i += 64) __builtin_prefetch(steps.ahead + i, 0, 2);
+    steps.ahead += steps.ahead_step;
     const char* w = weights.at(step);
     TILE_LOAD(6, w, PAIR_BYTES);
     TILE_LOAD(7, w + TILE_ROW_BYTES, PAIR_BYTES);
@@ -177,40 +202,53 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     }
     x += P::parts * TILE_ROW_BYTES;
   }
-  alignas(64) float sums[2 * A][TILE_ROWS][TILE_ROW_BYTES / 4];
   TILE_STORE(0, sums[0], TILE_ROW_BYTES);
   TILE_STORE(1, sums[1], TILE_ROW_BYTES);
   if constexpr (A == 2) {
     TILE_STORE(2, sums[2], TILE_ROW_BYTES);
     TILE_STORE(3, sums[3], TILE_ROW_BYTES);
   }
+  if (steps.last < weights.steps) return;
   for (int m = 0; m < A * TILE_ROWS && row + m < panel.rows; ++m) {
     const int tile = m / TILE_ROWS * 2;
     finish_tile_row<P>(panel, row + m, sums[tile][m % TILE_ROWS], sums[tile + 1][m % TILE_ROWS]);
   }
 }
 
+// The rows from `first` up to `last`.
+template <class P>
+void tile_pass(const LinearPanel& panel, int64_t first, int64_t last, TiledWeights<P>& weights) {
+  alignas(64) TileOfSums sums[2 * ROWS_OF_A_PASS / TILE_ROWS];
+  const int64_t blocks = (last - first + BLOCK - 1) / BLOCK;
+  const bool alone = panel.rows <= BLOCK;
+  const int64_t parts = alone ? 1 : (weights.steps + P::at_a_time - 1) / P::at_a_time;
+  const auto* begin = (const char*)panel.weight;
+  const int64_t step_bytes = P::lines * P::line_bytes;
+  const int64_t bytes = P::scale_bytes + weights.count * P::line_bytes;
+  for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      // As in `linear_panel`.
+      const int64_t done = bytes * (part * blocks + block) / (parts * blocks);
+      const Steps steps{weights.steps * part / parts, weights.steps * (part + 1) / parts,
+                        alone ? begin + TILES_AHEAD : begin + bytes + done,
+                        alone ? step_bytes : step_bytes / blocks};
+      const int64_t row = first + block * BLOCK;
+      if (panel.rows - row > TILE_ROWS) {
+        tile_block<P, 2>(panel, row, weights, steps, sums + block * 4);
+      } else {
+        tile_block<P, 1>(panel, row, weights, steps, sums + block * 4);
+      }
+    }
+  }
+}
+
 template <class P>
 void tile_panel(const LinearPanel& panel) {
   [[maybe_unused]] const UseTiles<> tiles;
-  constexpr int64_t ROWS = 2 * TILE_ROWS;
-  const int64_t blocks = (panel.rows + ROWS - 1) / ROWS;
-  TiledWeights<P> weights(panel, blocks > 1);
-  const int64_t step_bytes = P::lines * P::line_bytes;
-  const int64_t bytes = P::scale_bytes + weights.count * P::line_bytes;
-  const auto* begin = (const char*)panel.weight;
-  for (int64_t block = 0; block < blocks; ++block) {
-    // As in `linear_panel`.
-    const bool alone = blocks == 1;
-    const char* ahead =
-        alone ? begin + TILES_AHEAD : begin + bytes + bytes * block / blocks;
-    const int64_t ahead_step = alone ? step_bytes : step_bytes / blocks;
-    const int64_t row = block * ROWS;
-    if (panel.rows - row > TILE_ROWS) {
-      tile_block<P, 2>(panel, row, weights, ahead, ahead_step);
-    } else {
-      tile_block<P, 1>(panel, row, weights, ahead, ahead_step);
-    }
+  TiledWeights<P> weights(panel, panel.rows > BLOCK);
+  for (int64_t row = 0; row < panel.rows; row += ROWS_OF_A_PASS) {
+    const int64_t last = row + ROWS_OF_A_PASS;
+    tile_pass<P>(panel, row, last < panel.rows ? last : panel.rows, weights);
   }
 }
 
