@@ -8,6 +8,11 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 constexpr int WIDTH = 64;
@@ -130,13 +135,64 @@ static double int8_rate() {
 }
 #endif
 
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+// Linux gives tiles to a process that asks for them.
+static bool has_tiles() {
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+struct alignas(64) TileConfig {
+    unsigned char palette = 1, start_row = 0, reserved[14] = {};
+    unsigned short row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    unsigned char rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Four sums of the products of two tiles with two others, all zeros. A product takes in 64 bytes of
+// each row: `depth` numbers.
+template <bool WHOLE>
+static double tile_rate(int depth) {
+    return best(2.0 * ROUNDS * 16 * 16 * depth, [] {
+        static const TileConfig config;
+        _tile_loadconfig(&config);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        _tile_zero(4);
+        _tile_zero(5);
+        _tile_zero(6);
+        _tile_zero(7);
+        for (long round = 0; round < ROUNDS / 4; round++) {
+            if constexpr (WHOLE) {
+                _tile_dpbssd(0, 4, 6);
+                _tile_dpbssd(1, 4, 7);
+                _tile_dpbssd(2, 5, 6);
+                _tile_dpbssd(3, 5, 7);
+            } else {
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_release();
+    });
+}
+#else
+static bool has_tiles() { return false; }
+template <bool WHOLE>
+static double tile_rate(int) { return 0; }
+#endif
+
 int main() {
+    [[maybe_unused]] const bool tiles = has_tiles();
     printf("{\"read_gb_s\": %.2f, \"gflops\": {", read_rate() / 1e9);
 #ifdef __AVX512BF16__
-    printf("\"bfloat16\": %.1f, ", bfloat16_rate() / 1e9);
+    printf("\"bfloat16\": %.1f, ", (tiles ? tile_rate<false>(32) : bfloat16_rate()) / 1e9);
 #endif
 #ifdef __AVX512VNNI__
-    printf("\"int8\": %.1f, ", int8_rate() / 1e9);
+    printf("\"int8\": %.1f, ", (tiles ? tile_rate<true>(64) : int8_rate()) / 1e9);
 #endif
     printf("\"float32\": %.1f}}\n", float32_rate() / 1e9);
 }
