@@ -17,6 +17,7 @@ import pytest
 
 from glm_multiuser.cli.interrupts import INTERRUPTED
 from tests.cli.fake import WITH_FAKE_MODEL
+from tests.engine.driving import wait_until
 from tests.server.process import ROOT
 
 GLM_TINY = ROOT / "ckpt" / "glm-tiny"
@@ -183,6 +184,8 @@ def test_a_chat_on_a_terminal_goes_on() -> None:
     os.close(terminal)
     try:
         read_until(master, b"alice> ")
+        # Between the prompt and the wait for a key Python notes a signal, but does not act on it.
+        wait_until(lambda: is_waiting(child.pid))
         child.send_signal(signal.SIGINT)
         read_until(master, b"/quit or Ctrl-D ends the chat")
         os.write(master, b"who?\n")
@@ -193,6 +196,11 @@ def test_a_chat_on_a_terminal_goes_on() -> None:
         child.kill()
         child.wait()
         os.close(master)
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether the main thread of a process sleeps."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def read_until(terminal: int, text: bytes) -> None:
