@@ -8,7 +8,7 @@ process of its own, lets two users decode at the same time and then each of them
 compares. The answers mean nothing; that the two ways agree does. With native kernels a second
 process follows, which maps the weights that the first one packed. Ends with one line of JSON.
 
-It needs 28 GB of disk, and of memory what is said before anything is loaded. A variant that does
+It needs 28 GB of disk, and the memory that it prints before anything is loaded. A variant that does
 not fit is refused, before the machine begins to swap.
 """
 

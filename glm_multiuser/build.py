@@ -81,7 +81,7 @@ def fill(
     source(weights_of(model, arrays), progress)
     if not cache:
         return None
-    # Nobody waits for the disk to become ready, and a process may end in the middle of it.
+    # Start-up does not wait for the write, and a process may exit in the middle of it.
     saving = Thread(target=cache.save, args=(arrays,), name="packed-weights", daemon=True)
     saving.start()
     return saving

@@ -19,7 +19,7 @@ PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
 """Tokens of a causal model's prompt that enter between two decode steps of the others."""
 
 PREFILL_CHUNK_NATIVE = 256
-"""Tokens of a causal model's prompts in one step of native kernels where nobody decodes: more do
+"""Tokens of a causal model's prompts in one step of native kernels while no user decodes: more do
 not make prompts faster. How many there are beside others' next tokens, `ChunkLength` measures."""
 
 PREFILL_CHUNK_LAYERWISE = 32

@@ -72,7 +72,7 @@ class EngineStats:
     cache_dtype: str
     """Type of keys and values."""
     prefill_chunk: int
-    """Tokens of prompts in one step where nobody decodes."""
+    """Prompt tokens per step while no user decodes."""
     prefill_chunk_beside: int
     """Tokens of prompts in one step where others decode, as it is now."""
     batch_invariant: bool

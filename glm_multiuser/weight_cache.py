@@ -183,7 +183,7 @@ class WeightCache:
                 left[0] = left[0][written:]
 
     def _remove_remains(self) -> None:
-        """What processes left that ended while they wrote: nobody holds it locked any more."""
+        """Partial files of processes that exited while writing: no lock is held on them."""
         for remains in self.path.parent.glob(".*.part"):
             with remains.open("rb") as file:
                 try:

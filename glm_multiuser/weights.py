@@ -165,7 +165,7 @@ def weights_of(
 
 def allocate(sizes: Sizes) -> dict[str, Array]:
     """Arrays in one piece of memory, in huge pages where the system has them, so that a step reads
-    it fast. Nothing is written to it: what nobody fills is zero and takes no memory."""
+    it fast. Nothing is written to it: pages that are never written are zero and take no memory."""
     places, end = {}, 0
     for name, (shape, dtype) in sizes.items():
         places[name] = end

@@ -25,7 +25,7 @@ def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measu
     random = np.random.default_rng(0)
     vocab = job["shape"]["vocab_size"]
 
-    # Who came in with the first step is so far ahead when the last prompt is in.
+    # How many tokens the first user is ahead when the last prompt is prefilled.
     def once(counted: int = new_tokens) -> dict[str, Any]:
         prompts = random.integers(10, vocab, (users, context), dtype=np.int64)
         return batched_round(pipeline, prompts, counted + steps)
@@ -47,7 +47,7 @@ def open_pipeline(job: dict[str, Any], blocks: int) -> Any:
 
 
 def batched_round(pipeline: Any, prompts: Any, new_tokens: int) -> dict[str, Any]:
-    """Everybody asks at once, and gets `new_tokens` tokens."""
+    """All users submit at once, and each gets `new_tokens` tokens."""
     generation = openvino_genai.GenerationConfig()
     generation.max_new_tokens = new_tokens
     generation.ignore_eos = True

@@ -84,7 +84,7 @@ def rate_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> str
 
 
 def prompt_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
-    """tok/s at which everybody's prompts entered, up to the last user's first token; None if there
+    """tok/s of prefill over all users' prompts, up to the last user's first token; None if there
     are none."""
     rows = []
     for name, variant in VARIANTS.items():

@@ -89,8 +89,8 @@ def stored_as(folder: Path, config: AnyModelConfig) -> tuple[str, dict[str, str]
         if not (Path(folder) / "config.json").is_file():
             raise
         values = read_json_object(Path(folder) / "config.json")
-        said = values.get("dtype") or values.get("torch_dtype")
-        return (said if said in ("float16", "bfloat16") else "float32"), {}
+        dtype = values.get("dtype") or values.get("torch_dtype")
+        return (dtype if dtype in ("float16", "bfloat16") else "float32"), {}
 
 
 def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

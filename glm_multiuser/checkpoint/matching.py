@@ -103,7 +103,7 @@ class Filled(NamedTuple):
         """Rows of the parameter in our layout, [end - begin, ...]; a view of the file if it can be.
 
         They are float16, or bfloat16 as `bfloat16.BITS`, where all of the parameter is, or else
-        float32. Nobody looks whether they are finite.
+        float32. They are not checked for infinities and NaN.
 
         Raises:
             CheckpointError: a file that changed.

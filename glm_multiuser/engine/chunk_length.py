@@ -23,10 +23,10 @@ PLAIN_STEPS, CHUNKS = 9, 3
 
 
 class ChunkLength:
-    """Chunks as long as the patience of the decoding users, from what their last steps took.
+    """The chunk length that keeps the ITL of decoding users within a bound, from their last steps.
 
     What a token costs depends on the machine, the model, the number of users, how much of the
-    prompt is in already, and what else runs, so nothing is assumed about it. Where nobody decodes,
+    prompt is prefilled, and what else runs, so nothing is assumed about it. While no user decodes,
     chunks have full length. No bit of an answer depends on them.
 
     Args:
@@ -42,7 +42,7 @@ class ChunkLength:
         self.is_fixed = is_fixed
         self.beside = longest if is_fixed else min(FIRST, longest)
         self._plain_seconds: deque[float] = deque(maxlen=PLAIN_STEPS)
-        """Of steps in which everybody decoded."""
+        """Of steps that only decoded."""
         self._token_seconds: deque[float] = deque(maxlen=CHUNKS)
         """That a token of a chunk took beside them."""
 

@@ -67,7 +67,7 @@ def test_caches_follow_the_inputs_of_products(settings: dict[str, Any], expected
 
 
 def test_matrices_stay_as_they_are_stored() -> None:
-    """Where nobody says otherwise; MindSpore's operators have them in `dtype`."""
+    """By default; MindSpore's operators have them in `dtype`."""
     native, portable = EngineConfig(), EngineConfig(kernels="portable")
     for stored in ("float32", "float16", "bfloat16"):
         assert memory.with_weight_dtype(native, MODEL, stored) == EngineConfig(weight_dtype=stored)

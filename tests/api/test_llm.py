@@ -309,8 +309,10 @@ def test_the_old_order_of_arguments_goes_on_working(
     new = llm.submit("c", user="alice", history=[("a", "b")], params=GREEDY).result()
     with pytest.warns(DeprecationWarning, match=f"since 0.2, {name} takes one prompt") as warned:
         handle = getattr(llm, name)(*arguments, **named)
-    told = [one for one in warned if one.category is DeprecationWarning]  # not those of a clean-up
-    assert [one.filename for one in told] == [__file__]
+    deprecations = [
+        one for one in warned if one.category is DeprecationWarning
+    ]  # not those of a clean-up
+    assert [one.filename for one in deprecations] == [__file__]
     if name == "chat":
         assert handle == llm.chat("c", user="alice", history=[("a", "b")], params=GREEDY)
     else:

@@ -388,9 +388,9 @@ def test_progress_is_in_mebibytes(tmp_path: Path) -> None:
     sizes = {name: (one.shape, one.dtype) for name, one in arrays.items()}
     cache = WeightCache.of(tmp_path, [path], {}, sizes)
     cache.save(arrays)
-    said: list[tuple[int, int, str]] = []
-    assert cache.load(lambda *words: said.append(words)) is not None
-    assert said == [(done, 13, "MiB of packed weights") for done in (0, 3, 6, 9)]
+    reported: list[tuple[int, int, str]] = []
+    assert cache.load(lambda *words: reported.append(words)) is not None
+    assert reported == [(done, 13, "MiB of packed weights") for done in (0, 3, 6, 9)]
 
 
 class TestFolder:

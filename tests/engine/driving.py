@@ -14,7 +14,7 @@ from glm_multiuser.sampling import SamplingParams
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
 
 PATIENCE = 180.0
-"""Seconds after which a test that would hang fails instead; machines that others use stand still
+"""Seconds after which a test that would hang fails instead; shared machines may stall
 for most of a minute."""
 
 

@@ -123,7 +123,7 @@ def test_openvino_counts_tokens_after_the_step_that_made_them(
     prompts = worker.np.arange(6).reshape(2, 3)
     found = worker.batched_round(Pipeline(), prompts, 3)
     assert waiting == [[0, 1, 2], [3, 4, 5]]
-    # Asked at 0, steps end at 1 to 4: everybody decodes from 2 to 4, two tokens each.
+    # Asked at 0, steps end at 1 to 4: all users decode from 2 to 4, two tokens each.
     assert found == {"decode_tok_s": 4 / 2, "prefill_s": 2.0, "ahead": 1}
 
 

@@ -1,7 +1,6 @@
-"""A server whose steps wait while a test holds them: what streams then stands still.
+"""A server whose steps a test can hold: streams then pause.
 
-Each step reads a byte of a named pipe. There is none to read, and none to wait for, while nobody
-holds its other end.
+Each step reads a byte of a named pipe. While its other end is closed, steps do not wait.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def held_steps(folder: Path) -> Iterator[Callable[[int], None]]:
 
 def wait_for_steps() -> Callable[[], None]:
     """In the server: what every step has to call first."""
-    # It opens at once, and reads block as soon as somebody holds the other end.
+    # Opening does not block; reads block once the other end is open.
     pipe = os.open(os.environ[VARIABLE], os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(pipe, True)
 

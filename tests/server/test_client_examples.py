@@ -72,11 +72,11 @@ def test_an_example_with_a_key_and_without_and_without_a_server(name: str) -> No
         refused = run(example, locked.url)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", int(locked.url.rpartition(":")[2])))  # so nobody else listens
-        nobody = run(example, locked.url)
+        taken.bind(("127.0.0.1", int(locked.url.rpartition(":")[2])))  # so no other server listens
+        without_server = run(example, locked.url)
     assert (allowed.returncode, allowed.stderr) == (0, "")
-    assert (refused.returncode, nobody.returncode) == (1, 1)
+    assert (refused.returncode, without_server.returncode) == (1, 1)
     assert refused.stderr.startswith("error: ")
     assert "an API key is needed" in refused.stderr
-    assert nobody.stderr.startswith(f"error: {locked.url}: ")
-    assert refused.stdout.count("\n") == nobody.stdout.count("\n") <= 1
+    assert without_server.stderr.startswith(f"error: {locked.url}: ")
+    assert refused.stdout.count("\n") == without_server.stdout.count("\n") <= 1

@@ -140,7 +140,7 @@ def timers(server: InProcessServer, name: str) -> list[Any]:
 
 
 def expire(server: InProcessServer, name: str) -> None:
-    """Calls it now: the time is over for who waits, and for nobody whom the machine makes wait."""
+    """Fires the timer now, independently of how slow the machine is."""
 
     def call_now() -> None:
         for timer in timers(server, name):
@@ -168,7 +168,7 @@ def test_a_reader_that_stands_still_holds_no_slot_and_is_let_go(
         # The only slot becomes free for the next one, although the client reads nothing.
         assert ask(server, prompt, max_tokens=4).status_code == 200
         wait_until(lambda: server.call(lambda: timers(server, OF_READING)))
-        # Not before: whoever reads 1 MB on a busy machine stands still for a while, too.
+        # Not before: on a busy machine a client that reads 1 MB pauses, too.
         monkeypatch.setattr(http_protocol, "SEND_SECONDS", 0.2)
         expire(server, OF_READING)
         wait_until(lambda: server.service.running == 0)

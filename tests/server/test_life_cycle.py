@@ -189,7 +189,7 @@ def test_a_server_that_is_asked_to_end_while_it_loads_gives_up_at_the_next_graph
 
 
 def test_a_port_that_somebody_has_is_refused_at_once() -> None:
-    host = "127.77.0.1"  # where nobody else is, who could take the port when it is free
+    host = "127.77.0.1"  # an address of its own: no other process takes the port once it is free
     with listen(host, 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen on host '{host}', port {port}"):

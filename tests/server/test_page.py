@@ -171,7 +171,7 @@ def test_stop_ends_the_answer_here_and_on_the_server(
         else:
             visit.field().press("Escape")
         expect(visit.pane().get_by_text("Stopped.")).to_be_visible()
-        eventually(lambda: len(cancelled(server)) > ended, "the server was not told")
+        eventually(lambda: len(cancelled(server)) > ended, "no cancellation reached the server")
     stopped = visit.answer().inner_text()
     assert stopped
     assert content(whole).startswith(stopped)

@@ -188,7 +188,7 @@ def test_with_several_replicas_the_proxy_is_another_one(option: tuple[str, ...])
 @pytest.fixture(scope="module")
 def mounted() -> Iterator[InProcessServer]:
     """Behind a proxy that serves it under a path."""
-    # Nobody reads the answers of the step API to their ends.
+    # The step API's answers are not read to their ends.
     settings = mock_settings(root_path="/some/glm", keys=KEYS, drain_seconds=0.0)
     with in_process_server(settings) as server:
         yield server

@@ -32,7 +32,7 @@ INT4 = "q4_1"
 """What `weight_dtype="int4"` makes of a matrix."""
 
 PACKED_VALUES = 1 << 20
-"""How many are packed at a time: with those that come in between they fit into a cache."""
+"""How many are packed at a time: with the intermediate arrays they fit into a cache."""
 
 
 class Parts(NamedTuple):

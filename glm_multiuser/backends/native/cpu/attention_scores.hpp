@@ -40,7 +40,7 @@ struct Block {
 };
 
 // Scores of R queries with NV vectors of positions from `first` on; of one that is not `WHOLE`, with
-// its first `lanes`. With `fetches` the values of the same positions come in meanwhile: they are as
+// its first `lanes`. With `fetches` the values of the same positions are prefetched: they are as
 // many bytes.
 template <int R, int NV, bool WHOLE, class Number>
 inline void some_scores(const float* const* queries, const Block<Number>& block, int first,

@@ -27,8 +27,8 @@ struct StandardArithmetic {
 #endif
 };
 
-// The pieces of one thread. It takes them in order: memory that it asks for ahead of time is then its
-// own, and in its own cache. Who has done all of them takes those of others, from their ends.
+// The pieces of one thread, taken in order, so that what it prefetches is what it computes next. A
+// thread without pieces steals from the others, from the ends of their ranges (work stealing).
 struct alignas(64) Range {
   std::atomic<uint64_t> left{0};  // the first of them and, in the upper half, behind the last
 

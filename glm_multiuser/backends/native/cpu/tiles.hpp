@@ -36,7 +36,7 @@ struct UseTiles {
   }
 };
 
-// Subnormal numbers are taken, and given, for nothing.
+// Denormals are zero (DAZ), and results are flushed to zero (FTZ).
 inline float flushed(float x) {
   return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
 }
