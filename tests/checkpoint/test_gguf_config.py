@@ -17,6 +17,7 @@ from glm_multiuser.checkpoint import (
     write_huggingface,
 )
 from glm_multiuser.checkpoint.families import model_config_of
+from glm_multiuser.checkpoint.gguf.rope import as_llama3
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.model_config import CausalConfig, RopeScaling
 from glm_multiuser.models.rotary import scaled_frequencies
@@ -39,6 +40,12 @@ def config_of(content: Content, folder: Path) -> CausalConfig:
     return config
 
 
+def config_of_size(head_dim: int, theta: float) -> CausalConfig:
+    config = read_model_config(gguf_model("llama_bpe.F32"))
+    assert isinstance(config, CausalConfig)
+    return replace(config, head_dim=head_dim, rotary_dim=head_dim, rope_theta=theta)
+
+
 def test_the_model_of_the_config_json() -> None:
     for name, file in expected().items():
         found = read_model_config(golden_folder("gguf_models") / name)
@@ -50,6 +57,18 @@ def test_the_model_of_the_config_json() -> None:
         np.testing.assert_allclose(scaled_frequencies(found)[0], frequencies, rtol=2e-7)
         assert scaled_frequencies(found)[1] == factor
         assert replace(found, rope_scaling=None) == replace(hugging_face, rope_scaling=None), name
+
+
+@pytest.mark.parametrize(("factor", "head_dim", "theta"), [(8.0, 128, 5e5), (32.0, 64, 5e5)])
+def test_the_scaling_of_llama_3_is_found(factor: float, head_dim: int, theta: float) -> None:
+    """Of Llama 3.1 8B and Llama 3.2 1B, from what llama.cpp's converter writes."""
+    config = config_of_size(head_dim, theta)
+    wanted = RopeScaling("llama3", factor, 8192, 1.0, 4.0)
+    kept = scaled_frequencies(replace(config, rope_scaling=None))[0]
+    scaled = scaled_frequencies(replace(config, rope_scaling=wanted))[0]
+    factors = tuple((kept / scaled).astype(np.float32).tolist())
+    found = as_llama3(replace(config, rope_scaling=RopeScaling("factors", 1.0, factors=factors)))
+    assert found == wanted
 
 
 def test_rows_are_where_a_safetensors_file_has_them(tmp_path: Path) -> None:

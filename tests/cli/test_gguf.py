@@ -17,7 +17,7 @@ from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.server.settings import model_settings
 from glm_multiuser.tokenizers import load_tokenizer
 from tests.checkpoint.folders import load_folder, same
-from tests.checkpoint.gguf_content import gguf_model, load_all
+from tests.checkpoint.gguf_content import Content, gguf_model, load_all
 from tests.golden_data import golden_folder
 
 MODEL = gguf_model("qwen3.Q8_0")
@@ -79,10 +79,23 @@ def test_what_convert_refuses(run: Callable[..., Any], tmp_path: Path) -> None:
     result = run("convert", MODEL, tmp_path / "new", "--to", "mindformers")
     assert result.exit_code == 2
     assert "is a GGUF model; it can only become huggingface" in result.stderr
-    result = run("convert", gguf_model("llama_bpe.F32"), tmp_path / "new")
+    content = Content.of(gguf_model("llama_bpe.F32"))
+    factors = content.tensor("rope_freqs.weight")
+    factors.content = np.linspace(1, 8, factors.shape[0], dtype=np.float32).tobytes()
+    result = run("convert", content.write(tmp_path / "other.gguf"), tmp_path / "new")
     assert result.exit_code == 2
     assert "no config.json of LlamaForCausalLM describes" in result.stderr
     assert not (tmp_path / "new").exists()
+
+
+def test_convert_finds_the_scaling_of_llama_3(run: Callable[..., Any], tmp_path: Path) -> None:
+    """The file has only what each frequency is divided by; the original config.json has more."""
+    expected = json.loads((golden_folder("gguf_models") / "expected.json").read_text("utf-8"))
+    original = expected["files"]["llama_bpe.F32.gguf"]["hf_config"]["rope_scaling"]
+    assert run("convert", gguf_model("llama_bpe.F32"), tmp_path / "new").exit_code == 0
+    found = json.loads((tmp_path / "new" / "config.json").read_text("utf-8"))
+    assert found["rope_scaling"] == {name: original[name] for name in found["rope_scaling"]}
+    assert found["rope_theta"] == original["rope_theta"]
 
 
 def test_convert_with_the_original_config(run: Callable[..., Any], tmp_path: Path) -> None:

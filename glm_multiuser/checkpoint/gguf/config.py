@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from glm_multiuser.checkpoint.gguf.file import GGUFFile, Strings, open_gguf
+from glm_multiuser.checkpoint.gguf.rope import (
+    FACTORS,
+    as_llama3,
+    rope_scaling_values,
+    scaling_by_factors,
+)
 from glm_multiuser.checkpoint.layouts import Layout, transformers
 from glm_multiuser.checkpoint.layouts.fields import only
 from glm_multiuser.errors import CheckpointError, ConfigError
-from glm_multiuser.model_config import CausalConfig, RopeScaling, check_size
+from glm_multiuser.model_config import CausalConfig, check_size
 
 
 class Architecture(NamedTuple):
@@ -38,7 +44,7 @@ ARCHITECTURES = {
 }
 """`general.architecture` -> the model."""
 
-EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -90,7 +96,7 @@ def _config(file: GGUFFile, architecture: Architecture) -> CausalConfig:
     return replace(
         config,
         rotary_dim=rotary_dim,
-        rope_scaling=_scaling(file, config, rotary_dim),
+        rope_scaling=scaling_by_factors(file, rotary_dim, config.rope_scaling),
         dense_bias="blk.0.attn_output.bias" in file.tensors,
     )
 
@@ -127,7 +133,7 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         "max_position_embeddings": required("context_length"),
         "rms_norm_eps": required("attention.layer_norm_rms_epsilon"),
         "rope_theta": own.get("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(own),
+        "rope_scaling": rope_scaling_values(own),
         "attention_bias": any(f"blk.0.attn_{one}.bias" in file.tensors for one in ("q", "qkv")),
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "tie_word_embeddings": OUTPUT not in file.tensors,
@@ -154,10 +160,20 @@ def gguf_config_json(path: Path) -> dict[str, Any]:
     values = config_values(file, architecture_of(file))
     if config.rotary_dim != config.head_dim:
         values["partial_rotary_factor"] = config.rotary_dim / config.head_dim
+    llama3 = as_llama3(config)
+    if llama3 is not None:
+        config = replace(config, rope_scaling=llama3)
+        values["rope_scaling"] = {
+            "rope_type": llama3.kind,
+            "factor": llama3.factor,
+            "low_freq_factor": llama3.low_freq_factor,
+            "high_freq_factor": llama3.high_freq_factor,
+            "original_max_position_embeddings": llama3.original_positions,
+        }
     if layout.read_config(values) != config:
         raise CheckpointError(
             f"{path} has a model that no config.json of {layout.architectures[0]} describes, "
-            f"because of {ROPE_FACTORS} or of its biases; give the original one with --config"
+            f"because of {FACTORS} or of its biases; give the original one with --config"
         )
     return {name: value for name, value in values.items() if value is not None}
 
@@ -184,39 +200,6 @@ def _end_of_text(file: GGUFFile) -> object:
         if one is not None:
             return one
     raise ConfigError(f"tokenizer.ggml.{END_KEYS[0]} is missing")
-
-
-def _rope_scaling(own: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    kind = own.get("rope.scaling.type", "linear" if "rope.scale_linear" in own else "none")
-    if kind == "none":
-        return None
-    keys = {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_context_length",
-        "beta_fast": "yarn_beta_fast",
-        "beta_slow": "yarn_beta_slow",
-    }
-    found = {name: own.get(f"rope.scaling.{key}") for name, key in keys.items()}
-    found["factor"] = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
-    given = {name: value for name, value in found.items() if value is not None}
-    return {"rope_type": kind, **given}
-
-
-def _scaling(file: GGUFFile, config: CausalConfig, rotary_dim: int) -> Optional[RopeScaling]:
-    """The scaling of the metadata, or a divisor of every frequency, as Llama 3.1 has it."""
-    tensor = file.tensors.get(ROPE_FACTORS)
-    if tensor is None:
-        return config.rope_scaling
-    if config.rope_scaling is not None:
-        raise ConfigError(f"{ROPE_FACTORS} and rope.scaling.type are both there")
-    if tensor.shape != (rotary_dim // 2,):
-        raise ConfigError(
-            f"{ROPE_FACTORS} has shape {list(tensor.shape)}; this model needs [{rotary_dim // 2}]"
-        )
-    factors = tensor.read().astype(np.float32)
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        raise ConfigError(f"{ROPE_FACTORS} has values that are not finite and positive")
-    return RopeScaling("factors", 1.0, factors=tuple(factors.tolist()))
 
 
 def gguf_generation_values(path: Path) -> dict[str, Any]:

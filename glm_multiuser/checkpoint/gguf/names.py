@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from typing import Optional
 
-from glm_multiuser.checkpoint.gguf.config import (
-    EMBEDDING,
-    OUTPUT,
-    ROPE_FACTORS,
-    architecture_of,
-)
+from glm_multiuser.checkpoint.gguf import rope
+from glm_multiuser.checkpoint.gguf.config import EMBEDDING, OUTPUT, architecture_of
 from glm_multiuser.checkpoint.gguf.file import GGUFFile
 from glm_multiuser.checkpoint.layouts import decoder
 from glm_multiuser.checkpoint.placement import Placement, Places
@@ -50,7 +46,7 @@ def gguf_placements(config: AnyModelConfig, file: GGUFFile) -> Places:
     places: dict[str, Optional[Placement]] = {
         EMBEDDING: Placement(decoder.EMBEDDING),
         "output_norm.weight": Placement(decoder.FINAL_NORM),
-        ROPE_FACTORS: None,
+        rope.FACTORS: None,
     }
     if not config.tied:
         places[OUTPUT] = Placement(decoder.OUTPUT)

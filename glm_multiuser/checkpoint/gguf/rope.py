@@ -1,0 +1,83 @@
+"""The scaling of rotary frequencies that a GGUF file describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import numpy as np
+
+from glm_multiuser.checkpoint.gguf.file import GGUFFile
+from glm_multiuser.errors import ConfigError
+from glm_multiuser.model_config import CausalConfig, RopeScaling
+
+FACTORS = "rope_freqs.weight"
+"""The tensor of what each frequency is divided by."""
+
+LOW, HIGH = 1.0, 4.0
+"""`low_freq_factor` and `high_freq_factor` of every Llama that was published."""
+
+
+def rope_scaling_values(own: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """`rope_scaling` as `config.json` has it; `own` are the metadata of the architecture."""
+    kind = own.get("rope.scaling.type", "linear" if "rope.scale_linear" in own else "none")
+    if kind == "none":
+        return None
+    keys = {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+    }
+    found = {name: own.get(f"rope.scaling.{key}") for name, key in keys.items()}
+    found["factor"] = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    given = {name: value for name, value in found.items() if value is not None}
+    return {"rope_type": kind, **given}
+
+
+def scaling_by_factors(
+    file: GGUFFile, rotary_dim: int, described: Optional[RopeScaling]
+) -> Optional[RopeScaling]:
+    """The scaling that the metadata describe, or a divisor of every frequency, as Llama 3.1 has it.
+
+    Raises:
+        ConfigError: both, or divisors that cannot be used.
+    """
+    tensor = file.tensors.get(FACTORS)
+    if tensor is None:
+        return described
+    if described is not None:
+        raise ConfigError(f"{FACTORS} and rope.scaling.type are both there")
+    if tensor.shape != (rotary_dim // 2,):
+        raise ConfigError(
+            f"{FACTORS} has shape {list(tensor.shape)}; this model needs [{rotary_dim // 2}]"
+        )
+    factors = tensor.read().astype(np.float32)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise ConfigError(f"{FACTORS} has values that are not finite and positive")
+    return RopeScaling("factors", 1.0, factors=tuple(factors.tolist()))
+
+
+def as_llama3(config: CausalConfig) -> Optional[RopeScaling]:
+    """The "llama3" scaling with the divisors of a model, or None where they come from elsewhere.
+
+    The formula is `generate_extra_tensors` of `LlamaModel` in llama.cpp's convert_hf_to_gguf.py,
+    solved for the original positions at a frequency that is neither kept nor divided by all of the
+    factor; then every divisor is compared.
+    """
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind != "factors":
+        return None
+    divisors = np.asarray(scaling.factors, np.float64)
+    waves = 2 * math.pi * config.rope_theta ** np.linspace(0, 1, len(divisors), endpoint=False)
+    factor = divisors.max()
+    (between,) = np.nonzero((divisors > 1) & (divisors < factor))
+    if not len(between):
+        return None
+    smooth = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    original = round(float((waves * (smooth * (HIGH - LOW) + LOW))[between].mean()))
+    smooth = np.clip((original / waves - LOW) / (HIGH - LOW), 0, 1)
+    if not np.allclose(divisors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4, atol=0):
+        return None
+    return RopeScaling("llama3", float(factor), original, LOW, HIGH)
