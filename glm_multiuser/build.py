@@ -45,6 +45,7 @@ def build_runner(
     backend = choose_backend(
         memory.with_weight_dtype(config, model_config, source.dtype, source.types)
     )
+    memory.check_cache_memory(model_config, config)
     before, after = described(source.dtype, stored), backend.kept_as
     if backend.weight_dtype != "float32" and after != before:
         logger.info("matrices are rounded from %s to %s", before, after)

@@ -10,6 +10,7 @@ from typing import Optional
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.model_config import AnyModelConfig, CausalConfig, ModelConfig
 from glm_multiuser.settings import check, setting
+from glm_multiuser.sizes import bytes_of
 
 __all__ = ["AnyModelConfig", "CausalConfig", "EngineConfig", "ModelConfig"]
 
@@ -101,6 +102,11 @@ class EngineConfig:
         choices=("float32", "bfloat16", "int8"),
     )
 
+    cache_memory: Optional[str] = setting(
+        None,
+        "Budget for the memory of KV caches, as in 8GiB, with native kernels: a request waits "
+        "until the most that it may need is there; default: none, every user may fill its cache",
+    )
     weight_cache: Optional[str] = setting(
         None,
         "Folder that keeps packed weights for the next start, with native kernels, or off; "
@@ -109,11 +115,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.cache_memory is not None:
+            bytes_of("cache_memory", self.cache_memory)
         if self.compute_dtype == "int8" and self.weight_dtype not in (None, "int8", "int4"):
             raise ConfigError(
                 f"compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', or None for a "
                 f"checkpoint in groups, not {self.weight_dtype!r}"
             )
+
+    @property
+    def cache_limit(self) -> Optional[int]:
+        """`cache_memory` in bytes."""
+        return None if self.cache_memory is None else bytes_of("cache_memory", self.cache_memory)
 
     def check_fits(self, model: AnyModelConfig) -> None:
         """Raises ConfigError if users of this engine could hold more than the model can."""

@@ -63,6 +63,11 @@ class EngineStats:
     overhead_seconds: float
     """Time in steps that was not spent in graphs."""
     cache_bytes_per_user: int
+    """Of a user who holds `seq_length` tokens."""
+    cache_reserved_bytes: int
+    """What the caches of all slots take when they are full."""
+    cache_resident_bytes: int
+    """Physical memory that they take now."""
     kernels: str
     """"native" or "portable"."""
     kernel_level: str
@@ -83,6 +88,10 @@ class MultiUserLLM:
     """One GLM model on one device, for many users at the same time.
 
     Made by `from_pretrained` or `from_config`. Every method may be called from any thread.
+
+    Attributes:
+        max_length: tokens of prompt and answer together: `seq_length`, or what fits in
+            `cache_memory`.
     """
 
     def __init__(
@@ -105,7 +114,10 @@ class MultiUserLLM:
         self._compiles_when_ready = runner.compiles
         reuse = config.cache_prompt and runner.model.config.is_causal
         limits = config.max_queue, config.max_queue_per_user
-        self._engine = Engine(runner, config.users, *limits, reuse=reuse)
+        self._engine = Engine(
+            runner, config.users, *limits, reuse=reuse, cache_limit=config.cache_limit
+        )
+        self.max_length = self._engine.longest(config.seq_length)
 
     @classmethod
     @takes(EngineConfig)
@@ -348,6 +360,8 @@ class MultiUserLLM:
             graph_seconds=runner.graph_seconds,
             overhead_seconds=counters.step_seconds - runner.graph_seconds,
             cache_bytes_per_user=runner.cache_bytes_per_user,
+            cache_reserved_bytes=runner.cache_bytes_per_user * self.config.users,
+            cache_resident_bytes=self._engine.resident_bytes(),
             kernels=runner.kernels,
             kernel_level=runner.kernel_level,
             weight_dtype=runner.weight_dtype,
@@ -434,13 +448,15 @@ class MultiUserLLM:
                 f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",
                 field="stop",
             )
-        slot_name, length = _slot_name(user), self.config.seq_length
+        slot_name, length = _slot_name(user), self.max_length
         if not token_ids:
             raise InvalidParameterError("prompt has 0 tokens; it must have at least 1", "prompt")
         room = length - len(token_ids)
         if room < 1:
+            full = length == self.config.seq_length
+            limit = f"seq_length {length}" if full else f"cache_memory {self.config.cache_memory}"
             raise PromptTooLongError(
-                f"prompt has {len(token_ids)} tokens; with seq_length {length} it may have at most "
+                f"prompt has {len(token_ids)} tokens; with {limit} it may have at most "
                 f"{length - 1}",
                 field="prompt",
             )

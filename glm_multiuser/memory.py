@@ -13,12 +13,13 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Optional
 
-from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native import library, pages
 from glm_multiuser.backends.native.group_packing import packing_of
-from glm_multiuser.backends.native.kv_layout import scale_bytes
-from glm_multiuser.backends.native.packing import BLOCK_BYTES, TILE
+from glm_multiuser.backends.native.kv_layout import held_bytes, scale_bytes
+from glm_multiuser.backends.native.packing import BLOCK_BYTES
 from glm_multiuser.backends.native.weight_types import (
     described,
     types_for_int4,
@@ -41,9 +42,13 @@ from glm_multiuser.device import (
     cores,
 )
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.sizes import most_within
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 FLOAT32 = BYTES["float32"]
+
+SHORTEST = 2
+"""Tokens of a request: one of its prompt, one of its answer."""
 
 
 def dtype_of(engine: EngineConfig) -> str:
@@ -181,13 +186,50 @@ def cache_bytes_per_user(config: AnyModelConfig, seq_length: int, dtype: str) ->
     return 2 * config.num_layers * seq_length * config.num_key_value_heads * per_head
 
 
-def user_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """What one user's caches take; native kernels fill keys up to whole tiles of positions."""
+def user_bytes(config: AnyModelConfig, engine: EngineConfig, tokens: Optional[int] = None) -> int:
+    """What the caches of one user with so many tokens take; default: `seq_length`.
+
+    With native kernels that is whole tiles of keys and whole pages for each head, and no more
+    than the tokens need where pages can be given back. Otherwise it is always `seq_length`.
+    """
     dtype, length = cache_dtype_of(engine), engine.seq_length
     if not is_native(engine):
         return cache_bytes_per_user(config, length, dtype)
-    filled_up = math.ceil(length / TILE) * TILE
-    return cache_bytes_per_user(config, length + filled_up, dtype) // 2
+    if tokens is not None and not pages.UNAVAILABLE:
+        length = tokens
+    heads, head_dim = config.num_key_value_heads, config.head_dim
+    return config.num_layers * held_bytes(dtype, heads, length, head_dim)
+
+
+def tokens_in(config: AnyModelConfig, engine: EngineConfig, limit: int) -> int:
+    """The most tokens of one user, up to `seq_length`, whose caches stay within `limit` bytes."""
+    if user_bytes(config, engine, tokens=0) > limit:
+        return 0
+    return most_within(limit, partial(user_bytes, config, engine), engine.seq_length)
+
+
+def check_cache_memory(config: AnyModelConfig, engine: EngineConfig) -> None:
+    """Raises ConfigError if `cache_memory` cannot be kept to, or holds no request."""
+    if engine.cache_limit is None:
+        return
+    reason = portable_reason(engine) or pages.UNAVAILABLE
+    if reason:
+        raise ConfigError(
+            f"cache_memory {engine.cache_memory!r} needs native kernels, but {reason}; other caches "
+            "take their whole size from the start, which users and seq_length decide"
+        )
+    least = user_bytes(config, engine, tokens=SHORTEST)
+    if least > engine.cache_limit:
+        raise ConfigError(
+            f"cache_memory is {engine.cache_memory!r}; it must be at least {least} bytes, which "
+            f"{SHORTEST} tokens of one user take"
+        )
+
+
+def cache_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
+    """The most that everybody's caches take."""
+    caches = engine.users * user_bytes(config, engine)
+    return caches if engine.cache_limit is None else min(caches, engine.cache_limit)
 
 
 def zeros_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
@@ -201,7 +243,7 @@ def zeros_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 def total_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Weights, everybody's caches, and the zeros: what an engine holds from start to end."""
-    caches = engine.users * user_bytes(config, engine)
+    caches = cache_bytes(config, engine)
     return weight_bytes(config, engine) + caches + zeros_bytes(config, engine)
 
 
@@ -261,12 +303,9 @@ def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 def users_that_fit(config: AnyModelConfig, engine: EngineConfig, available: int) -> int:
     """The most users, up to 1024, whose engine and largest step stay within `available` bytes."""
-    fit, too_many = 0, MOST_USERS + 1
-    while too_many - fit > 1:
-        users = (fit + too_many) // 2
+
+    def needed(users: int) -> int:
         one = replace(engine, users=users, users_per_cell=None)
-        if total_bytes(config, one) + workspace_bytes(config, one) <= available:
-            fit = users
-        else:
-            too_many = users
-    return fit
+        return total_bytes(config, one) + workspace_bytes(config, one)
+
+    return most_within(available, needed, MOST_USERS)

@@ -54,8 +54,13 @@ def memory_of(parameter: Parameter) -> NDArray[Any]:
 def zero_parameter(shape: tuple[int, ...], dtype: Any, name: str) -> Parameter:
     """A Parameter whose zeros take no memory until something is written to them; `Parameter` would
     copy what it is given."""
-    parameter = Parameter(Tensor(np.zeros([1] * len(shape), dtype)), name=name)
-    parameter.set_data(Tensor.from_numpy(np.zeros(shape, dtype)))
+    return parameter_of(np.zeros(shape, dtype), name)
+
+
+def parameter_of(array: NDArray[Any], name: str) -> Parameter:
+    """A Parameter whose memory is that of `array`; nothing is copied."""
+    parameter = Parameter(Tensor(np.zeros([1] * array.ndim, array.dtype)), name=name)
+    parameter.set_data(Tensor.from_numpy(array))
     return parameter
 
 

@@ -77,6 +77,7 @@ def check_engine(folder: Path, engine: EngineConfig) -> None:
     model = model_config(folder)
     engine.check_fits(model)
     memory.check_kernels(engine)
+    memory.check_cache_memory(model, engine)
     check_tensors(folder, model)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -14,16 +13,11 @@ from glm_multiuser.cli.options import one_of, takes_options
 from glm_multiuser.cli.published import PUBLISHED, published_dtype
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.sizes import bytes_of
 
 if TYPE_CHECKING:
     from glm_multiuser.cli.roofline import DecodeStep, Device
 
-UNITS = {
-    "": 1,
-    **{"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40},
-    **{"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
-}
-MOST_BYTES = 2**60
 SHORTEST_SWEPT = 128
 WITHOUT = ("users", "users_per_cell", "device_target", "device_id")
 """Settings that a plan finds out, or that its device says."""
@@ -95,7 +89,7 @@ def command(
     plan = make_plan(config, engine, chosen)
     console = screen.output()
     console.print(plan_tables.memory_table(f"{model}, {device}", plan))
-    if plan["users"] == 0:
+    if not plan["fits"]:
         console.print(plan_tables.does_not_fit(model, device, plan), soft_wrap=True)
     steps = roofline(config, engine, chosen, plan["users"], context)
     if steps:
@@ -182,23 +176,6 @@ def choose_device(
     return known
 
 
-def bytes_of(field: str, text: str) -> int:
-    """A size such as "32GiB", "900 MB" or "1024".
-
-    Raises:
-        ConfigError: no size, or one out of range.
-    """
-    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in UNITS:
-        raise ConfigError(
-            f"{field} is {text!r}; it must be a number with one of {', '.join(UNITS)[2:]}"
-        )
-    count = int(float(match[1]) * UNITS[match[2].upper()])
-    if not 1 <= count <= MOST_BYTES:
-        raise ConfigError(f"{field} is {text!r}; it must be from 1 byte to {MOST_BYTES} bytes")
-    return count
-
-
 def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") -> dict[str, Any]:
     """Every number of the first table, in bytes.
 
@@ -208,9 +185,14 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
     from glm_multiuser import memory
 
     memory.check_kernels(engine)
-    available = device.memory or 0
-    users = memory.users_that_fit(config, engine, available)
-    full = replace(engine, users=max(users, 1))
+    memory.check_cache_memory(config, engine)
+    available, per_user = device.memory or 0, memory.user_bytes(config, engine)
+    slots = memory.users_that_fit(config, engine, available)
+    caches = slots * per_user
+    if engine.cache_limit is not None:
+        caches = min(caches, engine.cache_limit)
+    users, rest = divmod(caches, per_user)
+    full, most = (replace(engine, users=max(count, 1)) for count in (users, slots))
     dtype, cache_dtype = memory.dtype_of(engine), memory.cache_dtype_of(engine)
     return {
         "seq_length": engine.seq_length,
@@ -222,12 +204,15 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
         "weight_bytes": memory.weight_bytes(config, engine),
         "cache_dtype": cache_dtype,
         "bytes_per_token": memory.cache_bytes_per_user(config, 1, cache_dtype),
-        "bytes_per_user": memory.user_bytes(config, engine),
+        "bytes_per_user": per_user,
+        "cache_memory": engine.cache_limit,
         "zeros_bytes": memory.zeros_bytes(config, engine),
         "workspace_bytes": memory.workspace_bytes(config, full),
         "device_bytes": available,
+        "fits": slots > 0,
         "users": users,
-        "total_bytes": memory.total_bytes(config, full) + memory.workspace_bytes(config, full),
+        "tokens": users * engine.seq_length + memory.tokens_in(config, engine, rest),
+        "total_bytes": memory.total_bytes(config, most) + memory.workspace_bytes(config, full),
         "loading_bytes": memory.loading_bytes(config, engine),
     }
 

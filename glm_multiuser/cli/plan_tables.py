@@ -14,15 +14,19 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
     """What takes memory, and how many users there is room for."""
     dtype = plan["weight_dtype"]
     users = max(plan["users"], 1)
+    limit = plan["cache_memory"]
+    budget = {} if limit is None else {"caches of all users (cache-memory)": size(limit)}
     rows = {
         "weights": f"{plan['weight_count'] / 1e9:.2f} billion in {dtype}, "
         + size(plan["weight_bytes"]),
         "keys and values per token": f"{size(plan['bytes_per_token'])} in {plan['cache_dtype']}",
         f"per user of {plan['seq_length']} tokens": size(plan["bytes_per_user"]),
+        **budget,
         "zeros that overwrite used memory": size(plan["zeros_bytes"]),
         f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
         f"all of that with {users} users": size(plan["total_bytes"]),
         f"users in {size(plan['device_bytes'])}": str(plan["users"]),
+        "tokens of all of them": f"{plan['tokens']:,}",
     }
     table = Table("", title, title=f"memory, {plan['kernels']} kernels")
     for row in rows.items():

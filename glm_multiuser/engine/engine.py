@@ -24,6 +24,7 @@ from glm_multiuser.errors import (
 )
 from glm_multiuser.progress import Progress
 from glm_multiuser.sampling import Choice, choose
+from glm_multiuser.sizes import most_within
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Engine:
         max_queue_per_user: of these, how many may be one user's.
         device_thread: the process's own, unless a test brings another.
         reuse: whether the prefix cache of the user's slot is used; for causal models only.
+        cache_limit: bytes that all caches together may take; None: any.
 
     Attributes:
         failure: what made the engine close by itself; None as long as it has not.
@@ -104,8 +106,10 @@ class Engine:
         max_queue_per_user: int,
         device_thread: DeviceThread = DEVICE_THREAD,
         reuse: bool = False,
+        cache_limit: Optional[int] = None,
     ) -> None:
         self.runner = runner
+        self.cache_limit = cache_limit
         self.max_queue = max_queue
         self.max_queue_per_user = max_queue_per_user
         self.counters = Counters()
@@ -121,7 +125,10 @@ class Engine:
         device_thread.attach(self.step)
 
     def _new_scheduler(self, users: int) -> Scheduler:
-        return Scheduler(Slots(users), self.runner.take, self._reuse)
+        return Scheduler(self._new_slots(users), self.runner.take, self._reuse)
+
+    def _new_slots(self, users: int) -> Slots:
+        return Slots(users, self.runner.cache_bytes, self.cache_limit)
 
     # Called from any thread.
 
@@ -198,6 +205,20 @@ class Engine:
             slots = self._scheduler.slots
             return slots.busy, slots.idle, len(self._scheduler.waiting)
 
+    def longest(self, seq_length: int) -> int:
+        """The most tokens of one request, up to `seq_length`, that there can be memory for."""
+        if self.cache_limit is None:
+            return seq_length
+        return most_within(self.cache_limit, self.runner.cache_bytes, seq_length)
+
+    def resident_bytes(self) -> int:
+        """Memory of caches, by the tokens in the slots; a step adds its own when it has run."""
+        with self._lock:
+            slots, running = self._scheduler.slots, list(self._scheduler.running.values())
+            held = [*(request.computed_tokens for request in running), *slots.idle_tokens()]
+        held += [0] * (slots.count - len(held))
+        return sum(map(self.runner.cache_bytes, held))
+
     def slots(self) -> list[SlotReport]:
         """What is in each slot, by its number."""
         with self._lock:
@@ -244,6 +265,8 @@ class Engine:
             if step is None:
                 self._scheduler.check()
                 return False
+        for slot, tokens in step.kept.items():
+            self.runner.keep(slot, tokens)
         for slot, request in step.returning.items():
             self._put_back(slot, request)
         for part in self.runner.parts(step):
@@ -323,7 +346,10 @@ class Engine:
             # A failed slot is not kept for its user.
             anonymous = isinstance(self._scheduler.running[slot].user, AnonymousUser)
             request = self._scheduler.finish(slot, keep=error is None and not anonymous)
+            held = self._scheduler.slots.held(request.user)
             self._lock.notify_all()
+        if not held:
+            self.runner.keep(slot, 0)
         request.end(finish_reason, error)
 
     def _drop_cancelled(self) -> None:
@@ -347,7 +373,7 @@ class Engine:
         for slot, past in saved.items():
             running[slot].saved_past = past
         with self._lock:
-            self._scheduler.pause(Slots(users))
+            self._scheduler.pause(self._new_slots(users))
         try:
             self.runner.resize(users, progress)
         except BaseException:
@@ -359,7 +385,7 @@ class Engine:
     def _go_back(self, users: int) -> None:
         """After a resize that failed: the old size again, or the end."""
         with self._lock:
-            self._scheduler.pause(Slots(users))
+            self._scheduler.pause(self._new_slots(users))
         try:
             self.runner.resize(users, lambda done, total, what: None)
         except Exception as error:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native import library, pages
 from glm_multiuser.backends.native.operators import take_rows
 from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.backends.native.program import Program, Value
@@ -195,6 +195,8 @@ class NativeRunner(GraphRunner):
         columns = np.array([(0, user, 0, 1, *rotary) for user in range(users)], np.int32).T
         everything = [users, users, 0, self.model.config.num_layers + 1]
         results = self._run_tokens(columns, range(users), users, everything)
+        for user in range(users):
+            self.keep(user, 0)
         return results.logits(range(users))
 
     def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
@@ -272,6 +274,16 @@ class NativeRunner(GraphRunner):
         numbers = Tensor.from_numpy(np.concatenate([columns.ravel(), others]))
         results = self._run_graph(numbers)
         return results.only(range(len(answered)))
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Whole pages for each head. A prompt of ChatGLM-6B counts when it is in."""
+        if pages.UNAVAILABLE:
+            tokens = self.engine.seq_length
+        return sum(layer.attend.held_bytes(tokens) for layer in self.model.layer_cells())
+
+    def keep(self, slot: int, tokens: int) -> None:
+        for cell, row in self.model.caches_of(slot):
+            cell.keep(row, tokens)
 
     def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
         return read_cache(self.model, slot, request.computed_tokens)

@@ -98,6 +98,8 @@ class Request:
         """Of the prompt, those whose keys and values its slot still held."""
         self.computed_tokens = 0
         """Of prompt and answer, those whose keys and values its slot holds."""
+        self.overtaken = 0
+        """By requests that there was memory for, when there was not enough for this one."""
         self._deliver = deliver
         self._cancelled = threading.Event()
         self._submitted = time.monotonic()
@@ -107,6 +109,11 @@ class Request:
     def __len__(self) -> int:
         """Tokens so far, prompt and answer."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that it may come to, prompt and answer."""
+        return len(self.prompt_token_ids) + self.max_tokens
 
     @property
     def prompt_is_in(self) -> bool:

@@ -55,6 +55,15 @@ class Runner(Protocol):
     def save(self, slot: int, request: Request) -> Any:
         """Copies a slot's keys and values to the host."""
 
+    def cache_bytes(self, tokens: int) -> int:
+        """Physical memory of a slot's caches that hold so many tokens."""
+
+    def keep(self, slot: int, tokens: int) -> None:
+        """Gives the memory behind a slot's first tokens back to the system, where that is possible.
+
+        Nothing behind them is read before it is written again.
+        """
+
     def restore(self, slot: int, request: Request, saved: Any) -> None:
         """Puts into a slot what `save` copied out of this or another one."""
 
@@ -148,9 +157,16 @@ class GraphRunner(Runner):
     @property
     def cache_bytes_per_user(self) -> int:
         """Keys and values of all layers and positions, as they lie in memory."""
+        return self.cache_bytes(self.engine.seq_length)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """All of them, however few tokens they hold."""
         caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
         sizes = [int(one.nbytes) for cell in caches for one in cell.get_parameters()]
         return sum(sizes) // self.users
+
+    def keep(self, slot: int, tokens: int) -> None:
+        """Nothing: MindSpore keeps what it has taken."""
 
     def compile(self, progress: Progress) -> None:
         """Compiles and runs every graph once, with rows that write nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Callable, Optional
 
@@ -32,11 +32,13 @@ class Step:
         prompts: chunks of prompts that are prefilled.
         decodes: requests that get their next token.
         returning: what was saved before a resize, and goes back before anything else.
+        kept: how many tokens stay in slots that have held more; the memory behind them is free.
     """
 
     prompts: dict[int, PromptChunk] = field(default_factory=dict)
     decodes: dict[int, Request] = field(default_factory=dict)
     returning: dict[int, Request] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
 
     @property
     def requests(self) -> dict[int, Request]:
@@ -63,8 +65,9 @@ many tokens of each of the first ones are prefilled in the next step."""
 class Scheduler:
     """Requests wait for a slot; those that have one are part of every step.
 
-    Groups share the slots. A request whose user is busy lets others pass; no other request is ever
-    overtaken by one of its own group. With chunked prefill, prompts in slots take turns, so that a
+    Groups share the slots. A request whose user is busy lets others pass, and so does one that
+    there is not enough memory for, as many as there are slots; no other request is ever overtaken
+    by one of its own group. With chunked prefill, prompts in slots take turns, so that a
     short one does not wait for a long one.
 
     Args:
@@ -84,32 +87,61 @@ class Scheduler:
 
     def schedule(self) -> Optional[Step]:
         """The next step, or None when there is nothing to do."""
-        returning = self._admit()
+        returning, kept = self._admit()
         away = {*self._entering, *returning}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
-        step = Step(self._chunks(returning, len(decodes)), decodes, returning)
+        step = Step(self._chunks(returning, len(decodes)), decodes, returning, kept)
         return step if step.requests or returning else None
 
-    def _admit(self) -> dict[int, Request]:
-        """Admission to slots; returns the requests whose saved caches have to be restored."""
-        returning = {}
-        while (request := self.waiting.next(self.running.values(), self._may_run)) is not None:
-            slot = self.slots.acquire(request.user)
+    def _admit(self) -> tuple[dict[int, Request], dict[int, int]]:
+        """Admission to slots -> `returning` and `kept` of the step."""
+        returning, kept = {}, {}
+        while (request := self._next()) is not None:
+            slot = self.slots.acquire(request.user, request.longest)
             if slot is None:
                 break
             self.waiting.take(request)
+            kept.update(dict.fromkeys(self.slots.take_emptied(), 0))
             self.running[slot] = request
             if request.saved_past is not None:
                 returning[slot] = request
             elif self.reuse and request.params.cache_prompt:
                 request.reuse(self.slots.held(request.user))
+            if request.computed_tokens < len(self.slots.held(request.user)):
+                kept[slot] = request.computed_tokens
             if not request.prompt_is_in:
                 self._entering.append(slot)
             request.enter()
-        return returning
+        return returning, kept
+
+    def _next(self) -> Optional[Request]:
+        """The next one that waits; where there is not enough memory for it, one that passes it."""
+        first = self.waiting.next(self.running.values(), self._may_run)
+        if first is None or self.slots.busy == self.slots.count or self._has_memory(first):
+            return first
+        if first.overtaken >= self.slots.count:
+            return None  # until there is enough
+        waiting_users: set[Hashable] = set()
+
+        def may_pass(request: Request) -> bool:
+            """Never one of a user who has an earlier one waiting."""
+            passes = (
+                self._may_run(request)
+                and request.user not in waiting_users
+                and self._has_memory(request)
+            )
+            waiting_users.add(request.user)
+            return passes
+
+        other = self.waiting.next(self.running.values(), may_pass)
+        first.overtaken += other is not None
+        return other
 
     def _may_run(self, request: Request) -> bool:
         return not self.slots.is_busy(request.user)
+
+    def _has_memory(self, request: Request) -> bool:
+        return self.slots.has_memory(request.longest)
 
     def _chunks(self, returning: dict[int, Request], decoding: int) -> dict[int, PromptChunk]:
         turns = [slot for slot in self._entering if slot not in returning]
@@ -128,7 +160,7 @@ class Scheduler:
     def finish(self, slot: int, keep: bool = True) -> Request:
         """The request in `slot` has ended; `keep` leaves the slot to its user."""
         request = self.running[slot]
-        self.slots.release(request.user, keep, request.held_token_ids())
+        self.slots.release(request.user, keep, request.held_token_ids() if self.reuse else ())
         del self.running[slot]
         if slot in self._entering:
             self._entering.remove(slot)

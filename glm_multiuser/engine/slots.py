@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Optional
+from typing import Callable, Optional
 
 
 class Slots:
     """Users and slots: a slot is free, busy (its user has a request running) or idle.
 
-    An idle slot keeps its user's prefix cache until another user needs the slot; the least recently
-    used is evicted first. A prefix cache is visible to its own user only.
+    An idle slot keeps its user's prefix cache until another user needs the slot or its memory; the
+    least recently used is evicted first. A prefix cache is visible to its own user only.
+
+    Args:
+        count: of slots.
+        cache_bytes: the memory of a slot's caches with so many tokens.
+        limit: bytes that all caches together may take; None: any. A busy slot counts with the most
+            that its request may come to, so that none runs out of memory.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(
+        self,
+        count: int,
+        cache_bytes: Callable[[int], int] = lambda tokens: 0,
+        limit: Optional[int] = None,
+    ) -> None:
         self.count = count
+        self.cache_bytes = cache_bytes
+        self.limit = limit
         self._free = list(range(count))
         self._busy: dict[Hashable, int] = {}
         self._idle: dict[Hashable, int] = {}  # in order of last use
         self._held: dict[Hashable, Sequence[int]] = {}
+        self._promised: dict[Hashable, int] = {}
+        """Bytes that each busy user's request may come to."""
+        self._emptied: list[int] = []
 
     @property
     def busy(self) -> int:
@@ -31,22 +47,51 @@ class Slots:
     def is_busy(self, user: Hashable) -> bool:
         return user in self._busy
 
-    def acquire(self, user: Hashable) -> Optional[int]:
-        """The user's own idle slot, else a free one, else the one idle for longest, else None."""
+    @property
+    def taken_bytes(self) -> int:
+        """What busy slots may come to, and what idle ones hold."""
+        idle = (self.cache_bytes(len(self.held(user))) for user in self._idle)
+        return sum(self._promised.values()) + sum(idle)
+
+    def has_memory(self, tokens: int) -> bool:
+        """Whether a request may come to so many tokens beside those that run."""
+        if self.limit is None:
+            return True
+        return sum(self._promised.values()) + self.cache_bytes(tokens) <= self.limit
+
+    def acquire(self, user: Hashable, tokens: int = 0) -> Optional[int]:
+        """The user's own idle slot, else a free one, else the one idle for longest, else None.
+
+        `tokens` is the most that its request may come to. Idle users are evicted until there is
+        memory for them; None if that cannot be enough.
+        """
         if user in self._busy:
             raise RuntimeError(f"user {user!r} holds slot {self._busy[user]} already")
-        if user in self._idle:
-            slot = self._idle.pop(user)
-        elif self._free:
-            slot = self._free.pop(0)
-        elif self._idle:
-            evicted = next(iter(self._idle))
-            slot = self._idle.pop(evicted)
-            self._held.pop(evicted, None)
-        else:
+        if self.busy == self.count or not self.has_memory(tokens):
             return None
+        slot = self._idle.pop(user, None)
+        self._promised[user] = self.cache_bytes(tokens)
+        while self.limit is not None and self.taken_bytes > self.limit:
+            self._evict()
+        if slot is None:
+            if not self._free:
+                self._evict()
+            slot = self._free.pop(0)
         self._busy[user] = slot
         return slot
+
+    def _evict(self) -> None:
+        evicted = next(iter(self._idle))
+        slot = self._idle.pop(evicted)
+        if self._held.pop(evicted, ()):
+            self._emptied.append(slot)
+        self._free.append(slot)
+        self._free.sort()
+
+    def take_emptied(self) -> list[int]:
+        """Slots whose user was evicted since the last call, and whose memory is free."""
+        emptied, self._emptied = self._emptied, []
+        return emptied
 
     def held(self, user: Hashable) -> Sequence[int]:
         """The token ids whose keys and values the user's slot still has."""
@@ -55,6 +100,7 @@ class Slots:
     def release(self, user: Hashable, keep: bool = True, held: Sequence[int] = ()) -> None:
         """The user's request has ended; `keep` leaves the slot, and what it holds, to the user."""
         slot = self._busy.pop(user)
+        del self._promised[user]
         if keep:
             self._idle[user] = slot
             self._held[user] = held
@@ -71,8 +117,12 @@ class Slots:
     def slot_of(self, user: Hashable) -> Optional[int]:
         return self._busy.get(user, self._idle.get(user))
 
+    def idle_tokens(self) -> list[int]:
+        """How many tokens each idle slot holds."""
+        return [len(self.held(user)) for user in self._idle]
+
     def check(self) -> None:
-        """Every slot is in exactly one state.
+        """Every slot is in exactly one state, and memory within its limit.
 
         Raises:
             RuntimeError: the state is inconsistent, which is a defect of the engine.
@@ -80,6 +130,8 @@ class Slots:
         slots = sorted([*self._free, *self._busy.values(), *self._idle.values()])
         if not self._held.keys() <= {*self._busy, *self._idle}:
             raise RuntimeError(f"tokens are known of users without a slot: {list(self._held)}")
+        if self.limit is not None and self.taken_bytes > self.limit:
+            raise RuntimeError(f"{self.taken_bytes} bytes are taken of {self.limit}")
         if slots != list(range(self.count)):
             raise RuntimeError(
                 f"slots out of order: free {self._free}, busy {self._busy}, idle {self._idle}"

@@ -37,11 +37,10 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Graphs compiled after the model was ready; has to be 0.",
         lambda stats: stats.compiles_after_ready,
     ),
-    (
-        "cache_bytes",
-        "Memory of all KV caches.",
-        lambda stats: stats.cache_bytes_per_user * stats.users,
-    ),
+)
+CACHE_BYTES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
+    ("reserved", lambda stats: stats.cache_reserved_bytes),
+    ("resident", lambda stats: stats.cache_resident_bytes),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("prompt_tokens", "Prompt tokens computed.", lambda stats: stats.prompt_tokens),
@@ -101,6 +100,15 @@ class Metrics:
             for model, stats in all_stats.items():
                 gauge.add_metric((model,), value(stats))
             yield gauge
+        caches = GaugeMetricFamily(
+            "glm_cache_bytes",
+            "Memory of all KV caches: reserved for full slots, resident for the tokens in them.",
+            labels=("model", "kind"),
+        )
+        for model, stats in all_stats.items():
+            for kind, value in CACHE_BYTES:
+                caches.add_metric((model, kind), value(stats))
+        yield caches
         for name, text, value in COUNTERS:
             counter = CounterMetricFamily(f"glm_{name}", text, labels=("model",))
             for model, stats in all_stats.items():

@@ -39,6 +39,10 @@ async def status(request: Request) -> dict[str, Any]:
             "waiting": sum(one.waiting for one in stats.values()),
             "limit": sum(model.settings.engine.max_queue for model in ready),
         },
+        "cache_bytes": {
+            "reserved": sum(one.cache_reserved_bytes for one in stats.values()),
+            "resident": sum(one.cache_resident_bytes for one in stats.values()),
+        },
         "tokens_per_second": {
             "now": rate.per_second[-1] if rate.per_second else 0,
             "last_minute": list(rate.per_second),

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from glm_multiuser import EngineConfig, ModelConfig, memory
 from glm_multiuser.backends.native import library
+from glm_multiuser.backends.native.pages import SIZE as PAGE
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.config import MOST_USERS, AnyModelConfig, CausalConfig
 from glm_multiuser.device import PROCESS_BYTES, cores
@@ -138,11 +139,11 @@ def test_native_kernels_pack_weights_and_fill_keys_up_to_tiles() -> None:
     assert count < memory.weight_bytes(CHATGLM_6B, engine) < 1.01 * count
     assert memory.zeros_bytes(CHATGLM_6B, engine) == 0
     keys, values = 1008, 1000
-    assert memory.user_bytes(CHATGLM_6B, engine) == (keys + values) * 448 * 1024
-    # 28 layers of 32 heads of 128 numbers; with int8 a scale of 4 bytes for each head.
-    for cache, expected in ((None, 224 * 1024), ("bfloat16", 224 * 1024), ("int8", 28 * 32 * 132)):
-        smaller = replace(engine, cache_dtype=cache)
-        assert memory.user_bytes(CHATGLM_6B, smaller) == (keys + values) * expected
+    # 28 layers of 32 heads of 128 numbers, each in whole pages; with int8 a scale of 4 bytes each.
+    for cache, per_head in (("float32", 512), (None, 256), ("bfloat16", 256), ("int8", 132)):
+        pages = [math.ceil(positions * per_head / PAGE) for positions in (keys, values)]
+        one = replace(engine, cache_dtype=cache)
+        assert memory.user_bytes(CHATGLM_6B, one) == 28 * 32 * sum(pages) * PAGE
 
 
 @pytest.mark.parametrize("config", [CHATGLM_6B, QWEN2_HALF_B])

@@ -28,6 +28,7 @@ FOLDER = ROOT / "ckpt/glm-tiny"
 
 
 TEXTS = {
+    "cache_memory": "8GiB",
     "weight_cache": str(ROOT / "packed"),
     "cors_origins": ("https://example.org",),
     "allowed_hosts": ("example.org",),

@@ -10,8 +10,8 @@ import pytest
 
 from glm_multiuser import memory
 from glm_multiuser.backends.native import library
-from glm_multiuser.cli import plan
 from glm_multiuser.cli.published import PUBLISHED
+from glm_multiuser.sizes import bytes_of
 
 
 @pytest.mark.parametrize(
@@ -194,4 +194,4 @@ def test_sizes_that_are_none(run: Callable[..., Any], text: str) -> None:
     ("text", "count"), [("1024", 1024), ("1.5 GiB", 3 * 2**29), ("2MB", 2_000_000)]
 )
 def test_sizes(text: str, count: int) -> None:
-    assert plan.bytes_of("device-memory", text) == count
+    assert bytes_of("device-memory", text) == count

@@ -27,6 +27,7 @@ from glm_multiuser.progress import Progress
 
 VOCAB = 50
 SEQ_LENGTH = 96
+BYTES_PER_TOKEN = 8
 EOS = 0
 FAILS_AT_ONCE = VOCAB - 1
 """A prompt with this token gets NaN out of its prefill."""
@@ -84,7 +85,7 @@ class MockRunner:
     cache_dtype = "float32"
     compile_seconds = 0.0
     graph_seconds = 0.0
-    cache_bytes_per_user = SEQ_LENGTH * 8
+    cache_bytes_per_user = SEQ_LENGTH * BYTES_PER_TOKEN
 
     def __init__(
         self,
@@ -179,6 +180,13 @@ class MockRunner:
         with self._alone():
             self._enter(Call("restore", {slot: request}))
             self._overwrite(slot, saved)
+
+    def cache_bytes(self, tokens: int) -> int:
+        return tokens * BYTES_PER_TOKEN
+
+    def keep(self, slot: int, tokens: int) -> None:
+        """What is given back must not be read again."""
+        self.memory[slot, tokens:] = np.nan
 
     def recover(self) -> None:
         pass

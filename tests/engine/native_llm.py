@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
+from collections.abc import Iterator
 from typing import Any
 
+from numpy.typing import NDArray
+
 from glm_multiuser import MultiUserLLM
+from glm_multiuser.backends.native.pages import PagedArray
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.handle import Handle
 from glm_multiuser.models.multi_user import MultiUserModel
 from tests.engine.small_model import GREEDY, MODEL, PROMPTS, SEQ_LENGTH, Heard
 from tests.poison import poison
+
+PAGE = mmap.PAGESIZE
 
 
 def open_llm(users: int, model: Any = MODEL, **settings: Any) -> MultiUserLLM:
@@ -68,3 +77,31 @@ def poison_all(model: MultiUserModel) -> None:
             poison(model, slot)
 
     DEVICE_THREAD.call(fill)
+
+
+def in_pages(size: int) -> int:
+    """Bytes of the whole pages that so many bytes need."""
+    return math.ceil(size / PAGE) * PAGE
+
+
+def caches_of(llm: MultiUserLLM) -> Iterator[PagedArray]:
+    for layer in runner_of(llm).model.layer_cells():
+        for cell in layer.attend.kv_past:
+            yield from (cell.keys, cell.values)
+
+
+def resident_bytes(llm: MultiUserLLM) -> int:
+    """What the system has given to the caches, as it says itself (mincore(2))."""
+
+    def count() -> int:
+        return sum(resident_pages(paged.array) for paged in caches_of(llm)) * PAGE
+
+    resident: int = DEVICE_THREAD.call(count)
+    return resident
+
+
+def resident_pages(array: NDArray[Any]) -> int:
+    found = (ctypes.c_ubyte * (array.nbytes // PAGE))()
+    address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+    assert ctypes.CDLL(None).mincore(address, size, found) == 0
+    return sum(page & 1 for page in bytes(found))

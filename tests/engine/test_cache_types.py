@@ -14,7 +14,15 @@ from glm_multiuser import MultiUserLLM, memory
 from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import read_cache
-from tests.engine.native_llm import bits, moved, open_llm, poison_all, poisoned, runner_of
+from tests.engine.native_llm import (
+    bits,
+    in_pages,
+    moved,
+    open_llm,
+    poison_all,
+    poisoned,
+    runner_of,
+)
 from tests.engine.small_model import (
     CAUSAL,
     GREEDY,
@@ -66,12 +74,14 @@ def test_bytes_per_user(causal: MultiUserLLM) -> None:
     per_head = {"bfloat16": 2 * CAUSAL.head_dim, "int8": CAUSAL.head_dim + 4}
     heads = CAUSAL.num_layers * CAUSAL.num_key_value_heads
     stats = causal.stats()
+    sizes = [positions * per_head[stats.cache_dtype] for positions in (keys, SEQ_LENGTH)]
     assert (
         stats.cache_bytes_per_user
-        == (keys + SEQ_LENGTH) * heads * per_head[stats.cache_dtype]
+        == heads * sum(map(in_pages, sizes))
         == memory.user_bytes(CAUSAL, runner_of(causal).engine)
     )
-    assert cache_bytes(causal) == stats.users * stats.cache_bytes_per_user
+    assert cache_bytes(causal) >= stats.cache_reserved_bytes
+    assert stats.cache_reserved_bytes == stats.users * stats.cache_bytes_per_user
 
 
 def test_together_and_in_chunks_are_alone_and_whole(causal: MultiUserLLM) -> None:

@@ -19,7 +19,15 @@ from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.handle import Handle
 from glm_multiuser.models.multi_user import MultiUserModel
-from tests.engine.native_llm import bits, moved, open_llm, poison_all, poisoned, runner_of
+from tests.engine.native_llm import (
+    bits,
+    in_pages,
+    moved,
+    open_llm,
+    poison_all,
+    poisoned,
+    runner_of,
+)
 from tests.engine.small_model import (
     CAUSAL,
     FLOAT32,
@@ -176,12 +184,16 @@ def test_keys_of_a_sequence_that_is_no_whole_number_of_tiles_are_filled_up(
 def assert_bytes_per_user(llm: MultiUserLLM, keys: int, values: int) -> None:
     """That each user has so many positions of keys and of values, and nothing else says more."""
     stats, engine = llm.stats(), runner_of(llm).engine
+    heads = MODEL.num_layers * MODEL.num_attention_heads
+    sizes = [positions * MODEL.head_dim * FLOAT32 for positions in (keys, values)]
     assert (
         stats.cache_bytes_per_user
-        == (keys + values) * MODEL.num_layers * MODEL.hidden_size * FLOAT32
+        == heads * sum(map(in_pages, sizes))
         == memory.user_bytes(MODEL, engine)
     )
-    assert cache_bytes(llm) == stats.users * stats.cache_bytes_per_user
+    assert (
+        cache_bytes(llm) == stats.cache_reserved_bytes == stats.users * stats.cache_bytes_per_user
+    )
 
 
 def test_a_closed_engine_that_nobody_holds_is_gone() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.backends.native.kv_layout import empty_cache
+from glm_multiuser.backends.native.kv_layout import STORED, cache_shapes
 from glm_multiuser.backends.native.packing import TILE
 from tests.kernels.calling import call, number
 from tests.kernels.kv_caches import Cache
@@ -47,7 +47,8 @@ class Token:
 def random_cache(shape: Shape, capacity: int, filled: int, seed: int) -> Cache:
     """NaN where nothing was written so far."""
     generator = np.random.default_rng(seed)
-    keys, values = empty_cache(shape.cache, 1, shape.kv_heads, capacity, shape.head_dim)
+    shapes = cache_shapes(shape.cache, 1, shape.kv_heads, capacity, shape.head_dim)
+    keys, values = (np.zeros(one, STORED[shape.cache]) for one in shapes)
     cache = Cache(placed(keys), placed(values))
     positions = keys.shape[2] * TILE
     rows = generator.standard_normal((2, shape.kv_heads, positions, shape.head_dim))

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from glm_multiuser.server.metrics import GAUGES
 from tests.engine.mixed_runner import MixedRunner
+from tests.engine.mock_runner import BYTES_PER_TOKEN
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
     FAILS,
@@ -196,7 +197,9 @@ def test_slots_queue_and_generations_that_wait_are_shown() -> None:
         idle = samples(server)
         assert {(f"glm_{name}", "mock") for name, _, _ in GAUGES} <= set(idle)
         assert idle["glm_users", "mock"] == 1
-        assert idle["glm_cache_bytes", "mock"] == server.llm().stats().cache_bytes_per_user
+        stats = server.llm().stats()
+        assert idle["glm_cache_bytes", "reserved", "mock"] == stats.cache_bytes_per_user
+        assert idle["glm_cache_bytes", "resident", "mock"] == 0
         assert idle["glm_compiles_after_ready", "mock"] == 0
         with SingleSteps() as steps:
             asked = [in_background(post, server, "/", {"prompt": "ab"}, x_session_id="me")]
@@ -207,6 +210,8 @@ def test_slots_queue_and_generations_that_wait_are_shown() -> None:
             busy = samples(server)
         assert busy["glm_active_users", "mock"] == 1
         assert busy["glm_queue_depth", "mock"] == 1
+        tokens = server.llm().slots()[0].prompt_tokens
+        assert busy["glm_cache_bytes", "resident", "mock"] == tokens * BYTES_PER_TOKEN
         assert busy["glm_step_entries",] == 1
         answers = [one.result(PATIENCE) for one in asked]
         assert [answer.status_code for answer in answers] == [200, 200]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Optional
 
 import numpy as np
@@ -17,10 +18,17 @@ from numpy.typing import NDArray
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native import operators
 from glm_multiuser.backends.native.group_packing import AnyPacking, packing_of
-from glm_multiuser.backends.native.kv_layout import empty_cache
+from glm_multiuser.backends.native.kv_layout import (
+    STORED,
+    cache_shapes,
+    capacity,
+    head_sizes,
+    held_bytes,
+)
+from glm_multiuser.backends.native.pages import PagedArray
 from glm_multiuser.backends.native.weight_types import described
 from glm_multiuser.backends.protocol import AttentionShape
-from glm_multiuser.mindspore_internals import zero_parameter
+from glm_multiuser.mindspore_internals import parameter_of, zero_parameter
 from glm_multiuser.models.batch import RaggedBatch
 
 
@@ -182,9 +190,23 @@ class KVCache(nn.Cell):
 
     def __init__(self, dtype: str, users: int, heads: int, positions: int, head_dim: int) -> None:
         super().__init__()
-        keys, values = map(Tensor, empty_cache(dtype, users, heads, positions, head_dim))
-        self.key_past = Parameter(keys, name="key_past", requires_grad=False)
-        self.value_past = Parameter(values, name="value_past", requires_grad=False)
+        room = capacity(dtype, positions, head_dim)
+        shapes = cache_shapes(dtype, users, heads, room, head_dim)
+        self.keys, self.values = (PagedArray(shape, STORED[dtype]) for shape in shapes)
+        self.key_past = parameter_of(self.keys.array, "key_past")
+        self.value_past = parameter_of(self.values.array, "value_past")
+        self.sizes = partial(head_sizes, dtype, head_dim=head_dim)
+
+    def keep(self, row: int, positions: int) -> None:
+        """Gives back the memory behind the first so many positions of a user."""
+        keys, values = self.sizes(positions=positions)
+        self.keys.keep(row, keys)
+        self.values.keep(row, values)
+
+    def give_back(self) -> None:
+        """Gives back all of it."""
+        self.keys.give_back()
+        self.values.give_back()
 
 
 class Attention(nn.Cell):
@@ -204,9 +226,15 @@ class Attention(nn.Cell):
 
     def set_layout(self, layout: CellLayout) -> None:
         """Gives every user of `layout` an empty cache; what was cached before is dropped."""
+        for cell in getattr(self, "kv_past", ()):
+            cell.give_back()
         shape = (self.shape.kv_heads, layout.seq_length, self.shape.head_dim)
         cells = [KVCache(self.cache_dtype, users, *shape) for users in layout.sizes]
         self.kv_past = nn.CellList(cells)
+
+    def held_bytes(self, positions: int) -> int:
+        """Physical memory that so many positions of one user take."""
+        return held_bytes(self.cache_dtype, self.shape.kv_heads, positions, self.shape.head_dim)
 
     def construct(self, query_key_value: Tensor, batch: RaggedBatch) -> Tensor:
         past = [one for cell in self.kv_past for one in (cell.key_past, cell.value_past)]

@@ -10,16 +10,18 @@
 bfloat16 is rounded to nearest, ties to even. int8 is symmetric, with one scale for the key and one
 for the value of each head of a position: the largest magnitude becomes 127. A key or value that is
 not finite has a scale that is NaN.
+
+Each head of each user begins on a page of its own (`pages.py`), so caches take physical memory by
+the token. The positions behind a user's last are address space and nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from glm_multiuser.backends.native import pages
 from glm_multiuser.backends.native.packing import TILE
 
 STORED = {"float32": np.float32, "bfloat16": np.int16, "int8": np.int8}
@@ -33,10 +35,35 @@ def scale_bytes(dtype: str) -> int:
     return SCALE_BYTES if dtype == "int8" else 0
 
 
-def empty_cache(
+def head_bytes(dtype: str, head_dim: int) -> int:
+    """The key, or the value, of one head of one position; with its scale."""
+    return head_dim * np.dtype(STORED[dtype]).itemsize + scale_bytes(dtype)
+
+
+def capacity(dtype: str, positions: int, head_dim: int) -> int:
+    """Positions that there is address space for: as many as end with a page, too."""
+    if pages.SIZE == 1:
+        return positions
+    in_pages = pages.SIZE // math.gcd(pages.SIZE, head_bytes(dtype, head_dim))
+    step = math.lcm(in_pages, TILE)
+    return math.ceil(positions / step) * step
+
+
+def head_sizes(dtype: str, positions: int, head_dim: int) -> tuple[int, int]:
+    """Bytes of the keys, which are whole tiles, and of the values of one head."""
+    one = head_bytes(dtype, head_dim)
+    return math.ceil(positions / TILE) * TILE * one, positions * one
+
+
+def held_bytes(dtype: str, heads: int, positions: int, head_dim: int) -> int:
+    """What so many positions of one user take in one layer: whole pages for each head."""
+    return heads * sum(map(pages.whole_pages, head_sizes(dtype, positions, head_dim)))
+
+
+def cache_shapes(
     dtype: str, users: int, heads: int, positions: int, head_dim: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Keys and values, all of them zero, of a type in `STORED`."""
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the keys and of the values, in a type of `STORED`."""
     numbers = head_dim + scale_bytes(dtype)
-    keys = np.zeros((users, heads, math.ceil(positions / TILE), numbers, TILE), STORED[dtype])
-    return keys, np.zeros((users, heads, positions, numbers), STORED[dtype])
+    keys = (users, heads, math.ceil(positions / TILE), numbers, TILE)
+    return keys, (users, heads, positions, numbers)

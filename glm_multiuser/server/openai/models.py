@@ -35,5 +35,5 @@ def _card(model: Model) -> ModelCard:
         id=model.name,
         created=model.created,
         owned_by=OWNER,
-        max_model_len=model.settings.engine.seq_length,
+        max_model_len=model.llm.max_length,
     )

@@ -91,7 +91,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
             "prompt: give a prompt, or messages with their tools, and not both",
             field="prompt",
         )
-    longest = model.settings.engine.seq_length
+    longest = model.llm.max_length
     return TokenizeResponse(count=len(tokens), max_model_len=longest, tokens=tokens)
 
 

@@ -29,13 +29,17 @@ export class Panel {
     this.#showLoading(status.loading);
     this.#showSpeed(status.tokens_per_second);
     this.#slots.update(status);
-    const { totals, queue } = status;
+    const { totals, queue, cache_bytes: caches } = status;
     say(this.#part("queue"), "queueOf", {
       waiting: number(queue.waiting),
       limit: number(queue.limit),
     });
     this.#part("requests").textContent = number(totals.requests);
     this.#part("tokens-generated").textContent = number(totals.tokens_generated);
+    say(this.#part("cache-memory"), "megabytesOf", {
+      resident: number(caches.resident / 1e6),
+      reserved: number(caches.reserved / 1e6),
+    });
     this.#part("compiles").textContent = number(totals.compiles_after_ready);
   }
 

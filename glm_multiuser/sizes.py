@@ -1,0 +1,47 @@
+"""Sizes in bytes, as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Union
+
+from glm_multiuser.errors import ConfigError
+
+UNITS = {
+    "": 1,
+    **{"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40},
+    **{"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
+}
+MOST_BYTES = 2**60
+
+
+def bytes_of(field: str, size: Union[str, int]) -> int:
+    """A size such as "32GiB", "900 MB", "1024" or 1024.
+
+    Raises:
+        ConfigError: no size, or one out of range.
+    """
+    text = str(size) if isinstance(size, int) and not isinstance(size, bool) else size
+    match = isinstance(text, str) and re.fullmatch(
+        r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text
+    )
+    if not match or match[2].upper() not in UNITS:
+        raise ConfigError(
+            f"{field} is {size!r}; it must be a number with one of {', '.join(UNITS)[2:]}"
+        )
+    count = int(float(match[1]) * UNITS[match[2].upper()])
+    if not 1 <= count <= MOST_BYTES:
+        raise ConfigError(f"{field} is {size!r}; it must be from 1 byte to {MOST_BYTES} bytes")
+    return count
+
+
+def most_within(limit: int, size: Callable[[int], int], most: int) -> int:
+    """The largest count, up to `most`, whose size is within the limit; sizes grow with counts."""
+    fit, too_many = 0, most + 1
+    while too_many - fit > 1:
+        count = (fit + too_many) // 2
+        if size(count) <= limit:
+            fit = count
+        else:
+            too_many = count
+    return fit
