@@ -197,8 +197,8 @@ def user_bytes(config: AnyModelConfig, engine: EngineConfig, tokens: Optional[in
         return cache_bytes_per_user(config, length, dtype)
     if tokens is not None and not pages.UNAVAILABLE:
         length = tokens
-    heads, head_dim = config.num_key_value_heads, config.head_dim
-    return config.num_layers * held_bytes(dtype, heads, length, head_dim)
+    heads = config.num_layers * config.num_key_value_heads
+    return held_bytes(dtype, heads, length, config.head_dim)
 
 
 def tokens_in(config: AnyModelConfig, engine: EngineConfig, limit: int) -> int:
@@ -215,8 +215,8 @@ def check_cache_memory(config: AnyModelConfig, engine: EngineConfig) -> None:
     reason = portable_reason(engine) or pages.UNAVAILABLE
     if reason:
         raise ConfigError(
-            f"cache_memory {engine.cache_memory!r} needs native kernels, but {reason}; other caches "
-            "take their whole size from the start, which users and seq_length decide"
+            f"cache_memory {engine.cache_memory!r} needs native kernels, but {reason}; other "
+            "caches take their whole size from the start, which users and seq_length decide"
         )
     least = user_bytes(config, engine, tokens=SHORTEST)
     if least > engine.cache_limit:

@@ -25,7 +25,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
         "zeros that overwrite used memory": size(plan["zeros_bytes"]),
         f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
         f"all of that with {users} users": size(plan["total_bytes"]),
-        f"users in {size(plan['device_bytes'])}": str(plan["users"]),
+        f"users in {size(limit or plan['device_bytes'])}": str(plan["users"]),
         "tokens of all of them": f"{plan['tokens']:,}",
     }
     table = Table("", title, title=f"memory, {plan['kernels']} kernels")

@@ -216,8 +216,8 @@ class Engine:
         with self._lock:
             slots, running = self._scheduler.slots, list(self._scheduler.running.values())
             held = [*(request.computed_tokens for request in running), *slots.idle_tokens()]
-        held += [0] * (slots.count - len(held))
-        return sum(map(self.runner.cache_bytes, held))
+        free = slots.count - len(held)
+        return free * self.runner.cache_bytes(0) + sum(map(self.runner.cache_bytes, held))
 
     def slots(self) -> list[SlotReport]:
         """What is in each slot, by its number."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native import library, pages
+from glm_multiuser.backends.native.kv_layout import held_bytes
 from glm_multiuser.backends.native.operators import take_rows
 from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.backends.native.program import Program, Value
@@ -279,7 +280,9 @@ class NativeRunner(GraphRunner):
         """Whole pages for each head. A prompt of ChatGLM-6B counts when it is in."""
         if pages.UNAVAILABLE:
             tokens = self.engine.seq_length
-        return sum(layer.attend.held_bytes(tokens) for layer in self.model.layer_cells())
+        config, dtype = self.model.config, self.cache_dtype
+        heads = config.num_layers * config.num_key_value_heads
+        return held_bytes(dtype, heads, tokens, config.head_dim)
 
     def keep(self, slot: int, tokens: int) -> None:
         for cell, row in self.model.caches_of(slot):

@@ -67,23 +67,33 @@ class Slots:
         """
         if user in self._busy:
             raise RuntimeError(f"user {user!r} holds slot {self._busy[user]} already")
-        if self.busy == self.count or not self.has_memory(tokens):
+        if not self._make_room(user, tokens):
             return None
-        slot = self._idle.pop(user, None)
+        slot = self._idle.pop(user) if user in self._idle else self._free.pop(0)
         self._promised[user] = self.cache_bytes(tokens)
-        while self.limit is not None and self.taken_bytes > self.limit:
-            self._evict()
-        if slot is None:
-            if not self._free:
-                self._evict()
-            slot = self._free.pop(0)
         self._busy[user] = slot
         return slot
 
-    def _evict(self) -> None:
-        evicted = next(iter(self._idle))
-        slot = self._idle.pop(evicted)
-        if self._held.pop(evicted, ()):
+    def _make_room(self, user: Hashable, tokens: int) -> bool:
+        """Evicts others until there are a slot and memory; returns whether there are."""
+        if self.busy == self.count or not self.has_memory(tokens):
+            return False
+        others = [one for one in self._idle if one != user]
+        while not self._has_room(user, tokens):
+            self._evict(others.pop(0))
+        return True
+
+    def _has_room(self, user: Hashable, tokens: int) -> bool:
+        if user not in self._idle and not self._free:
+            return False
+        if self.limit is None:
+            return True
+        own = self.cache_bytes(len(self.held(user))) if user in self._idle else 0
+        return self.taken_bytes - own + self.cache_bytes(tokens) <= self.limit
+
+    def _evict(self, user: Hashable) -> None:
+        slot = self._idle.pop(user)
+        if self._held.pop(user, ()):
             self._emptied.append(slot)
         self._free.append(slot)
         self._free.sort()

@@ -122,11 +122,13 @@ def hand_engine(
     most_prompts: int = 1,
     chunk: Optional[int] = None,
     runner_class: type[MockRunner] = MockRunner,
+    cache_limit: Optional[int] = None,
 ) -> tuple[Engine, MockRunner]:
     """An engine that moves only when its `step` is called; with `chunk`, of a causal model."""
     runner = runner_class(users, before, most_prompts, chunk)
+    limits = max_queue, max_queue_per_user
     reuse = chunk is not None
-    return Engine(runner, users, max_queue, max_queue_per_user, ByHand(), reuse), runner
+    return Engine(runner, users, *limits, ByHand(), reuse, cache_limit), runner
 
 
 def run(engine: Engine, *asked: Asked) -> None:

@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser import MultiUserLLM
@@ -104,4 +105,4 @@ def resident_pages(array: NDArray[Any]) -> int:
     found = (ctypes.c_ubyte * (array.nbytes // PAGE))()
     address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
     assert ctypes.CDLL(None).mincore(address, size, found) == 0
-    return sum(page & 1 for page in bytes(found))
+    return int((np.frombuffer(bytes(found), np.uint8) & 1).sum())

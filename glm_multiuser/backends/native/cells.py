@@ -23,7 +23,6 @@ from glm_multiuser.backends.native.kv_layout import (
     cache_shapes,
     capacity,
     head_sizes,
-    held_bytes,
 )
 from glm_multiuser.backends.native.pages import PagedArray
 from glm_multiuser.backends.native.weight_types import described
@@ -231,10 +230,6 @@ class Attention(nn.Cell):
         shape = (self.shape.kv_heads, layout.seq_length, self.shape.head_dim)
         cells = [KVCache(self.cache_dtype, users, *shape) for users in layout.sizes]
         self.kv_past = nn.CellList(cells)
-
-    def held_bytes(self, positions: int) -> int:
-        """Physical memory that so many positions of one user take."""
-        return held_bytes(self.cache_dtype, self.shape.kv_heads, positions, self.shape.head_dim)
 
     def construct(self, query_key_value: Tensor, batch: RaggedBatch) -> Tensor:
         past = [one for cell in self.kv_past for one in (cell.key_past, cell.value_past)]

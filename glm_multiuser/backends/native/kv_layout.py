@@ -56,7 +56,7 @@ def head_sizes(dtype: str, positions: int, head_dim: int) -> tuple[int, int]:
 
 
 def held_bytes(dtype: str, heads: int, positions: int, head_dim: int) -> int:
-    """What so many positions of one user take in one layer: whole pages for each head."""
+    """Physical memory of so many positions of one user: whole pages for each head of each layer."""
     return heads * sum(map(pages.whole_pages, head_sizes(dtype, positions, head_dim)))
 
 
