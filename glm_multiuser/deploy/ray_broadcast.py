@@ -127,6 +127,7 @@ def _status(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "loading": next((one["loading"] for one in contents.values() if one["loading"]), None),
         "models": _models([one["models"] for one in contents.values()]),
         "slots": slots,
+        "cache_bytes": _sum([one["cache_bytes"] for one in contents.values()]),
         "queue": _sum([one["queue"] for one in contents.values()]),
         "tokens_per_second": {
             "now": sum(one["now"] for one in rates),

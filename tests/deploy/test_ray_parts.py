@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from glm_multiuser.cli import app
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.keys import Caller
-from tests.engine.mock_runner import Call
+from tests.engine.mock_runner import Call, MockRunner
 from tests.server.asking import KEYS, RED, long_prompts
 from tests.server.in_process import MODEL, PATIENCE, mock_llm, mock_settings
 
@@ -208,6 +208,7 @@ def test_answers_of_everyone() -> None:
     assert [slot["slot"] for slot in status["slots"]] == [0, 1, 2, 3]
     assert [slot["replica"] for slot in status["slots"]] == ["a", "a", "b", "b"]
     assert (status["totals"]["requests"], status["models"][0]["users"]) == (2, 4)
+    assert status["cache_bytes"]["reserved"] == 4 * MockRunner.cache_bytes_per_user
 
     path = f"/v2/models/{MODEL}/stats"
     (counts,) = json.loads(bytes(merge_responses(path, said[path], IngressMetrics()).body))[
