@@ -137,7 +137,7 @@ export const en = {
   queueOf: ({ waiting, limit }) => `${waiting} of ${limit}`,
   requests: "Requests",
   tokensGenerated: "Tokens generated",
-  cacheMemory: "Memory of KV caches",
+  cacheMemory: "KV caches",
   megabytesOf: ({ resident, reserved }) => `${resident} of ${reserved} MB`,
   compiles: "Compiles after ready",
 };

@@ -132,7 +132,7 @@ export const zh = {
   queueOf: ({ waiting, limit }) => `${waiting} / ${limit}`,
   requests: "请求",
   tokensGenerated: "生成的 token",
-  cacheMemory: "KV 缓存的内存",
+  cacheMemory: "KV 缓存",
   megabytesOf: ({ resident, reserved }) => `${resident} / ${reserved} MB`,
   compiles: "就绪后编译次数",
 };
