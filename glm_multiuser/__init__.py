@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PromptTooLongError,
         QueueFullError,
         RequestError,
+        SessionError,
         TooManyRequestsError,
         UserBusyError,
     )
@@ -33,7 +34,13 @@ __all__ += ["GenerationResult", "Logprob", "Piece", "Timings", "Usage"]
 __all__ += ["CausalConfig", "EngineConfig", "ModelConfig"]
 __all__ += ["CheckpointError", "ConfigError", "EngineClosedError", "GLMMultiUserError"]
 __all__ += ["GenerationError", "InvalidParameterError", "PatchError", "PromptTooLongError"]
-__all__ += ["QueueFullError", "RequestError", "TooManyRequestsError", "UserBusyError"]
+__all__ += [
+    "QueueFullError",
+    "RequestError",
+    "SessionError",
+    "TooManyRequestsError",
+    "UserBusyError",
+]
 
 
 def __getattr__(name: str) -> Any:

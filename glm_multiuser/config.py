@@ -112,11 +112,26 @@ class EngineConfig:
         "Folder that keeps packed weights for the next start, with native kernels, or off; "
         "default: ~/.cache/glm_multiuser",
     )
+    session_memory: Optional[str] = setting(
+        None,
+        "Memory for sessions whose slot another user needed, as in 2GiB; default: none",
+    )
+    session_dir: Optional[str] = setting(
+        None,
+        "Folder that keeps sessions for the next start, and for other servers; default: none",
+    )
+    session_disk: str = setting(
+        "16GiB", "Limit for the files in session_dir; the least recently used are removed"
+    )
+    session_ttl: float = setting(
+        7 * 24 * 3600.0, "Seconds since its last use after which a session is dropped", above=0
+    )
 
     def __post_init__(self) -> None:
         check(self)
-        if self.cache_memory is not None:
-            bytes_of("cache_memory", self.cache_memory)
+        for name in ("cache_memory", "session_memory", "session_disk"):
+            if getattr(self, name) is not None:
+                bytes_of(name, getattr(self, name))
         if self.compute_dtype == "int8" and self.weight_dtype not in (None, "int8", "int4"):
             raise ConfigError(
                 f"compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', or None for a "

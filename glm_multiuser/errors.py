@@ -3,6 +3,7 @@
     GLMMultiUserError
     ├── ConfigError             a setting or a shape of a model that cannot work
     ├── CheckpointError         a file of a checkpoint that is missing, broken or does not fit
+    ├── SessionError            a saved session that is missing, damaged, or of another engine
     ├── PatchError              a MindFormers that is missing, unknown, changed or in use
     ├── RequestError            a request that was rejected at admission; `field` names its field
     │   ├── PromptTooLongError
@@ -32,6 +33,10 @@ class ConfigError(GLMMultiUserError):
 
 class CheckpointError(GLMMultiUserError):
     """A checkpoint that is missing, broken, or does not fit the model."""
+
+
+class SessionError(GLMMultiUserError):
+    """A saved session that is missing, damaged, or belongs to another model or setting."""
 
 
 class PatchError(GLMMultiUserError):

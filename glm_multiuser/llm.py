@@ -27,10 +27,15 @@ from glm_multiuser.errors import (
     GenerationError,
     InvalidParameterError,
     PromptTooLongError,
+    SessionError,
 )
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sessions.file import read_file, write_file
+from glm_multiuser.sessions.opening import open_store
+from glm_multiuser.sessions.session import SessionInfo
+from glm_multiuser.sessions.store import SessionCounts
 from glm_multiuser.settings import takes
 from glm_multiuser.token_ids import TokenIds, check_token_ids
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
@@ -82,6 +87,8 @@ class EngineStats:
     """Tokens of prompts in one step where others decode, as it is now."""
     batch_invariant: bool
     """Whether a row's logits were bit for bit the same in every compiled batch at start-up."""
+    sessions: SessionCounts
+    """Of users whose slot was taken, or who are kept on disk."""
 
 
 class MultiUserLLM:
@@ -112,10 +119,17 @@ class MultiUserLLM:
         self._start_seconds = start_seconds
         self._saving = saving
         self._compiles_when_ready = runner.compiles
+        self._known_fingerprint: Optional[str] = None
         reuse = config.cache_prompt and runner.model.config.is_causal
         limits = config.max_queue, config.max_queue_per_user
+        store = open_store(config, self._fingerprint, runner.model.config.is_causal)
         self._engine = Engine(
-            runner, config.users, *limits, reuse=reuse, cache_limit=config.cache_limit
+            runner,
+            config.users,
+            *limits,
+            reuse=reuse,
+            store=store,
+            cache_limit=config.cache_limit,
         )
         self.max_length = self._engine.longest(config.seq_length)
 
@@ -197,6 +211,7 @@ class MultiUserLLM:
         params: Params = None,
         reader: Optional[AnswerReader] = None,
         group: str = "",
+        owner: bytes = b"",
     ) -> Handle:
         """Puts a request into the queue and returns immediately.
 
@@ -211,6 +226,8 @@ class MultiUserLLM:
                 tools; for token ids none, so that text is as the model writes it.
             group: a tenant. Groups share slots and queue: the next slot goes to the group that has
                 the fewest, and a group may always have its share of `max_queue`.
+            owner: a secret of the tenant, such as a digest of its API key: a session on disk
+                belongs to this owner and user.
 
         Raises:
             InvalidParameterError: a field out of its range.
@@ -219,7 +236,9 @@ class MultiUserLLM:
             EngineClosedError: the engine accepts no more requests.
         """
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        answer, cancel = self._enqueue(prompt, user, history, params, reader, group, events.put)
+        answer, cancel = self._enqueue(
+            prompt, user, history, params, reader, group, events.put, owner=owner
+        )
         return Handle(answer, events, cancel)
 
     @keyword_only_since("0.2", "params", "user", "history", "reader")
@@ -232,6 +251,7 @@ class MultiUserLLM:
         params: Params = None,
         reader: Optional[AnswerReader] = None,
         group: str = "",
+        owner: bytes = b"",
     ) -> AsyncHandle:
         """`submit` for asyncio: no coroutine, but to be called where an event loop runs.
 
@@ -244,7 +264,9 @@ class MultiUserLLM:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        answer, cancel = self._enqueue(prompt, user, history, params, reader, group, deliver)
+        answer, cancel = self._enqueue(
+            prompt, user, history, params, reader, group, deliver, owner=owner
+        )
         return AsyncHandle(answer, events, cancel)
 
     @keyword_only_since("0.2", "history", "user", "params")
@@ -369,7 +391,82 @@ class MultiUserLLM:
             prefill_chunk=runner.chunk_length.longest,
             prefill_chunk_beside=runner.chunk_length.beside,
             batch_invariant=runner.batch_invariant,
+            sessions=self._engine.store.counts(),
         )
+
+    def save_session(self, user: Union[int, str], path: Union[str, Path]) -> None:
+        """Writes a user's session to a file: token ids, and their keys and values.
+
+        ChatGLM-6B cannot go on from keys and values, because its prompts see themselves in both
+        directions: of it only token ids are written.
+
+        Args:
+            user: as in `submit`; none of its requests may be running.
+            path: of the file, which becomes readable for its owner only.
+
+        Raises:
+            UserBusyError: a request of the user is running.
+            SessionError: nothing is kept of this user, or the file cannot be written.
+        """
+        name = _slot_name(user)
+        store = self._engine.store
+        session = self._engine.export(name) or store.read(store.identity(b"", name))
+        if session is None:
+            raise SessionError(f"user {user!r} has no session: no slot holds it, and no store")
+        try:
+            write_file(Path(path), session, self._fingerprint(), "")
+        except OSError as error:
+            raise SessionError(f"the session is not written to {path}: {error}") from error
+
+    def load_session(self, user: Union[int, str], path: Union[str, Path]) -> None:
+        """Gives a user the session that `save_session` wrote, of this user or of another.
+
+        The user's next prompt starts behind what it has in common with it. Until then it is kept
+        in memory, besides `session_memory`.
+
+        Raises:
+            UserBusyError: a request of the user is running.
+            SessionError: the file is missing or damaged, or it belongs to another model, other
+                weights, or settings that give other bits.
+        """
+        name, store = _slot_name(user), self._engine.store
+        try:
+            session = read_file(Path(path), self._fingerprint())
+        except OSError as error:
+            raise SessionError(f"no session is read from {path}: {error}") from error
+        self._engine.forget(name, only_idle=True)
+        store.bring(store.identity(b"", name), session)
+
+    def forget(self, user: Union[int, str], *, owner: bytes = b"") -> None:
+        """Drops what is kept of a user: the prefix cache in its slot, its session in memory and on
+        disk. A request that runs goes on; nothing is kept of it when it ends.
+
+        Args:
+            user, owner: as in `submit`.
+
+        Raises:
+            SessionError: a file could not be removed.
+        """
+        name, store = _slot_name(user), self._engine.store
+        self._engine.forget(name)
+        try:
+            store.forget(store.identity(owner, name))
+        except OSError as error:
+            raise SessionError(f"the session of user {user!r} is not removed: {error}") from error
+
+    def sessions(self, owner: bytes = b"") -> list[SessionInfo]:
+        """What is kept of the users of a tenant: in slots that are idle, in memory, and on disk.
+
+        Args:
+            owner: as in `submit`.
+        """
+        return self._engine.session_infos(owner)
+
+    def _fingerprint(self) -> str:
+        """What saved keys and values belong to; reads every weight the first time."""
+        if self._known_fingerprint is None:
+            self._known_fingerprint = DEVICE_THREAD.call(self._runner.fingerprint)
+        return self._known_fingerprint
 
     def slots(self) -> list[SlotReport]:
         """What is in each slot, by its number."""
@@ -420,13 +517,14 @@ class MultiUserLLM:
         group: str,
         deliver: Callable[[Event], None],
         wait: bool = False,
+        owner: bytes = b"",
     ) -> tuple[AnswerCollector, Callable[[], None]]:
         """-> what collects the events of the request that it puts into the queue, and its cancel.
 
         With `wait`, as soon as there is room in the queue.
         """
         token_ids = self.prompt_token_ids(prompt, history)
-        request = self._request(token_ids, user, params, group, deliver)
+        request = self._request(token_ids, user, params, group, deliver, owner)
         reader = reader or self._reader_of(prompt)
         answer = AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
         self._engine.submit(request, wait)
@@ -439,6 +537,7 @@ class MultiUserLLM:
         params: Params,
         group: str,
         deliver: Callable[[Event], None],
+        owner: bytes = b"",
     ) -> Request:
         if not isinstance(group, str):
             raise InvalidParameterError(f"group is {group!r}; it must be a str", "group")
@@ -461,7 +560,7 @@ class MultiUserLLM:
                 field="prompt",
             )
         vocab_size, stops = self._runner.vocab_size, self.stop_token_ids
-        return Request(token_ids, params, slot_name, stops, room, vocab_size, deliver, group)
+        return Request(token_ids, params, slot_name, stops, room, vocab_size, deliver, group, owner)
 
     def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> TokenIds:
         """The token ids that a question with its history is answered from.

@@ -12,6 +12,7 @@ PACKAGE = Path(glm_multiuser.__file__).parent
 
 LAYERS = (
     {"checkpoint", "tokenizers"},
+    {"sessions"},
     {"backends"},
     {"models"},
     {"engine"},

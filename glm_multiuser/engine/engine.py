@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Callable, Optional
 
@@ -13,6 +14,7 @@ from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 from glm_multiuser.engine.request import AnonymousUser, Request
 from glm_multiuser.engine.runner import RowResults, Runner
 from glm_multiuser.engine.scheduler import Scheduler, Step
+from glm_multiuser.engine.slot_sessions import SlotSessions
 from glm_multiuser.engine.slots import Slots
 from glm_multiuser.engine.waiting import has_room
 from glm_multiuser.errors import (
@@ -24,6 +26,8 @@ from glm_multiuser.errors import (
 )
 from glm_multiuser.progress import Progress
 from glm_multiuser.sampling import Choice, choose
+from glm_multiuser.sessions.session import Session, SessionInfo
+from glm_multiuser.sessions.store import SessionStore
 from glm_multiuser.sizes import most_within
 
 logger = logging.getLogger(__name__)
@@ -92,6 +96,7 @@ class Engine:
         device_thread: the process's own, unless a test brings another.
         reuse: whether the prefix cache of the user's slot is used; for causal models only.
         cache_limit: bytes that all caches together may take; None: any.
+        store: keeps sessions whose slot was taken; None: nothing does.
 
     Attributes:
         failure: what made the engine close by itself; None as long as it has not.
@@ -107,6 +112,7 @@ class Engine:
         device_thread: DeviceThread = DEVICE_THREAD,
         reuse: bool = False,
         cache_limit: Optional[int] = None,
+        store: Optional[SessionStore] = None,
     ) -> None:
         self.runner = runner
         self.cache_limit = cache_limit
@@ -114,6 +120,9 @@ class Engine:
         self.max_queue_per_user = max_queue_per_user
         self.counters = Counters()
         self._reuse = reuse
+        self.store = store or SessionStore()
+        self.sessions = SlotSessions(runner, self.store, reuse)
+        self._step_seconds = 0.0
         self._scheduler = self._new_scheduler(users)
         self._lock = threading.Condition()
         """Guards the scheduler's queue, which other threads add to, and `_closing`."""
@@ -122,10 +131,12 @@ class Engine:
         self.failure: Optional[Exception] = None
         self.on_step: Callable[[StepReport], None] = lambda report: None
         self._device_thread = device_thread
+        self.store.on_change = device_thread.wake
         device_thread.attach(self.step)
 
     def _new_scheduler(self, users: int) -> Scheduler:
-        return Scheduler(self._new_slots(users), self.runner.take, self._reuse)
+        slots = self._new_slots(users)
+        return Scheduler(slots, self.runner.take, self._reuse, self.sessions)
 
     def _new_slots(self, users: int) -> Slots:
         return Slots(users, self.runner.cache_bytes, self.cache_limit)
@@ -184,7 +195,10 @@ class Engine:
         self._device_thread.call(lambda: self._resize(users, progress))
 
     def close(self, drain: float) -> None:
-        """Takes nothing new, gives what was accepted `drain` seconds to end, cancels the rest."""
+        """Takes nothing new, gives what was accepted `drain` seconds to end, cancels the rest.
+
+        Returns when the sessions of idle users are on disk, where they are kept there.
+        """
         if self._device_thread.stopped:
             return  # the process is ending
         with self._lock:
@@ -196,8 +210,73 @@ class Engine:
         self._device_thread.wake()
         with self._lock:
             self._lock.wait_for(self._is_empty)
+        if self.store.writes_behind:
+            self._save_all()
         self._device_thread.detach(self.step)
-        self._device_thread.call(self.runner.close)
+        self._device_thread.call(self._free)
+        self.store.close()
+
+    def _free(self) -> None:
+        self.sessions.reset()
+        self.runner.close()
+
+    def _save_all(self) -> None:
+        """Saves every idle user's session, while the engines of other models run."""
+        futures = self._device_thread.call(self.sessions.export_all)
+        self._device_thread.wake()
+        for future in futures:
+            if future.exception() is not None:
+                logger.warning("a session is not saved: %r", future.exception())
+
+    def export(self, user: Hashable) -> Optional[Session]:
+        """A copy of what an idle user's slot holds; None if it holds nothing.
+
+        Raises:
+            UserBusyError: the user has a request running.
+            EngineClosedError: the engine is closed or closing.
+        """
+
+        def export() -> Optional[Future[Session]]:
+            if self._closing:
+                raise EngineClosedError("the engine is closed; its slots hold nothing")
+            self._check_idle(user)
+            return self.sessions.export(user)
+
+        future = self._device_thread.call(export)
+        self._device_thread.wake()
+        try:
+            return future.result() if future is not None else None
+        except KeyError:  # meanwhile another user has got the slot
+            return None
+
+    def _check_idle(self, user: Hashable) -> None:
+        if self._scheduler.slots.is_busy(user):
+            raise UserBusyError(f"user {user!r} has a request running", field="user")
+
+    def session_infos(self, owner: bytes) -> list[SessionInfo]:
+        """The sessions of a tenant; one that is in a slot is listed there."""
+        held = self._device_thread.call(lambda: self.sessions.of_owner(self.store.owner(owner)))
+        in_slots = [SessionInfo(user, "slot", len(one.token_ids), 0) for user, one in held]
+        names = {user for user, _ in held}
+        return in_slots + [one for one in self.store.list(owner) if one.user not in names]
+
+    def forget(self, user: Hashable, only_idle: bool = False) -> None:
+        """Takes an idle user's slot away, and a busy one's as soon as its request has ended.
+
+        Raises:
+            UserBusyError: with `only_idle`, the user has a request running.
+        """
+
+        def forget() -> None:
+            if only_idle:
+                self._check_idle(user)
+            with self._lock:
+                self._scheduler.slots.forget(user)
+                emptied = self._scheduler.slots.take_emptied()
+            for slot in emptied:
+                self.runner.keep(slot, 0)
+
+        self._device_thread.call(forget)
 
     def numbers(self) -> tuple[int, int, int]:
         """Busy slots, idle slots and waiting requests."""
@@ -264,9 +343,11 @@ class Engine:
             step = self._scheduler.schedule()
             if step is None:
                 self._scheduler.check()
-                return False
-        for slot, tokens in step.kept.items():
+        for slot, tokens in step.kept.items() if step is not None else ():
             self.runner.keep(slot, tokens)
+        copied = self._copy_sessions(step)
+        if step is None:
+            return copied
         for slot, request in step.returning.items():
             self._put_back(slot, request)
         for part in self.runner.parts(step):
@@ -275,9 +356,18 @@ class Engine:
             seconds = time.perf_counter() - start
             self.counters.steps += 1
             self.counters.step_seconds += seconds
+            self._step_seconds = seconds
             kind = ("mixed" if part.decodes else "prefill") if part.prompts else "decode"
             self.on_step(StepReport(kind, len(part.requests), seconds))
         return True
+
+    def _copy_sessions(self, step: Optional[Step]) -> bool:
+        """Copies for a while, beside those who run; returns whether there was anything to copy."""
+        seconds = self._step_seconds if step is not None and step.decodes else None
+        copied, restored = self.sessions.work(seconds)
+        for slot in restored:
+            self._scheduler.restored(slot)
+        return copied
 
     def _put_back(self, slot: int, request: Request) -> None:
         saved, request.saved_past = request.saved_past, None
@@ -368,6 +458,7 @@ class Engine:
     def _resize(self, users: int, progress: Progress) -> None:
         if self._closing:
             raise EngineClosedError("the engine is closed; its size cannot change")
+        self.sessions.flush()
         running, old_users = self._scheduler.running, self._scheduler.slots.count
         saved = {slot: self.runner.save(slot, request) for slot, request in running.items()}
         for slot, past in saved.items():
@@ -397,6 +488,7 @@ class Engine:
         with self._lock:
             self.failure = error
             requests = self._accepted()
+            self.sessions.reset()
             self._scheduler = self._new_scheduler(self._scheduler.slots.count)
             self._closing = True
             self._lock.notify_all()

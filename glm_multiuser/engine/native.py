@@ -38,6 +38,7 @@ from glm_multiuser.mindspore_internals import (
 from glm_multiuser.models.batch import RaggedBatch
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.models.positions import PrefixPositions
+from glm_multiuser.sessions.session import Piece
 
 ROWS_TRIED = 16
 """Rows that are compared with one alone when an engine starts."""
@@ -293,6 +294,32 @@ class NativeRunner(GraphRunner):
 
     def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
         write_cache(self.model, slot, saved)
+
+    def read_slot(self, slot: int, positions: int) -> Iterator[Piece]:
+        for memory, used in _heads_of(self.model, slot, positions):
+            yield memory[:used].copy()
+
+    def write_slot(self, slot: int, positions: int, pieces: Sequence[Piece]) -> Iterator[None]:
+        heads = list(_heads_of(self.model, slot, positions))
+        if len(heads) != len(pieces) or any(
+            piece.nbytes < used for (_, used), piece in zip(heads, pieces)
+        ):
+            raise ValueError(f"a session has other pieces than the {len(heads)} of a slot")
+        for (memory, used), piece in zip(heads, pieces):
+            memory[:used] = piece[:used]
+            yield
+
+
+def _heads_of(model: MultiUserModel, user: int, positions: int) -> Iterator[tuple[Piece, int]]:
+    """The memory of each head of a user's caches, and how many bytes of it the first `positions`
+    positions take, in whole tiles: one head's positions lie together."""
+    for cell, row in model.caches_of(user):
+        for parameter, per_piece in ((cell.key_past, TILE), (cell.value_past, 1)):
+            for head in memory_of(parameter)[row]:
+                bytes_per_position = head.nbytes // (len(head) * per_piece)
+                whole_tiles = math.ceil(positions / TILE) * TILE
+                used = min(head.nbytes, whole_tiles * bytes_per_position)
+                yield head.reshape(-1).view(np.uint8), used
 
 
 def read_cache(model: MultiUserModel, user: int, positions: int) -> list[NDArray[Any]]:

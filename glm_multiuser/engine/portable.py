@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.backends.portable.types import NUMPY_TYPES
 from glm_multiuser.config import BLOCK_LENGTH, prompt_lengths
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.padding import invariant_rows
@@ -33,6 +34,7 @@ from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job, to_tensor
 from glm_multiuser.engine.scheduler import PromptChunk, Step
 from glm_multiuser.models.positions import PrefixPositions
+from glm_multiuser.sessions.session import Piece
 
 SMALLEST_BATCH = 4
 PROMPT_ROWS = 64
@@ -165,6 +167,23 @@ class PortableRunner(GraphRunner):
         for block, past in enumerate(saved):
             self._replace(slot, block, Tensor(past))
         self._clear_behind(slot, len(saved))
+
+    def read_slot(self, slot: int, positions: int) -> Iterator[Piece]:
+        for block in range(self.layout.blocks_for(positions)):
+            yield read_block(self.model, slot, block).reshape(-1).view(np.uint8)
+
+    def write_slot(self, slot: int, positions: int, pieces: Sequence[Piece]) -> Iterator[None]:
+        blocks = self._zeros[: self.layout.blocks_for(positions)]
+        if any(piece.nbytes != int(zeros.nbytes) for zeros, piece in zip(blocks, pieces)) or len(
+            pieces
+        ) < len(blocks):
+            raise ValueError(f"a session has other pieces than the {len(blocks)} of a slot")
+        self._written_blocks[slot] = max(self._written_blocks[slot], len(blocks))
+        for block, (zeros, piece) in enumerate(zip(blocks, pieces)):
+            past = piece.view(NUMPY_TYPES[self.model.backend.dtype]).reshape(zeros.shape)
+            self._replace(slot, block, Tensor(past))
+            yield
+        self._clear_behind(slot, len(blocks))
 
     def _clear_behind(self, slot: int, blocks: int) -> None:
         """Makes what an earlier user wrote behind the first `blocks` new memory."""

@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling import Choice, RowSampler, SamplingParams
+from glm_multiuser.sessions.identity import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Request:
         deliver: takes each event; called on the device thread, so it must not block. If it
             raises, the request is cancelled.
         group: groups share queue and slots fairly.
+        owner: what only the tenant has whose user this is; part of the session's identity.
     """
 
     def __init__(
@@ -80,12 +82,16 @@ class Request:
         vocab_size: int,
         deliver: Callable[[Event], None],
         group: str = "",
+        owner: bytes = b"",
     ) -> None:
         self.number = next(_numbers)
         self.prompt_token_ids = tuple(prompt_token_ids)
         self.params = params
         self.user = user
         self.group = group
+        self.owner = owner
+        self.identity: Optional[Identity] = None
+        """Of its session, as soon as somebody has asked for it."""
         self.max_tokens = min(limit, params.max_tokens or limit)
         model_stops = () if params.ignore_eos else tuple(stop_token_ids)
         self.stop_token_ids = frozenset(model_stops + params.stop_token_ids)
@@ -130,15 +136,18 @@ class Request:
         """The tokens whose keys and values its slot holds."""
         return self.token_ids(0, self.computed_tokens)
 
-    def reuse(self, held: Sequence[int]) -> None:
-        """Starts behind what its prompt has in common with the tokens that its slot holds.
+    def common(self, token_ids: Sequence[int]) -> int:
+        """How many tokens its prompt begins with that are the same in both.
 
-        At least the last token is computed again: the answer begins with its logits.
+        At least the last one of the prompt is computed again: the answer begins with its logits.
         """
-        longest = min(len(held), len(self.prompt_token_ids) - 1)
-        pairs = enumerate(zip(held[:longest], self.prompt_token_ids))
-        same = next((place for place, (old, new) in pairs if old != new), longest)
-        self.cached_tokens = self.computed_tokens = same
+        longest = min(len(token_ids), len(self.prompt_token_ids) - 1)
+        pairs = enumerate(zip(token_ids[:longest], self.prompt_token_ids))
+        return next((place for place, (old, new) in pairs if old != new), longest)
+
+    def reuse(self, held: Sequence[int]) -> None:
+        """Starts behind what its prompt has in common with the tokens that its slot holds."""
+        self.cached_tokens = self.computed_tokens = self.common(held)
 
     def cancel(self) -> None:
         """May be called at any moment from any thread; the engine notices at its next step."""

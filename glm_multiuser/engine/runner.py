@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Protocol
 
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.chunk_length import ChunkLength
+from glm_multiuser.engine.fingerprint import fingerprint_of
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
 from glm_multiuser.mindspore_internals import compiled_graphs
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
+from glm_multiuser.sessions.session import TOKEN_BYTES, Piece
 
 
 class RowResults(Protocol):
@@ -66,6 +68,22 @@ class Runner(Protocol):
 
     def restore(self, slot: int, request: Request, saved: Any) -> None:
         """Puts into a slot what `save` copied out of this or another one."""
+
+    def read_slot(self, slot: int, positions: int) -> Iterator[Piece]:
+        """Copies the keys and values of a slot's first positions to the host, piece by piece."""
+
+    def write_slot(self, slot: int, positions: int, pieces: Sequence[Piece]) -> Iterator[None]:
+        """Puts the first positions of what `read_slot` copied into a slot, piece by piece.
+
+        Raises:
+            ValueError: the pieces are not those of a slot.
+        """
+
+    def slot_bytes(self, positions: int) -> int:
+        """About what `read_slot` copies."""
+
+    def fingerprint(self) -> str:
+        """Hexadecimal digits: of all that keys and values depend on besides their tokens."""
 
     def resize(self, users: int, progress: Progress) -> None:
         """Lays the caches out for another number of users; what they held is gone."""
@@ -164,6 +182,13 @@ class GraphRunner(Runner):
         caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
         sizes = [int(one.nbytes) for cell in caches for one in cell.get_parameters()]
         return sum(sizes) // self.users
+
+    def slot_bytes(self, positions: int) -> int:
+        per_position = self.cache_bytes_per_user // self.engine.seq_length
+        return positions * (TOKEN_BYTES + per_position * self.model.config.is_causal)
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.model, self.engine, self.kernel_level)
 
     def keep(self, slot: int, tokens: int) -> None:
         """Nothing: MindSpore keeps what it has taken."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Optional
 
 from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.slot_sessions import SlotSessions
 from glm_multiuser.engine.slots import Slots
 from glm_multiuser.engine.waiting import WaitingQueue
 
@@ -74,24 +75,40 @@ class Scheduler:
         slots: who may run.
         take: how many tokens of which prompts are prefilled in a step.
         reuse: whether the prefix cache of the user's slot is used.
+        sessions: of users whose slot was taken; None: they are not kept.
     """
 
-    def __init__(self, slots: Slots, take: Take, reuse: bool = False) -> None:
-        self.slots = slots
+    def __init__(
+        self,
+        slots: Slots,
+        take: Take,
+        reuse: bool = False,
+        sessions: Optional[SlotSessions] = None,
+    ) -> None:
+        self.sessions = sessions
+        self.slots = self._watched(slots)
         self.take = take
         self.reuse = reuse
         self.waiting = WaitingQueue()
         self.running: dict[int, Request] = {}
         self._entering: list[int] = []
         """Slots whose prompts are not wholly in, in the order of their turns."""
+        self._restoring: set[int] = set()
+        """Slots that their users' sessions are being copied into."""
+
+    def _watched(self, slots: Slots) -> Slots:
+        """These slots; a session is copied out of one before another user gets it."""
+        if self.sessions is not None:
+            slots.may_evict, slots.evicted = self.sessions.may_evict, self.sessions.evicted
+        return slots
 
     def schedule(self) -> Optional[Step]:
         """The next step, or None when there is nothing to do."""
         returning, kept = self._admit()
-        away = {*self._entering, *returning}
+        away = {*self._entering, *returning, *self._restoring}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
         step = Step(self._chunks(returning, len(decodes)), decodes, returning, kept)
-        return step if step.requests or returning else None
+        return step if step.requests or returning or kept else None
 
     def _admit(self) -> tuple[dict[int, Request], dict[int, int]]:
         """Admission to slots -> `returning` and `kept` of the step."""
@@ -109,7 +126,9 @@ class Scheduler:
                 request.reuse(self.slots.held(request.user))
             if request.computed_tokens < len(self.slots.held(request.user)):
                 kept[slot] = request.computed_tokens
-            if not request.prompt_is_in:
+            if self._is_restored(slot, request):
+                self._restoring.add(slot)
+            elif not request.prompt_is_in:
                 self._entering.append(slot)
             request.enter()
         return returning, kept
@@ -138,7 +157,20 @@ class Scheduler:
         return other
 
     def _may_run(self, request: Request) -> bool:
-        return not self.slots.is_busy(request.user)
+        if self.slots.is_busy(request.user):
+            return False
+        return self.sessions is None or self.sessions.ready(request)
+
+    def _is_restored(self, slot: int, request: Request) -> bool:
+        """Whether its session is copied into its slot before its prompt enters."""
+        if self.sessions is None or request.saved_past is not None:
+            return False
+        return self.sessions.enter(slot, request)
+
+    def restored(self, slot: int) -> None:
+        """The session of the request in `slot` is in; the rest of its prompt follows."""
+        self._restoring.remove(slot)
+        self._entering.append(slot)
 
     def _has_memory(self, request: Request) -> bool:
         return self.slots.has_memory(request.longest)
@@ -160,8 +192,12 @@ class Scheduler:
     def finish(self, slot: int, keep: bool = True) -> Request:
         """The request in `slot` has ended; `keep` leaves the slot to its user."""
         request = self.running[slot]
-        self.slots.release(request.user, keep, request.held_token_ids() if self.reuse else ())
+        held = request.held_token_ids() if self.reuse else ()
+        kept = self.slots.release(request.user, keep, held)
         del self.running[slot]
+        self._restoring.discard(slot)
+        if self.sessions is not None:
+            self.sessions.leave(slot, request, kept, failed=not keep)
         if slot in self._entering:
             self._entering.remove(slot)
         return request
@@ -174,7 +210,8 @@ class Scheduler:
         paused = sorted(self.running.items(), key=lambda item: item[1].number)
         self.running = {}
         self._entering = []
-        self.slots = slots
+        self._restoring = set()
+        self.slots = self._watched(slots)
         self.waiting.put_first(request for _, request in paused)
         return paused
 
@@ -186,7 +223,7 @@ class Scheduler:
         """
         self.slots.check()
         held = {self.slots.slot_of(request.user): request for request in self.running.values()}
-        if not set(self._entering) <= self.running.keys():
+        if not {*self._entering, *self._restoring} <= self.running.keys():
             raise RuntimeError(f"slots {self._entering} are in prefill, but not all of them run")
         if held != self.running or self.slots.busy != len(self.running):
             raise RuntimeError(f"running requests {self.running} do not match the slots")

@@ -17,6 +17,10 @@ class Slots:
         cache_bytes: the memory of a slot's caches with so many tokens.
         limit: bytes that all caches together may take; None: any. A busy slot counts with the most
             that its request may come to, so that none runs out of memory.
+
+    Attributes:
+        may_evict: whether the slot of an idle user may be taken now.
+        evicted: called with a user whose idle slot has been taken.
     """
 
     def __init__(
@@ -32,6 +36,10 @@ class Slots:
         self._busy: dict[Hashable, int] = {}
         self._idle: dict[Hashable, int] = {}  # in order of last use
         self._held: dict[Hashable, Sequence[int]] = {}
+        self._forgotten: set[Hashable] = set()
+        """Busy users whose slot is not kept."""
+        self.may_evict: Callable[[Hashable], bool] = lambda user: True
+        self.evicted: Callable[[Hashable], None] = lambda user: None
         self._promised: dict[Hashable, int] = {}
         """Bytes that each busy user's request may come to."""
         self._emptied: list[int] = []
@@ -75,11 +83,14 @@ class Slots:
         return slot
 
     def _make_room(self, user: Hashable, tokens: int) -> bool:
-        """Evicts others until there are a slot and memory; returns whether there are."""
+        """Evicts others until there are a slot and memory; returns whether there are, which may
+        have to wait until the next may be evicted."""
         if self.busy == self.count or not self.has_memory(tokens):
             return False
         others = [one for one in self._idle if one != user]
         while not self._has_room(user, tokens):
+            if not self.may_evict(others[0]):
+                return False
             self._evict(others.pop(0))
         return True
 
@@ -97,6 +108,7 @@ class Slots:
             self._emptied.append(slot)
         self._free.append(slot)
         self._free.sort()
+        self.evicted(user)
 
     def take_emptied(self) -> list[int]:
         """Slots whose user was evicted since the last call, and whose memory is free."""
@@ -107,10 +119,20 @@ class Slots:
         """The token ids whose keys and values the user's slot still has."""
         return self._held.get(user, ())
 
-    def release(self, user: Hashable, keep: bool = True, held: Sequence[int] = ()) -> None:
-        """The user's request has ended; `keep` leaves the slot, and what it holds, to the user."""
+    def forget(self, user: Hashable) -> None:
+        """Keeps nothing for this user: no idle slot, and when its request ends no busy one."""
+        if user in self._busy:
+            self._forgotten.add(user)
+        elif user in self._idle:
+            self._evict(user)
+
+    def release(self, user: Hashable, keep: bool = True, held: Sequence[int] = ()) -> bool:
+        """The user's request has ended; `keep` leaves the slot, and what it holds, to the user,
+        unless it was to be forgotten. Returns whether it was left."""
         slot = self._busy.pop(user)
         del self._promised[user]
+        keep = keep and user not in self._forgotten
+        self._forgotten.discard(user)
         if keep:
             self._idle[user] = slot
             self._held[user] = held
@@ -118,6 +140,7 @@ class Slots:
             self._held.pop(user, None)
             self._free.append(slot)
             self._free.sort()
+        return keep
 
     def holders(self) -> list[Optional[Hashable]]:
         """The user of each slot, busy or idle; None for a free one."""

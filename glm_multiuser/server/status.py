@@ -14,6 +14,9 @@ from glm_multiuser.server.service import Service
 
 router = APIRouter(tags=["status"])
 
+SESSIONS = ("in_memory", "memory_bytes", "on_disk", "disk_bytes", "restored", "restored_tokens")
+"""Fields of `SessionCounts` that are shown; a folder that models share counts for each."""
+
 
 @router.get("/status")
 async def status(request: Request) -> dict[str, Any]:
@@ -38,6 +41,9 @@ async def status(request: Request) -> dict[str, Any]:
         "queue": {
             "waiting": sum(one.waiting for one in stats.values()),
             "limit": sum(model.settings.engine.max_queue for model in ready),
+        },
+        "sessions": {
+            name: sum(getattr(one.sessions, name) for one in stats.values()) for name in SESSIONS
         },
         "cache_bytes": {
             "reserved": sum(one.cache_reserved_bytes for one in stats.values()),

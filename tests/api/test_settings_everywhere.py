@@ -30,6 +30,9 @@ FOLDER = ROOT / "ckpt/glm-tiny"
 TEXTS = {
     "cache_memory": "8GiB",
     "weight_cache": str(ROOT / "packed"),
+    "session_memory": "2GiB",
+    "session_dir": str(ROOT / "sessions"),
+    "session_disk": "3GiB",
     "cors_origins": ("https://example.org",),
     "allowed_hosts": ("example.org",),
     "tls_cert": str(ROOT / "tests/server/tls/localhost.pem"),

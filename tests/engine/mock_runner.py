@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Callable, Optional
@@ -180,6 +180,26 @@ class MockRunner:
         with self._alone():
             self._enter(Call("restore", {slot: request}))
             self._overwrite(slot, saved)
+
+    def read_slot(self, slot: int, positions: int) -> Iterator[NDArray[np.uint8]]:
+        for position in range(positions):
+            yield self.memory[slot, position : position + 1].copy().view(np.uint8)
+
+    def write_slot(
+        self, slot: int, positions: int, pieces: Sequence[NDArray[np.uint8]]
+    ) -> Iterator[None]:
+        if len(pieces) < positions or any(piece.nbytes != 8 for piece in pieces):
+            raise ValueError("other pieces")
+        for position in range(positions):
+            self.memory[slot, position] = pieces[position].view(np.float64)[0]
+            yield
+        self._overwrite(slot, self.memory[slot, :positions].copy())
+
+    def slot_bytes(self, positions: int) -> int:
+        return 8 * positions
+
+    def fingerprint(self) -> str:
+        return "5" * 32
 
     def cache_bytes(self, tokens: int) -> int:
         return tokens * BYTES_PER_TOKEN

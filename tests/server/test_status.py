@@ -7,6 +7,7 @@ from typing import Any
 
 from glm_multiuser import MultiUserLLM
 from glm_multiuser.server.settings import ModelSettings
+from glm_multiuser.server.status import SESSIONS
 from glm_multiuser.server.token_rate import WINDOW_SECONDS, TokenRate
 from tests.engine.mock_runner import MockRunner
 from tests.engine.stepping import SingleSteps
@@ -39,6 +40,7 @@ def test_a_server_at_rest() -> None:
             "models": [{"name": "mock", "state": "ready", "users": 2, "seq_length": 96}],
             "slots": [{"model": "mock", "slot": slot, **free, **counts} for slot in (0, 1)],
             "queue": {"waiting": 0, "limit": 7},
+            "sessions": dict.fromkeys(SESSIONS, 0),
             "cache_bytes": {"reserved": 2 * MockRunner.cache_bytes_per_user, "resident": 0},
             "tokens_per_second": None,
             "totals": {"requests": 0, "compiles_after_ready": 0},

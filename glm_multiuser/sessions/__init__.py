@@ -1,0 +1,1 @@
+"""Conversations that outlive their slot: in memory, on disk, and back."""

@@ -1,0 +1,157 @@
+"""The folder of sessions: files of many users, models and servers, with limits of size and age."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from glm_multiuser.errors import SessionError
+from glm_multiuser.sessions.file import read_file, write_file
+from glm_multiuser.sessions.identity import Identity, read_secret
+from glm_multiuser.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".session"
+REMAINS_SECONDS = 3600.0
+"""Age of a partial file whose process has ended before it was whole."""
+
+
+class Found(NamedTuple):
+    """A file of the folder.
+
+    Attributes:
+        used: Unix time of the last use.
+    """
+
+    used: float
+    nbytes: int
+    path: Path
+
+
+class SessionFolder:
+    """Files of one engine's sessions, in a folder that others may share.
+
+    Nothing that happens to a file or the folder is an error: the session is lost, its prompt is
+    computed, and a line is logged; one line until the folder works again.
+
+    Args:
+        path: of the folder; it is made with mode 0700.
+        limit: bytes of all files in it; beyond them, the least recently used are removed.
+        ttl: seconds since its last use after which a session is removed.
+        fingerprint: of the engine.
+
+    Raises:
+        OSError: the folder, or its secret, cannot be used.
+    """
+
+    def __init__(self, path: Path, limit: int, ttl: float, fingerprint: str) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = path
+        self.secret = read_secret(path)
+        self._limit, self._ttl, self._fingerprint = limit, ttl, fingerprint
+        self._works = True
+        self._changing = threading.Lock()
+        self.count = self.nbytes = 0
+        """Of its files, when they were last looked at."""
+        self.collect()
+
+    def save(self, identity: Identity, session: Session) -> bool:
+        """Writes a session over what was there; returns whether it could."""
+        if session.nbytes > self._limit:
+            return False
+        try:
+            write_file(self._file(identity), session, self._fingerprint, identity.name)
+        except OSError as error:
+            self._failed("sessions are not written", error)
+            return False
+        self._works = True
+        self.collect()
+        return True
+
+    def load(self, identity: Identity) -> Optional[Session]:
+        """The session of this identity; None if there is none that can be used."""
+        path = self._file(identity)
+        try:
+            if time.time() - path.stat().st_mtime > self._ttl:
+                return None
+            session = read_file(path, self._fingerprint, identity.name)
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except SessionError as error:
+            logger.warning("a session is ignored: %s", error)
+            path.unlink(missing_ok=True)
+            return None
+        except OSError as error:
+            self._failed("sessions are not read", error)
+            return None
+        return session
+
+    def forget(self, identity: Identity) -> None:
+        """Removes every file of this identity, also those of other weights and settings.
+
+        Raises:
+            OSError: one could not be removed.
+        """
+        for path in self.path.glob(f"{identity.name}-*{SUFFIX}"):
+            path.unlink(missing_ok=True)
+        self.collect()
+
+    def of_owner(self, owner: str) -> list[tuple[str, int]]:
+        """The identity, by its name, and the bytes of each file of a tenant, for this engine."""
+        end = f"-{self._fingerprint[:16]}{SUFFIX}"
+        return [
+            (found.path.name[: -len(end)], found.nbytes)
+            for found in self._files()
+            if found.path.name.startswith(f"{owner}-") and found.path.name.endswith(end)
+        ]
+
+    def collect(self) -> None:
+        """Removes what is too old, or too much."""
+        with self._changing:
+            now = time.time()
+            total = count = 0
+            for used, nbytes, path in sorted(self._files(), reverse=True):
+                try:
+                    if used > now:  # the clock was set back: it would be new for long
+                        os.utime(path)
+                    if now - used > self._ttl or total + nbytes > self._limit:
+                        path.unlink(missing_ok=True)
+                        continue
+                except OSError as error:
+                    self._failed("a session is not removed", error)
+                total, count = total + nbytes, count + 1
+            self.count, self.nbytes = count, total
+
+    def _files(self) -> Iterator[Found]:
+        """Every session; removes the remains of processes that ended while they wrote."""
+        try:
+            entries = list(os.scandir(self.path))
+        except OSError as error:
+            self._failed("sessions cannot be listed", error)
+            return
+        for entry in entries:
+            try:
+                state = entry.stat(follow_symlinks=False)
+                if entry.name.endswith(SUFFIX):
+                    yield Found(state.st_mtime, state.st_size, Path(entry.path))
+                elif entry.name.endswith(".part") and time.time() - state.st_mtime > (
+                    REMAINS_SECONDS
+                ):
+                    os.unlink(entry.path)
+            except OSError:
+                continue  # another server has removed it
+
+    def _file(self, identity: Identity) -> Path:
+        return self.path / f"{identity.name}-{self._fingerprint[:16]}{SUFFIX}"
+
+    def _failed(self, what: str, error: OSError) -> None:
+        if self._works:
+            logger.warning("%s, and prompts are computed: %s: %s", what, self.path, error)
+        self._works = False

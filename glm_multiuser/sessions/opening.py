@@ -1,0 +1,43 @@
+"""The store of an engine's sessions, as its settings say."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Callable, Optional
+
+from glm_multiuser.config import EngineConfig
+from glm_multiuser.sessions.folder import SessionFolder
+from glm_multiuser.sessions.store import SessionStore
+from glm_multiuser.sizes import bytes_of
+
+logger = logging.getLogger(__name__)
+
+
+def open_store(
+    config: EngineConfig, fingerprint: Callable[[], str], is_causal: bool
+) -> SessionStore:
+    """A store that keeps nothing without `session_memory` and `session_dir`. A folder that cannot
+    be used is a log line.
+
+    Args:
+        fingerprint: of the engine; called only if there is a folder.
+        is_causal: whether the model can go on from keys and values.
+    """
+    if not config.cache_prompt:
+        return SessionStore()
+    memory = bytes_of("session_memory", config.session_memory) if config.session_memory else 0
+    folder = _open_folder(config, fingerprint) if config.session_dir else None
+    if (memory or folder) and not is_causal:
+        logger.info("of sessions only token ids are kept: this model's prompts enter whole")
+    return SessionStore(memory, folder, config.session_ttl)
+
+
+def _open_folder(config: EngineConfig, fingerprint: Callable[[], str]) -> Optional[SessionFolder]:
+    path = Path(config.session_dir or "").expanduser()
+    limit = bytes_of("session_disk", config.session_disk)
+    try:
+        return SessionFolder(path, limit, config.session_ttl, fingerprint())
+    except OSError as error:
+        logger.warning("sessions are not kept on disk: %s", error)
+        return None

@@ -1,0 +1,289 @@
+"""Sessions in memory and on disk; files are read and written by threads of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+from glm_multiuser.sessions.folder import SessionFolder
+from glm_multiuser.sessions.identity import SECRET_BYTES, Identity, identity_of, owner_of
+from glm_multiuser.sessions.session import Session, SessionInfo
+
+logger = logging.getLogger(__name__)
+
+LOADS_MAX = 4
+"""Sessions that are read, or have been read and wait for their request's slot."""
+UNWRITTEN_BYTES = 256 << 20
+"""Of sessions that wait to be written, where `session_memory` is less; one may have more."""
+NAMES_MAX = 1 << 16
+READERS = 2
+
+
+@dataclass
+class SessionCounts:
+    """What there is now, and what has been done since the start."""
+
+    in_memory: int = 0
+    memory_bytes: int = 0
+    on_disk: int = 0
+    disk_bytes: int = 0
+    saved: int = 0
+    restored: int = 0
+    restored_tokens: int = 0
+
+
+@dataclass
+class _Load:
+    """A session that is being read for a request that waits, or put in by its user."""
+
+    gone: Callable[[], bool]
+    done: bool = False
+    session: Optional[Session] = None
+
+
+class SessionStore:
+    """The sessions of one engine. Every method may be called from any thread; only `forget` and
+    `close` wait for the disk.
+
+    Args:
+        memory: bytes that sessions in memory may take; 0: none are kept there.
+        folder: on disk; None: none are kept there.
+        ttl: seconds since its last use after which a session is dropped.
+
+    Attributes:
+        on_change: called when a session has been read or written.
+    """
+
+    def __init__(
+        self, memory: int = 0, folder: Optional[SessionFolder] = None, ttl: float = 1e9
+    ) -> None:
+        self.folder = folder
+        self.on_change: Callable[[], None] = lambda: None
+        self._secret = folder.secret if folder else os.urandom(SECRET_BYTES)
+        self._memory, self._ttl = memory, ttl
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Identity, tuple[float, Session]] = OrderedDict()
+        """With the time of the last use; the least recently used comes first."""
+        self._kept_bytes = 0
+        self._unwritten: OrderedDict[Identity, Session] = OrderedDict()
+        self._loads: dict[Identity, _Load] = {}
+        self._names: OrderedDict[str, Hashable] = OrderedDict()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="session-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="session-writer")
+        self._saved = self._restored = self._restored_tokens = 0
+
+    def identity(self, owner: bytes, user: Hashable) -> Identity:
+        """Whose a session of this user of this tenant is."""
+        identity = identity_of(self._secret, owner, user)
+        with self._lock:
+            self._names[identity.name] = user
+            self._names.move_to_end(identity.name)
+            if len(self._names) > NAMES_MAX:
+                self._names.popitem(last=False)
+        return identity
+
+    def owner(self, owner: bytes) -> str:
+        """What the identities of a tenant's users begin with."""
+        return owner_of(self._secret, owner)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether sessions are kept at all."""
+        return self._memory > 0 or self.folder is not None
+
+    @property
+    def writes_behind(self) -> bool:
+        """Whether a session is saved as soon as its user is idle."""
+        return self.folder is not None
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `put` would keep a session of this size, now."""
+        if self.folder is None:
+            return nbytes <= self._memory
+        with self._lock:
+            unwritten = sum(session.nbytes for session in self._unwritten.values())
+        return not unwritten or unwritten + nbytes <= max(self._memory, UNWRITTEN_BYTES)
+
+    def put(self, identity: Identity, session: Session) -> None:
+        """Keeps a session, in the place of an earlier one."""
+        with self._lock:
+            self._saved += 1
+            self._drop(identity)
+            if session.nbytes <= self._memory:
+                self._kept[identity] = time.monotonic(), session
+                self._kept_bytes += session.nbytes
+            self._make_room()
+            if self.folder is None:
+                return
+            self._unwritten[identity] = session
+        self._writer.submit(self._write, identity)
+
+    def ready(self, identity: Identity, gone: Callable[[], bool]) -> bool:
+        """Whether `take` has all there is. If not, it is being read, and `on_change` follows.
+
+        Args:
+            identity: whose request waits.
+            gone: whether that request has ended without a slot.
+        """
+        with self._lock:
+            if identity in self._unwritten or self._find(identity) is not None:
+                return True
+            load = self._loads.get(identity)
+            if load is not None and not load.gone():
+                return load.done
+            if self.folder is None:
+                return True
+            self._loads = {key: one for key, one in self._loads.items() if not one.gone()}
+            if len(self._loads) >= LOADS_MAX:
+                return False
+            self._loads[identity] = load = _Load(gone)
+        self._readers.submit(self._read, self.folder, identity, load)
+        return False
+
+    def take(self, identity: Identity) -> Optional[Session]:
+        """What is kept in memory or has been read."""
+        with self._lock:
+            load = self._loads.pop(identity, None)
+            found = self._unwritten.get(identity) or self._find(identity)
+        return load.session if load is not None and load.session is not None else found
+
+    def bring(self, identity: Identity, session: Session) -> None:
+        """Has this session ready for the user's next request, whatever was kept before."""
+        with self._lock:
+            self._drop(identity)
+            self._unwritten.pop(identity, None)
+            self._loads[identity] = _Load(lambda: False, True, session)
+
+    def restored(self, identity: Identity, tokens: int) -> None:
+        """So many tokens are in a slot again, which is where they live now."""
+        with self._lock:
+            self._restored += 1
+            self._restored_tokens += tokens
+            self._drop(identity)
+
+    def discard(self, identity: Identity) -> None:
+        """`forget` without waiting; what cannot be removed is logged."""
+        self._drop_all(identity)
+        if self.folder is not None:
+            self._writer.submit(self._remove, self.folder, identity)
+
+    def forget(self, identity: Identity) -> None:
+        """Removes a session from memory and disk; returns when it is gone.
+
+        Raises:
+            OSError: a file could not be removed.
+        """
+        self._drop_all(identity)
+        if self.folder is not None:
+            # In turn with writes, so that none comes behind it.
+            self._writer.submit(self.folder.forget, identity).result()
+
+    def read(self, identity: Identity) -> Optional[Session]:
+        """The session, wherever it is; it stays there. Waits for the disk."""
+        with self._lock:
+            load = self._loads.get(identity)
+            found = self._unwritten.get(identity) or self._find(identity)
+        found = found or (load.session if load else None)
+        return found or (self.folder.load(identity) if self.folder else None)
+
+    def list(self, owner: bytes) -> list[SessionInfo]:
+        """Sessions of a tenant that are not in a slot, or were written while they were."""
+        prefix = self.owner(owner)
+        with self._lock:
+            held = {key: one for key, (_, one) in self._kept.items() if key.owner == prefix}
+            held.update((key, one) for key, one in self._unwritten.items() if key.owner == prefix)
+            names = {identity.name for identity in held}
+            infos = [
+                SessionInfo(self._names.get(key.name), "memory", len(one.token_ids), one.nbytes)
+                for key, one in held.items()
+            ]
+            known = dict(self._names)
+        files = self.folder.of_owner(prefix) if self.folder else []
+        for name, nbytes in files:
+            if name not in names:
+                infos.append(SessionInfo(known.get(name), "disk", None, nbytes))
+        return infos
+
+    def counts(self) -> SessionCounts:
+        with self._lock:
+            held = {**{key: one for key, (_, one) in self._kept.items()}, **self._unwritten}
+            return SessionCounts(
+                in_memory=len(held),
+                memory_bytes=sum(session.nbytes for session in held.values()),
+                on_disk=self.folder.count if self.folder else 0,
+                disk_bytes=self.folder.nbytes if self.folder else 0,
+                saved=self._saved,
+                restored=self._restored,
+                restored_tokens=self._restored_tokens,
+            )
+
+    def close(self) -> None:
+        """Returns when everything is written."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+    def _find(self, identity: Identity) -> Optional[Session]:
+        used, session = self._kept.get(identity, (0.0, None))
+        if session is None:
+            return None
+        if time.monotonic() - used > self._ttl:
+            self._drop(identity)
+            return None
+        self._kept.move_to_end(identity)
+        return session
+
+    def _drop(self, identity: Identity) -> None:
+        _, session = self._kept.pop(identity, (0.0, None))
+        self._kept_bytes -= session.nbytes if session else 0
+
+    def _drop_all(self, identity: Identity) -> None:
+        with self._lock:
+            self._drop(identity)
+            self._unwritten.pop(identity, None)
+            self._loads.pop(identity, None)
+            self._names.pop(identity.name, None)
+
+    def _make_room(self) -> None:
+        now = time.monotonic()
+        while self._kept:
+            oldest, (used, _) = next(iter(self._kept.items()))
+            if self._kept_bytes <= self._memory and now - used <= self._ttl:
+                return
+            self._drop(oldest)
+
+    # On threads of their own.
+
+    def _write(self, identity: Identity) -> None:
+        with self._lock:
+            session = self._unwritten.get(identity)
+        if session is None or self.folder is None:
+            return  # forgotten, or written with an earlier call
+        try:
+            self.folder.save(identity, session)
+        except Exception:
+            logger.exception("a session is not written")
+        with self._lock:
+            if self._unwritten.get(identity) is session:
+                del self._unwritten[identity]
+        self.on_change()
+
+    def _read(self, folder: SessionFolder, identity: Identity, load: _Load) -> None:
+        try:
+            load.session = folder.load(identity)
+        except Exception:
+            logger.exception("a session is ignored: it could not be read")
+        load.done = True
+        self.on_change()
+
+    def _remove(self, folder: SessionFolder, identity: Identity) -> None:
+        try:
+            folder.forget(identity)
+        except OSError as error:
+            logger.warning("a session is not removed: %s", error)
