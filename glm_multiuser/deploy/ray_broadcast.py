@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from glm_multiuser.deploy.ray_replica import ReplicaResponse
 from glm_multiuser.server.metrics import CONTENT_TYPE
 
+SESSIONS = "/v1/sessions"
 HEALTH = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 STATISTICS = re.compile(r"/v2/models(/[^/]+)?(/versions/[^/]+)?/stats")
 CHANGES = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
@@ -48,9 +49,13 @@ def is_broadcast(method: str, path: str) -> bool:
     """Whether a request goes to every replica."""
     if method == "POST":
         return CHANGES.fullmatch(path) is not None
+    if method == "DELETE":
+        return path.startswith("/v1/sessions/")
     if method not in ("GET", "HEAD"):
         return False
-    return path in ("/metrics", "/status", *HEALTH) or STATISTICS.fullmatch(path) is not None
+    return (
+        path in ("/metrics", "/status", SESSIONS, *HEALTH) or STATISTICS.fullmatch(path) is not None
+    )
 
 
 def merge_responses(
@@ -70,10 +75,16 @@ def merge_responses(
     chosen = choose(responses, key=lambda one: one.status)
     if chosen.status == 200 and path == "/metrics":
         return Response(merged_metrics(responses, ingress), media_type=CONTENT_TYPE)
+    if path.startswith(f"{SESSIONS}/"):
+        return _relayed(chosen)
     if chosen.status == 200 and path not in HEALTH and chosen.body:
-        merge: Callable[[dict[str, Any]], Any] = _status if path == "/status" else _statistics
+        merge: Callable[[dict[str, Any]], Any] = MERGES.get(path, _statistics)
         contents = {one.replica: json.loads(one.body) for one in responses}
         return JSONResponse(merge(contents))
+    return _relayed(chosen)
+
+
+def _relayed(chosen: ReplicaResponse) -> Response:
     kept = ("content-type", "retry-after", "www-authenticate", "allow")
     headers = {name.decode(): value.decode("latin-1") for name, value in chosen.headers}
     headers = {name: value for name, value in headers.items() if name in kept}
@@ -166,3 +177,28 @@ def _sum(values: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {name: _sum([value[name] for value in values]) for name in first}
     return sum(values) if isinstance(first, (int, float)) else first
+
+
+def _sessions(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Those of all replicas; of a session on a disk that they share, the place nearest to a slot.
+
+    Files whose names no replica has heard are listed as the replica that lists most of them does.
+    """
+    places = ("slot", "memory", "disk")
+    named: dict[tuple[str, str], dict[str, Any]] = {}
+    unnamed: list[dict[str, Any]] = []
+    for one in contents.values():
+        for card in one["data"]:
+            if card["id"] is None:
+                continue
+            known = named.setdefault((card["model"], card["id"]), card)
+            if places.index(card["place"]) < places.index(known["place"]):
+                named[card["model"], card["id"]] = card
+        without = [card for card in one["data"] if card["id"] is None]
+        unnamed = max(unnamed, without, key=len)
+    first, *_ = contents.values()
+    return {**first, "data": [*named.values(), *unnamed]}
+
+
+MERGES = {"/status": _status, SESSIONS: _sessions}
+"""How the responses to a path become one; those to others are statistics."""

@@ -92,7 +92,7 @@ def wrap_middleware(
         guarded = ClientCORSMiddleware(
             guarded,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=CORS_HEADERS,
             expose_headers=["x-request-id", "retry-after"],
         )

@@ -7,7 +7,7 @@ import hmac
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -32,10 +32,13 @@ class Caller:
     Attributes:
         key: its name.
         admin: whether it has the role.
+        owner: digest of the key itself, which makes its sessions on disk its own: a new key of the
+            same name does not get them. b"" without keys.
     """
 
     key: str = ANONYMOUS
     admin: bool = False
+    owner: bytes = field(default=b"", repr=False, compare=False)
 
     def user(self, session: Optional[str]) -> Optional[str]:
         """Whose slot a request takes: the session's own inside this key, or any slot.
@@ -94,7 +97,7 @@ class KeyRing:
         ]
         if not found:
             raise APIError(401, WRONG_KEY, "this API key is not known here")
-        return Caller(found[0], found[0] in self._admins)
+        return Caller(found[0], found[0] in self._admins, digest)
 
 
 def _digest(key: str) -> bytes:

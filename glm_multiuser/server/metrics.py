@@ -37,6 +37,10 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Graphs compiled after the model was ready; has to be 0.",
         lambda stats: stats.compiles_after_ready,
     ),
+    ("sessions_in_memory", "Sessions in memory.", lambda stats: stats.sessions.in_memory),
+    ("session_memory_bytes", "Memory of sessions.", lambda stats: stats.sessions.memory_bytes),
+    ("sessions_on_disk", "Session files.", lambda stats: stats.sessions.on_disk),
+    ("session_disk_bytes", "Bytes of session files.", lambda stats: stats.sessions.disk_bytes),
 )
 CACHE_BYTES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
     ("reserved", lambda stats: stats.cache_reserved_bytes),
@@ -45,6 +49,17 @@ CACHE_BYTES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
 COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("prompt_tokens", "Prompt tokens computed.", lambda stats: stats.prompt_tokens),
     ("generated_tokens", "Tokens generated.", lambda stats: stats.tokens_generated),
+    ("sessions_saved", "Sessions copied out of a slot.", lambda stats: stats.sessions.saved),
+    (
+        "sessions_restored",
+        "Sessions copied into a slot.",
+        lambda stats: stats.sessions.restored,
+    ),
+    (
+        "session_restored_tokens",
+        "Prompt tokens that were restored, and not computed.",
+        lambda stats: stats.sessions.restored_tokens,
+    ),
     ("steps", "Steps: prompts, decode rows, or both.", lambda stats: stats.steps),
 )
 

@@ -159,6 +159,7 @@ class Service:
                     params=params,
                     reader=request.reader(llm),
                     group=admitted.caller.key,
+                    owner=admitted.caller.owner,
                 )
                 on_end: OnEnd = partial(self._on_end, admitted, request, since)
                 if self.tracer is not None:

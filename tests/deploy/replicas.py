@@ -37,8 +37,8 @@ LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 class Replicas(ServerProcess):
     """`glm-multiuser serve --replicas 2`, which does not wait until it is ready."""
 
-    def __init__(self) -> None:
-        super().__init__(*ARGUMENTS, ready=False)
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(*ARGUMENTS, *arguments, ready=False)
         self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT, trust_env=False, limits=LIMITS)
 
     def pids(self) -> dict[str, int]:

@@ -46,8 +46,8 @@ def network() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(network: None) -> Iterator[Replicas]:
-    with Replicas() as replicas:
+def server(network: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    with Replicas("--session-dir", str(tmp_path_factory.mktemp("sessions"))) as replicas:
         yield replicas
 
 
@@ -191,8 +191,40 @@ def test_a_killed_replica_harms_nobody_else(server: Replicas, alone: Alone) -> N
     assert killed not in server.status()["replicas"]
 
 
+def cached_tokens(answer: httpx.Response) -> int:
+    held: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return held
+
+
+def saved(server: Replicas) -> float:
+    """Sessions that were copied out of slots."""
+    samples = server.metrics()["glm_sessions_saved"].samples
+    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
+
+
+def test_a_session_follows_its_user_to_another_replica(server: Replicas, alone: Alone) -> None:
+    server.wait_for_all()
+    wait_until(lambda: not server.status()["sessions"]["in_memory"])
+    before = saved(server)
+    first = server.ask("one", LONG, user="traveller")
+    assert cached_tokens(first) == 0
+    killed = first.headers["x-replica"]
+    # It is written behind: copied out of the slot after the answer, then to the disk.
+    wait_until(lambda: saved(server) > before)
+    wait_until(lambda: not server.status()["sessions"]["in_memory"])
+    os.kill(server.pids()[killed], signal.SIGKILL)
+    server.wait_for_all()
+    again = server.ask("one", LONG, user="traveller")
+    assert again.headers["x-replica"] != killed
+    assert cached_tokens(again) > 0
+    assert text_of(again) == text_of(first) == alone.answer("one", LONG)
+    assert server.http.delete("/v1/sessions/traveller").json()["deleted"]
+    assert cached_tokens(server.ask("one", 2, user="traveller")) == 0
+
+
 def test_other_replicas_without_a_failed_request(server: Replicas, alone: Alone) -> None:
     before = set(server.status()["replicas"])
+    session = server.ask("two", LONG, user="who stays")
     wait = server.update(count=2)
     updated = threading.Event()
     asked: list[tuple[str, httpx.Response]] = []
@@ -216,6 +248,9 @@ def test_other_replicas_without_a_failed_request(server: Replicas, alone: Alone)
         assert answer.status_code == 200, answer.text
         assert text_of(answer) == alone.answer(prompt, LONG)
     assert before.isdisjoint(server.status()["replicas"])
+    later = server.ask("two", LONG, user="who stays")
+    assert cached_tokens(later) > 0
+    assert text_of(later) == text_of(session)
 
 
 def test_it_ends_by_itself_when_asked(server: Replicas) -> None:

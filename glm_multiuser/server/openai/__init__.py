@@ -1,6 +1,6 @@
 """OpenAI's API: `/v1/models`, `/v1/chat/completions` and `/v1/completions`.
 
-`/tokenize` and `/detokenize` are vLLM's.
+`/tokenize` and `/detokenize` are vLLM's, `/v1/sessions` is this server's own.
 
 Where it differs from the original:
 
@@ -25,8 +25,8 @@ Where it differs from the original:
 
 from fastapi import APIRouter
 
-from glm_multiuser.server.openai import chat, completions, models, tokenize
+from glm_multiuser.server.openai import chat, completions, models, sessions, tokenize
 
 router = APIRouter(tags=["openai"])
-for part in (models, chat, completions, tokenize):
+for part in (models, chat, completions, tokenize, sessions):
     router.include_router(part.router)

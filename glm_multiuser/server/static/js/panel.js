@@ -34,6 +34,7 @@ export class Panel {
       waiting: number(queue.waiting),
       limit: number(queue.limit),
     });
+    this.#showSessions(status.sessions);
     this.#part("requests").textContent = number(totals.requests);
     this.#part("tokens-generated").textContent = number(totals.tokens_generated);
     say(this.#part("cache-memory"), "megabytesOf", {
@@ -41,6 +42,16 @@ export class Panel {
       reserved: number(caches.reserved / 1e6),
     });
     this.#part("compiles").textContent = number(totals.compiles_after_ready);
+  }
+
+  /** Hidden on a server that keeps none. */
+  #showSessions({ in_memory: memory, on_disk: disk, restored }) {
+    this.#part("sessions-line").hidden = !(memory || disk || restored);
+    say(this.#part("sessions"), "sessionsOf", {
+      memory: number(memory),
+      disk: number(disk),
+      restored: number(restored),
+    });
   }
 
   #showState(state) {

@@ -135,6 +135,9 @@ export const en = {
   modelSize: ({ users, length }) => `${plural(users, "user", "users")} × ${length} tokens`,
   queue: "Queue",
   queueOf: ({ waiting, limit }) => `${waiting} of ${limit}`,
+  sessions: "Sessions",
+  sessionsOf: ({ memory, disk, restored }) =>
+    `${memory} in memory, ${disk} on disk, ${restored} restored`,
   requests: "Requests",
   tokensGenerated: "Tokens generated",
   cacheMemory: "KV caches",

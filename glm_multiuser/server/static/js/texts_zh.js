@@ -130,6 +130,8 @@ export const zh = {
   modelSize: ({ users, length }) => `${users} 个用户 × ${length} token`,
   queue: "排队",
   queueOf: ({ waiting, limit }) => `${waiting} / ${limit}`,
+  sessions: "会话",
+  sessionsOf: ({ memory, disk, restored }) => `内存 ${memory}，磁盘 ${disk}，已恢复 ${restored}`,
   requests: "请求",
   tokensGenerated: "生成的 token",
   cacheMemory: "KV 缓存",

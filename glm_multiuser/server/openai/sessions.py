@@ -1,0 +1,74 @@
+"""`GET /v1/sessions` and `DELETE /v1/sessions/{id}`: what is kept for the caller's own key.
+
+They are this server's own; OpenAI has no such thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal, Optional
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.request_context import caller_of, service_of
+from glm_multiuser.server.responses import OPENAI_ERRORS
+
+router = APIRouter()
+
+
+class SessionCard(BaseModel):
+    """A session; `id` is null where this server has not heard its name since it started, because
+    files hold no names, and `tokens` where it is only on disk."""
+
+    id: Optional[str]
+    object: Literal["session"] = "session"
+    model: str
+    place: Literal["slot", "memory", "disk"]
+    tokens: Optional[int]
+    bytes: int
+
+
+class SessionList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[SessionCard]
+
+
+class SessionDeleted(BaseModel):
+    id: str
+    object: Literal["session.deleted"] = "session.deleted"
+    deleted: Literal[True] = True
+
+
+@router.get("/v1/sessions", responses=OPENAI_ERRORS)
+async def sessions(request: Request) -> SessionList:
+    """The sessions of the caller's key that are not in use, of all models."""
+    service, caller = service_of(request), caller_of(request)
+    cards = []
+    for model in service.models.ready():
+        infos = await asyncio.to_thread(model.llm.sessions, caller.owner)
+        cards += [
+            SessionCard(
+                id=caller.session_of(info.user),
+                model=model.name,
+                place=info.place,
+                tokens=info.tokens,
+                bytes=info.nbytes,
+            )
+            for info in infos
+        ]
+    return SessionList(data=cards)
+
+
+@router.delete("/v1/sessions/{session:path}", responses=OPENAI_ERRORS)
+async def delete_session(request: Request, session: str) -> SessionDeleted:
+    """Drops what is kept of a session of the caller's key, for all models: in its slot, in memory
+    and on disk. It succeeds, too, where nothing is kept."""
+    service, caller = service_of(request), caller_of(request)
+    user = caller.user(session)
+    if user is None:
+        raise APIError(400, BAD_REQUEST, "the session has no name", field="id")
+    for model in service.models.ready():
+        await asyncio.to_thread(model.llm.forget, user, owner=caller.owner)
+    return SessionDeleted(id=session)

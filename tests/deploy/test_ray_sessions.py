@@ -1,0 +1,68 @@
+"""A session follows its user from one replica to the next, through the folder that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from glm_multiuser.deploy.ray_broadcast import IngressMetrics, is_broadcast, merge_responses
+from glm_multiuser.deploy.ray_replica import Replica, ReplicaRequest, ReplicaResponse
+from tests.deploy.test_ray_parts import make_request
+from tests.server.echoing import echo_llm, message
+from tests.server.test_sessions import settings_of
+
+PATH = "/v1/chat/completions"
+
+
+def chat(*texts: str) -> ReplicaRequest:
+    messages: list[dict[str, str]] = []
+    for text in texts[:-1]:
+        messages += [
+            {"role": "user", "content": message(text)},
+            {"role": "assistant", "content": text},
+        ]
+    messages.append({"role": "user", "content": message(texts[-1])})
+    return make_request(PATH, {"messages": messages, "user": "anna"})
+
+
+def cached(answer: ReplicaResponse) -> int:
+    assert answer.status == 200, answer.body
+    held: int = json.loads(answer.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return held
+
+
+def merged(path: str, responses: list[ReplicaResponse]) -> Any:
+    return json.loads(bytes(merge_responses(path, responses, IngressMetrics()).body))
+
+
+def test_the_next_replica_goes_on(tmp_path: Path) -> None:
+    settings = settings_of(keys={}, session_dir=str(tmp_path))
+    listing = make_request("/v1/sessions", b"", "GET")
+    forget = make_request("/v1/sessions/anna", b"", "DELETE")
+    assert is_broadcast("GET", "/v1/sessions")
+    assert is_broadcast("DELETE", "/v1/sessions/anna")
+
+    async def run() -> None:
+        first, second = (Replica(name, settings, echo_llm) for name in "ab")
+        await first.start()
+        assert cached(await first.call(chat("hello"))) == 0
+        await first.close()  # as at a rolling update
+        await second.start()
+        third = Replica("c", settings, echo_llm)
+        await third.start()
+        try:
+            assert cached(await second.call(chat("hello", "again"))) > 0
+            both = [second, third]
+            listed = merged("/v1/sessions", [await one.call(listing) for one in both])
+            assert {"id": "anna", "place": "slot"}.items() <= listed["data"][0].items()
+            gone = [await one.call(forget) for one in both]
+            assert merged("/v1/sessions/anna", gone)["deleted"] is True
+            assert cached(await third.call(chat("hello", "again"))) == 0
+        finally:
+            await second.close()
+            await third.close()
+
+    asyncio.run(run())
+    assert len(list(tmp_path.glob("*.session"))) == 1
