@@ -13,10 +13,10 @@ from glm_multiuser.cli import screen
 from glm_multiuser.cli.interrupts import raised
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.mindformers.series import Series, read_all_series
-from glm_multiuser.mindformers.tree import TouchedFile, Tree, open_tree
+from glm_multiuser.mindformers.tree import EARLIER, TouchedFile, Tree, open_tree
 from glm_multiuser.mindformers.writing import patch_tree, revert_tree
 
-STYLES = {"pristine": "", "patched": "green", "partly patched": "yellow"}
+STYLES = {"pristine": "", "patched": "green", "partly patched": "yellow", EARLIER: "yellow"}
 
 
 def command(
@@ -32,7 +32,8 @@ def command(
     """Make the GLM of a MindFormers multi-user, or as it was before.
 
     PATH is an unpacked wheel, a checkout, site-packages, or the folder `mindformers` itself; its
-    version is found by the contents of its files. A file with other changes is rejected.
+    version is found by the contents of its files. A file with other changes is rejected; patches
+    of an earlier series are replaced by --apply, and taken back by --revert.
     Either all files are written or none, and every action can be repeated.
     """
     if [show, check is not None, apply is not None, revert is not None].count(True) != 1:
@@ -64,7 +65,7 @@ def print_series(known: Sequence[Series]) -> None:
     table.add_column("patch")
     table.add_column("files")
     for series in known:
-        version = series.version
+        version = ", ".join(series.versions)
         for patch in series.patches:
             files = "\n".join(PurePosixPath(change.path).name for change in patch.changes)
             table.add_row(version, *patch.title.split(" ", 1), files)
@@ -88,7 +89,8 @@ def what_to_do(file: TouchedFile) -> str:
         return "all patches are applied"
     added, removed = changed_lines(file.content, file.patched())
     done = f", {file.done} of {len(file.changes)} patches are applied" if file.done else ""
-    return f"+{added} -{removed} lines{done}"
+    earlier = ", in place of the earlier series" if file.earlier else ""
+    return f"+{added} -{removed} lines{done}{earlier}"
 
 
 def print_done(tree: Tree, written: Sequence[str], state: str) -> None:
@@ -102,7 +104,7 @@ def print_done(tree: Tree, written: Sequence[str], state: str) -> None:
 
 
 def heading(tree: Tree) -> str:
-    return f"MindFormers {tree.series.version} at {tree.root}"
+    return f"MindFormers {tree.version} at {tree.root}"
 
 
 def say(text: str, style: str = "") -> None:

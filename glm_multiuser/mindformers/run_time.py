@@ -73,7 +73,7 @@ def _patch(tree: Tree) -> None:
     }
     if tree.state != "patched" and not sources.keys() <= set(IN_THEIR_ORDER):
         raise PatchError(
-            f"MindFormers {tree.series.version} has to be patched before it is imported: "
+            f"MindFormers {tree.version} has to be patched before it is imported: "
             f"glm-multiuser patch --apply {tree.root}"
         )
     import_module("mindspore")  # MindFormers wants to find it imported

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email import policy
 from email.parser import HeaderParser
 from io import StringIO
@@ -17,6 +17,18 @@ from unidiff.patch import Hunk, PatchedFile, PatchSet
 
 from glm_multiuser import package_data
 from glm_multiuser.errors import PatchError
+
+SAME_GLM = {
+    "1.0.2": {
+        "1.0.0": "61efc774cbba55ea996b15380f131bf869557556",
+        "1.0.1": "0015b688d1fd1b5699906d83bf53ed1dabdab23e",
+        "1.0.2": "1329a56f28ff8a9bfd080fb406b090f724612224",
+    }
+}
+"""The versions that a series is for where they are several, and their git hashes of `TELLTALE`."""
+
+TELLTALE = "mindformers/version_control.py"
+"""A file that no patch changes and every version has otherwise."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +52,19 @@ class Patch:
 
 @dataclass(frozen=True)
 class Series:
-    """The patches of one version, in the order in which they apply."""
+    """The patches of one version, in the order in which they apply.
+
+    `earlier` are the series for this version that were published before, oldest first.
+    """
 
     version: str
     patches: Sequence[Patch]
+    earlier: Sequence[Series] = ()
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """All versions with this GLM."""
+        return [*SAME_GLM.get(self.version, (self.version,))]
 
     def changes_of(self) -> Mapping[str, Sequence[Change]]:
         """Every file that is touched, and its changes in their order."""
@@ -65,16 +86,24 @@ def patches_folder() -> Path:
 
 
 def read_all_series(folder: Optional[Path] = None) -> list[Series]:
-    """Every series of a folder, by default of the one that belongs to this library.
+    """The newest series of every version, by default of those that belong to this library.
+
+    The first series are in `folder` itself, those that came after them in `v2` and so on.
 
     Raises:
         PatchError: there are none, or one of them is broken.
     """
     folder = folder or patches_folder()
-    found = [read_series(one) for one in sorted(folder.glob("mindformers-*"))]
-    if not found:
+    newest: dict[str, Series] = {}
+    for generation in (folder, *sorted(folder.glob("v[0-9]"))):
+        for one in sorted(generation.glob("mindformers-*")):
+            series = read_series(one)
+            before = newest.get(series.version)
+            earlier = [*before.earlier, before] if before else []
+            newest[series.version] = replace(series, earlier=earlier)
+    if not newest:
         raise PatchError(f"there are no patches in {folder}; install glm_multiuser again")
-    return found
+    return list(newest.values())
 
 
 def read_series(folder: Path) -> Series:
@@ -99,6 +128,8 @@ def read_series(folder: Path) -> Series:
 def read_patch(file: Path, number: int) -> Patch:
     """One file that `git format-patch --full-index` wrote.
 
+    Tests that it adds to a checkout, outside of the package, are left to git.
+
     Raises:
         PatchError: it is something else.
     """
@@ -106,7 +137,8 @@ def read_patch(file: Path, number: int) -> Patch:
         text = file.read_bytes().decode("utf-8")
         subject = HeaderParser(policy=policy.default).parsestr(text)["Subject"] or file.stem
         title = f"{number} " + re.sub(r"^\[PATCH.*?\] ", "", subject)
-        return Patch(title, [read_change(title, one) for one in PatchSet(StringIO(text))])
+        files = [one for one in PatchSet(StringIO(text)) if one.path.startswith("mindformers/")]
+        return Patch(title, [read_change(title, one) for one in files])
     except (OSError, ValueError, UnidiffParseError) as error:
         raise PatchError(f"{file} cannot be used as a patch: {error}") from error
 

@@ -11,32 +11,41 @@ from pathlib import Path
 from typing import Optional
 
 from glm_multiuser.errors import PatchError
-from glm_multiuser.mindformers.series import Change, Series, applied, blob
+from glm_multiuser.mindformers.series import SAME_GLM, TELLTALE, Change, Series, applied, blob
+
+EARLIER = "patched by an earlier series"
 
 
 @dataclass(frozen=True)
 class TouchedFile:
-    """A file that patches change; `done` of its `changes` are in its `content`."""
+    """A file that patches change; `done` of its `changes` are in its `content`.
+
+    If `earlier` changes are in it, those of a series that was published before, none of them is.
+    """
 
     path: str
     changes: Sequence[Change]
     done: int
     content: bytes
+    earlier: Sequence[Change] = ()
 
     @property
     def state(self) -> str:
-        """Pristine, patched or partly patched."""
+        """Pristine, patched, partly patched, or patched by an earlier series."""
+        if self.earlier:
+            return EARLIER
         if self.done == len(self.changes):
             return "patched"
         return "partly patched" if self.done else "pristine"
 
     def patched(self) -> bytes:
         """The content with all changes; PatchError if a patch is broken."""
-        return reduce(applied, self.changes[self.done :], self.content)
+        content = self.pristine() if self.earlier else self.content
+        return reduce(applied, self.changes[self.done :], content)
 
     def pristine(self) -> bytes:
         """The content with none of the changes; PatchError if a patch is broken."""
-        done = reversed(self.changes[: self.done])
+        done = reversed(self.earlier or self.changes[: self.done])
         return reduce(partial(applied, backwards=True), done, self.content)
 
 
@@ -47,11 +56,14 @@ class Tree:
     root: Path
     series: Series
     files: Sequence[TouchedFile]
+    version: str
 
     @property
     def state(self) -> str:
-        """What all files are, or else partly patched."""
+        """What all files are, else partly patched, or that some are by an earlier series."""
         states = {file.state for file in self.files}
+        if EARLIER in states:
+            return EARLIER
         return states.pop() if len(states) == 1 else "partly patched"
 
 
@@ -75,7 +87,7 @@ def open_tree(path: Path, known: Sequence[Series]) -> Tree:
     recognised = [recognise(series, contents) for series in known]
     for series, files in zip(known, recognised):
         if len(files) == len(series.changes_of()):
-            return Tree(root, series, files)
+            return Tree(root, series, files, version_of(root, series))
     raise PatchError(why_unknown(root, known, recognised, contents))
 
 
@@ -93,14 +105,44 @@ def find_root(path: Path) -> Path:
 
 
 def recognise(series: Series, contents: Mapping[str, bytes]) -> list[TouchedFile]:
-    """The files that hold what the series knows, before, between or after its changes."""
+    """The files that hold what a series knows, before, between or after its changes.
+
+    It is the series itself or an earlier one; each file by itself, as an attempt to replace an
+    earlier one may have been killed between two files.
+    """
     files = []
     for path, changes in series.changes_of().items():
-        blobs = [changes[0].before, *(change.after for change in changes)]
-        if path in contents and blob(contents[path]) in blobs:
-            done = blobs.index(blob(contents[path]))
-            files.append(TouchedFile(path, changes, done, contents[path]))
+        if path not in contents:
+            continue
+        content = contents[path]
+        done = count_done(changes, content)
+        if done is not None:
+            files.append(TouchedFile(path, changes, done, content))
+            continue
+        for one in series.earlier:
+            before = one.changes_of().get(path, ())
+            done = count_done(before, content)
+            if done is not None:
+                files.append(TouchedFile(path, changes, 0, content, before[:done]))
+                break
     return files
+
+
+def count_done(changes: Sequence[Change], content: bytes) -> Optional[int]:
+    """How many of the changes of a file are in its content; None if it is another content."""
+    blobs = [change.before for change in changes[:1]] + [change.after for change in changes]
+    return blobs.index(blob(content)) if blob(content) in blobs else None
+
+
+def version_of(root: Path, series: Series) -> str:
+    """The version of a tree that a series fits; several if it has been made sure by no file."""
+    try:
+        found = blob((root / TELLTALE).read_bytes())
+    except OSError:
+        found = ""
+    same = SAME_GLM.get(series.version, {})
+    sure = [version for version, telltale in same.items() if telltale == found]
+    return " or ".join(sure or series.versions)
 
 
 def why_unknown(
@@ -113,13 +155,13 @@ def why_unknown(
     version = stated_version(root)
     most = max(1, *map(len, recognised))
     likely = [
-        f"{series.version}, but {what_is_wrong(series, files, contents)}"
+        f"{' or '.join(series.versions)}, but {what_is_wrong(series, files, contents)}"
         for series, files in zip(known, recognised)
-        if (series.version == version if version else len(files) == most)
+        if (version in series.versions if version else len(files) == most)
     ]
     if likely:
         return f"the MindFormers at {root} was changed: it seems to be {', or '.join(likely)}"
-    versions = ", ".join(series.version for series in known)
+    versions = ", ".join(version for series in known for version in series.versions)
     stated = f"has version {version}" if version else "has no version that is known here"
     return f"the MindFormers at {root} {stated}; there are patches for {versions}"
 
