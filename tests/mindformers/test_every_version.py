@@ -1,8 +1,8 @@
 """Every MindFormers with a GLM, patched by git: many users in threads answer as each alone.
 
 The prompts are those of `tests/golden/chatglm_6b_3layers`. Tokens are compared with what the
-original model answers; those of the oldest and the newest version, too, with what the same version
-answers without the patches, by its own `generate`.
+original model answers; and with what the same version answers without the patches, by its own
+`generate`, greedily and sampling.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.mindformers.children import Children
 from tests.mindformers.comparing import Told, answers_of, check, interleaved
-from tests.mindformers.wheels import CHOICES, PATCHES, VERSIONS, make_tree
+from tests.mindformers.wheels import ALL_VERSIONS, CHOICES, PATCHES, VERSIONS, make_tree
 from tests.models.golden_cases import Case, Reference, read_reference
 
 pytestmark = pytest.mark.slow
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 USERS = 4
 SHORT = 160
 """What the model's caches hold, enough for all prompts but the long ones."""
+
+SAMPLING = {"top_k": 50, "top_p": 0.95, "temperature": 2.5, "repetition_penalty": 1.1}
 
 
 class Version(NamedTuple):
@@ -82,7 +84,7 @@ def version(
     children.close()
 
 
-@pytest.fixture(scope="module", params=rare_but(NEWEST, OLDEST_AND_NEWEST))
+@pytest.fixture(scope="module", params=ALL_VERSIONS)
 def plain(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, three: Reference
 ) -> Iterator[Plain]:
@@ -92,10 +94,13 @@ def plain(
 
     def start(choice: str, task: str, **job: Any) -> Future[Any]:
         tree = make_tree(folder, request.config.cache, request.param, choice)
-        job.update(folder=str(three.folder), prompts=prompts, seq_length=SHORT)
+        job.update(folder=str(three.folder), prompts=prompts, seq_length=SHORT, sampling=SAMPLING)
         return children.start(tree, task, **job)
 
-    yield Plain(start("unpatched", "generate"), start("users only", "talk", users=USERS))
+    yield Plain(
+        start("unpatched", "generate_and_sample"),
+        start("users only", "talk_and_sample", users=USERS),
+    )
     children.close()
 
 
@@ -119,10 +124,12 @@ def test_the_patches_of_every_choice_apply_without_the_others(
 
 @pytest.mark.rare
 def test_many_users_get_the_tokens_of_the_unpatched_model(plain: Plain) -> None:
-    told = plain.users_only.result()
-    assert answers_of(told["answers"]) == plain.unpatched.result()
-    assert interleaved(told["order"])
-    assert told["graphs"] == 2  # for all users
+    for how, expected in plain.unpatched.result().items():
+        told = plain.users_only.result()[how]
+        assert answers_of(told["answers"]) == expected, how
+        assert interleaved(told["order"])
+        assert told["graphs"] == 2  # for all users
+    assert plain.unpatched.result()["greedy"] != plain.unpatched.result()["sampled"]
 
 
 def test_many_users_get_what_the_original_model_answers(version: Version) -> None:

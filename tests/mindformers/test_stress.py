@@ -54,17 +54,15 @@ def test_no_wrong_token_under_load(told: Told, three: Reference) -> None:
     for answer in answers:
         expected = three.short[answer["prompt"]].greedy["fp32"]
         assert answer["token_ids"] == expected[: answer["read"]]
-        assert answer["ended"] == (answer["read"] == answer["count"])
+        assert answer["ended"] == (answer["read"] > 0)  # a stream that never began has no end
     broken_off = [answer for answer in answers if answer["read"] < answer["count"]]
     assert 0 < len(broken_off) < len(answers)
 
 
 def test_the_lock_is_held_for_graphs_and_nothing_else(told: Told) -> None:
-    assert told["lock"] == {
-        "graph": [True] * 2 * NEW,
-        "piece": [False] * 2 * NEW,
-        "text": [False] * 2 * NEW,
-    }
+    assert told["lock"]["graph"] == [True] * 2 * NEW
+    assert told["lock"]["piece"] == [False] * 2 * NEW
+    assert set(told["lock"]["text"]) == {False}
 
 
 def test_a_stream_that_fails_ends_alone(told: Told, three: Reference) -> None:
@@ -73,13 +71,14 @@ def test_a_stream_that_fails_ends_alone(told: Told, three: Reference) -> None:
     first, *others = failing["answers"]
     assert first["text"] == "".join(f"{token_id} " for token_id in first["token_ids"][:3])
     assert first["token_ids"] == three.short[0].greedy["fp32"][:4]
+    assert first["ended"]
     check([failing["again"], *others], three.short[:USERS], "fp32")
 
 
 def test_arguments_that_cannot_be_right(told: Told) -> None:
     assert told["refused"] == {
-        "user too high": f"qi is {USERS}, the users of this model are 0 to {USERS - 1}.",
-        "user too low": f"qi is -1, the users of this model are 0 to {USERS - 1}.",
+        "user too high": f"user is {USERS}, the users of this model are 0 to {USERS - 1}.",
+        "user too low": f"user is -1, the users of this model are 0 to {USERS - 1}.",
         "no tokenizer": "tokenizer is None, it is needed to make text of token ids.",
         "no room": "the prompt has 3 tokens, max_length is 3.",
         "no room in the model": "the prompt has 128 tokens, max_length is 128.",
@@ -92,6 +91,7 @@ def test_text_comes_in_whole_characters(told: Told) -> None:
     assert "".join(text["pieces"]) == TEXT
     assert "\ufffd" not in "".join(text["pieces"])
     assert len(text["pieces"]) < text["tokens"]
+    assert [grown for grown, _ in text["random"]] == [whole for _, whole in text["random"]]
     *pieces, rest = text["cut pieces"]
     assert pieces == ["你", "好"]
     assert set(rest) == {"\ufffd"}

@@ -8,13 +8,20 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-PATCHES = Path(__file__).resolve().parents[2] / "patches"
+from glm_multiuser.mindformers.series import SAME_GLM
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "patches"
+PATCHES = PUBLISHED / "v2"
 VERSIONS = ("0.8.0", "1.0.2", "1.1.0", "1.2.0", "1.3.2")
+"""Those that have a series of their own."""
+
+SERIES_OF = {same: version for version, those in SAME_GLM.items() for same in those}
+ALL_VERSIONS = sorted({*VERSIONS, *SERIES_OF})
 
 ONLY_RUN = ("Cast-the-weights-of-the-head", "Import-under-MindSpore-2.7", "Let-generate-run")
 """How the names of those patches begin without which upstream does not even run."""
@@ -33,11 +40,16 @@ CHOICES: dict[str, Callable[[str], bool]] = {
 
 def make_tree(folder: Path, cache: pytest.Cache, version: str, choice: str) -> Path:
     """Unpacks a version below `folder` and applies the patches of a choice."""
-    tree = folder / f"{version} {choice}"
-    with zipfile.ZipFile(fetch(version, cache)) as wheel:
-        wheel.extractall(tree)
+    tree = unpacked(folder / f"{version} {choice}", cache, version)
     for patch in chosen_patches(version, choice):
         apply(patch, tree)
+    return tree
+
+
+def unpacked(tree: Path, cache: pytest.Cache, version: str, only: Sequence[str] = ()) -> Path:
+    """Unpacks a wheel, or `only` these files of it, into a new folder."""
+    with zipfile.ZipFile(fetch(version, cache)) as wheel:
+        wheel.extractall(tree, only or None)
     return tree
 
 
@@ -54,9 +66,14 @@ def fetch(version: str, cache: pytest.Cache) -> Path:
     return wheel
 
 
+def patches_of(version: str, folder: Path = PATCHES) -> list[Path]:
+    """The files of a series, in their order."""
+    return sorted((folder / f"mindformers-{SERIES_OF.get(version, version)}").glob("*.patch"))
+
+
 def chosen_patches(version: str, choice: str) -> list[Path]:
     """The files of a choice, in their order."""
-    every = sorted((PATCHES / f"mindformers-{version}").glob("*.patch"))
+    every = patches_of(version)
     names = {patch: patch.name.split("-", 1)[1] for patch in every}
     # A patch with another name would silently be left out, or not.
     for begin in (ONLY_RUN[0], *NUMERICS):
@@ -65,11 +82,12 @@ def chosen_patches(version: str, choice: str) -> list[Path]:
 
 
 def apply(patch: Path, tree: Path) -> None:
-    """Applies a patch, and makes sure of it: in a folder that another repository ignores, git
-    finds nothing to do and succeeds."""
-    files = [tree / name for name in re.findall(r"^\+\+\+ b/(.*)$", patch.read_text("utf-8"), re.M)]
+    """Applies what a patch does to the package, and makes sure of it: in a folder that another
+    repository ignores, git finds nothing to do and succeeds."""
+    names = re.findall(r"^\+\+\+ b/(mindformers/.*)$", patch.read_text("utf-8"), re.M)
+    files = [tree / name for name in names]
     before = [file.read_bytes() for file in files]
-    run(["git", "apply", str(patch)], tree)
+    run(["git", "apply", "--include=mindformers/*", str(patch)], tree)
     assert files
     for file, content in zip(files, before):
         assert file.read_bytes() != content, (patch, file)

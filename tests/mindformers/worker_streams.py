@@ -13,6 +13,8 @@ from mindformers import GLMChatModel
 Prompt = tuple[Sequence[int], int]
 """Token ids, and how many to answer."""
 
+GREEDY = {"top_k": 1, "top_p": 1.0, "repetition_penalty": 1.0}
+
 
 class JoinedIds:
     """A tokenizer whose text tells the token ids."""
@@ -79,19 +81,16 @@ class Streams:
     def stream(
         self, answer: Answer, user: int, tokenizer: Optional[Any] = None, **settings: Any
     ) -> Generator[str, None, None]:
-        """Answers greedily, without a stop at an end token; once for each token of the stub."""
+        """Answers without a stop at an end token, by default greedily; a piece for each token."""
         self._of_user[user] = answer
         pieces = self.model._stream_chat(
             [answer.prompt],
-            top_k=1,
-            top_p=1.0,
-            repetition_penalty=1.0,
             max_length=len(answer.prompt) + answer.count,
             eos_token_id=self.model.config.vocab_size,
             streamer=answer,
             tokenizer=tokenizer or JoinedIds(),
             qi=user,
-            **settings,
+            **{**GREEDY, **settings},
         )
         for piece in pieces:
             answer.text += piece
@@ -105,19 +104,27 @@ class Streams:
                 pass
         return answers
 
-    def together(self, prompts: Sequence[Prompt], users: int, late: int = 3) -> list[Answer]:
+    def together(
+        self,
+        prompts: Sequence[Prompt],
+        users: int,
+        late: int = 3,
+        sampling: Optional[dict[str, Any]] = None,
+    ) -> list[Answer]:
         """A thread for each user, who answers every so manieth prompt, one after the other.
 
         Args:
             late: see `Pace`.
+            sampling: settings other than greedy ones; the seed is then the number of the prompt.
         """
         answers = [Answer(prompt) for prompt in prompts]
         pace = Pace(users, late)
 
         def talk(user: int) -> None:
             with pace.of(user):
-                for answer in answers[user::users]:
-                    for _ in self.stream(answer, user):
+                for number in range(user, len(answers), users):
+                    settings = {**sampling, "seed": number} if sampling else {}
+                    for _ in self.stream(answers[number], user, **settings):
                         pace.step(user)
 
         with ThreadPoolExecutor(users) as threads:

@@ -68,10 +68,13 @@ class OutOfWords(Exception):
 
 
 class ThreeWords(JoinedIds):
-    """A tokenizer that fails at the fourth token."""
+    """A tokenizer that fails at the fourth token of an answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        if len(token_ids) > 3:
+        if len(self._answer.token_ids) > len(self._answer.prompt) + 3:
             raise OutOfWords
         return super().decode(token_ids)
 
@@ -84,7 +87,7 @@ def one_stream_fails(streams: Streams, prompts: Sequence[Prompt]) -> dict[str, A
 
     def talk(user: int) -> None:
         with pace.of(user):
-            tokenizer = ThreeWords() if user == 0 else None
+            tokenizer = ThreeWords(answers[user]) if user == 0 else None
             for _ in streams.stream(answers[user], user, tokenizer):
                 pace.step(user)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from mindformers import GLMChatModel
@@ -18,15 +18,27 @@ def generate(folder: str, prompts: Sequence[Prompt], **settings: Any) -> list[li
     return generated(make_model(folder, **settings), prompts)
 
 
-def generated(model: GLMChatModel, prompts: Sequence[Prompt]) -> list[list[int]]:
+def generate_and_sample(
+    folder: str, prompts: Sequence[Prompt], sampling: dict[str, Any], **settings: Any
+) -> dict[str, Any]:
+    """The same, greedily and sampling, where the seed is the number of the prompt."""
+    model = make_model(folder, **settings)
+    return {"greedy": generated(model, prompts), "sampled": generated(model, prompts, sampling)}
+
+
+def generated(
+    model: GLMChatModel, prompts: Sequence[Prompt], sampling: Optional[dict[str, Any]] = None
+) -> list[list[int]]:
     answers = []
-    for prompt, count in prompts:
+    for seed, (prompt, count) in enumerate(prompts):
         length = len(prompt)
         found = model.generate(
             [prompt],
             max_length=length + count,
-            do_sample=False,
+            do_sample=sampling is not None,
             eos_token_id=[model.config.vocab_size],
+            seed=seed,
+            **(sampling or {}),
         )
         answers.append(np.asarray(found[0])[length:].tolist())
     return answers
@@ -36,8 +48,27 @@ def talk(
     folder: str, prompts: Sequence[Prompt], users: int, late: int = 3, **settings: Any
 ) -> dict[str, Any]:
     """All users at once."""
+    return talked(Streams(make_model(folder, users=users, **settings)), prompts, users, late)
+
+
+def talk_and_sample(
+    folder: str, prompts: Sequence[Prompt], users: int, sampling: dict[str, Any], **settings: Any
+) -> dict[str, Any]:
+    """All users at once, greedily and sampling, where the seed is the number of the prompt."""
     streams = Streams(make_model(folder, users=users, **settings))
-    answers = streams.together(prompts, users, late)
+    greedy = talked(streams, prompts, users)
+    streams.order.clear()
+    return {"greedy": greedy, "sampled": talked(streams, prompts, users, sampling=sampling)}
+
+
+def talked(
+    streams: Streams,
+    prompts: Sequence[Prompt],
+    users: int,
+    late: int = 3,
+    sampling: Optional[dict[str, Any]] = None,
+) -> dict[str, Any]:
+    answers = streams.together(prompts, users, late, sampling)
     return {
         "answers": [answer.told() for answer in answers],
         "order": [answers.index(answer) for answer in streams.order],
@@ -84,7 +115,7 @@ def survive_nan(streams: Streams, prompts: Sequence[Prompt]) -> dict[str, Any]:
     layers = streams.model.transformer.layers
     for layer in layers:
         cell = layer.kv_past[2]
-        nan = Tensor(np.full(cell.k_past.shape, np.nan, np.float32))
+        nan = Tensor(np.full(cell.key_past.shape, np.nan, np.float32))
         cell(nan, nan)
     planted = [share_of_nan(layer.kv_past[2]) for layer in layers]
     for _ in streams.stream(spoiled, 2):
@@ -99,7 +130,7 @@ def survive_nan(streams: Streams, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def share_of_nan(cell: Any) -> float:
-    past = np.stack((cell.k_past.asnumpy(), cell.value_past.asnumpy()))
+    past = np.stack((cell.key_past.asnumpy(), cell.value_past.asnumpy()))
     return float(np.isnan(past).mean())
 
 

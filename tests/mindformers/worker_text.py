@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from mindformers import ChatGLMTokenizer, GLMChatModel
+from mindformers.models.glm.glm import IncrementalDetokenizer
 from mindspore import Tensor
 
 from tests.mindformers.worker_model import make_model
@@ -22,7 +23,22 @@ def streamed(folder: str, text: str, cut: int) -> dict[str, Any]:
         "tokens": len(token_ids),
         "pieces": pieces_of(model, tokenizer, token_ids),
         "cut pieces": pieces_of(model, tokenizer, token_ids[:cut]),
+        "random": [put_together(tokenizer, one) for one in random_answers(tokenizer.vocab_size)],
     }
+
+
+def random_answers(vocab_size: int) -> list[list[int]]:
+    """Token ids without sense: halves of characters, spaces, line ends, special tokens."""
+    random = np.random.RandomState(0)
+    answers: list[list[int]] = random.randint(4, vocab_size, (100, 25)).tolist()
+    return answers
+
+
+def put_together(tokenizer: ChatGLMTokenizer, token_ids: list[int]) -> tuple[str, str]:
+    """The text of an answer as it grows, and decoded at once."""
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    pieces = [detokenizer.put(token_id) for token_id in token_ids]
+    return "".join(pieces) + detokenizer.end(), tokenizer.decode(token_ids)
 
 
 def pieces_of(
