@@ -3,8 +3,9 @@
 Weights, caches and zeros are exact. What a step needs beside them is estimated from the shapes of
 its largest tensors. On a CPU with native kernels the sum was held against measured memory
 (`benchmarks/plan_memory.py`). For MindSpore's own operators it is what must be there at the same
-time if memory is used again as soon as it is free. It was not measured on an Ascend card; on a
-CPU MindSpore takes far more, as if it kept what every operator of every graph puts out.
+time if memory is used again as soon as it is free, as on the Ascend card that MindSpore simulates
+(`benchmarks/ascend_memory.py`). It was not measured on a real one; on a CPU MindSpore takes far
+more, as if it kept what every operator of every graph puts out.
 """
 
 from __future__ import annotations
@@ -254,8 +255,8 @@ def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
         layer = (engine.users + prompt_tokens(config, engine)) * widest(config)
         held = 0 if config.is_causal else engine.seq_length * config.hidden_size
         return process + FLOAT32 * (layer + held + logits)
-    step = max(prompt_step(config, engine), decode_step(config, engine))
-    return process + logits * (BYTES[dtype_of(engine)] + FLOAT32) + step
+    logits *= BYTES[dtype_of(engine)] + FLOAT32
+    return process + max(prompt_step(config, engine), decode_step(config, engine) + logits)
 
 
 def prompt_tokens(config: AnyModelConfig, engine: EngineConfig) -> int:
@@ -273,18 +274,21 @@ def widest(config: AnyModelConfig) -> int:
 
 
 def prompt_step(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Scores of all heads three times in float32 (mask, sum, softmax) and once to weigh values."""
+    """Scores of all heads in float32: three times in attention (mask, sum, softmax); of those the
+    mask stays while the MLP runs."""
     number, rows = BYTES[dtype_of(engine)], prompt_tokens(config, engine)
-    scores = config.num_attention_heads * rows * engine.seq_length * (3 * FLOAT32 + number)
-    return scores + rows * widest(config) * number
+    scores = config.num_attention_heads * rows * engine.seq_length * FLOAT32
+    attention = 3 * scores + rows * 2 * config.hidden_size * number
+    return max(attention, scores + rows * widest(config) * number)
 
 
 def decode_step(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Scores of one token of every user, and the copy that a graph for a quarter of them reads."""
+    """Scores of one token of every user, as in a prompt; a graph for a quarter of them copies
+    their keys of a layer, and then their values."""
     number, positions = BYTES[dtype_of(engine)], engine.users * engine.seq_length
-    scores = config.num_attention_heads * positions * (3 * FLOAT32 + number)
-    one_layer = 2 * config.num_key_value_heads * config.head_dim * positions * number
-    return max(scores, scores // 4 + one_layer // 4) + engine.users * widest(config) * number
+    scores = 3 * config.num_attention_heads * positions * FLOAT32
+    keys = config.num_key_value_heads * config.head_dim * positions * number
+    return max(scores, scores // 4 + keys // 4) + engine.users * widest(config) * number
 
 
 def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:

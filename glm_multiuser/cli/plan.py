@@ -89,6 +89,8 @@ def command(
     plan = make_plan(config, engine, chosen)
     console = screen.output()
     console.print(plan_tables.memory_table(f"{model}, {device}", plan))
+    if plan["graphs"]:
+        console.print(plan_tables.start_up(plan), soft_wrap=True)
     if not plan["fits"]:
         console.print(plan_tables.does_not_fit(model, device, plan), soft_wrap=True)
     steps = roofline(config, engine, chosen, plan["users"], context)
@@ -183,6 +185,7 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
         ConfigError: native kernels, or a type of weights that needs them, where there are none.
     """
     from glm_multiuser import memory
+    from glm_multiuser.engine.graph_shapes import graph_counts
 
     memory.check_kernels(engine)
     memory.check_cache_memory(config, engine)
@@ -193,12 +196,13 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
         caches = min(caches, engine.cache_limit)
     users, rest = divmod(caches, per_user)
     full, most = (replace(engine, users=max(count, 1)) for count in (users, slots))
+    native = memory.is_native(engine)
     dtype, cache_dtype = memory.dtype_of(engine), memory.cache_dtype_of(engine)
     return {
         "seq_length": engine.seq_length,
         "dtype": dtype,
         "target": engine.device_target,
-        "kernels": "native" if memory.is_native(engine) else "portable",
+        "kernels": "native" if native else "portable",
         "weight_dtype": memory.weight_dtype_of(engine),
         "weight_count": memory.weight_count(config),
         "weight_bytes": memory.weight_bytes(config, engine),
@@ -214,6 +218,7 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
         "tokens": users * engine.seq_length + memory.tokens_in(config, engine, rest),
         "total_bytes": memory.total_bytes(config, most) + memory.workspace_bytes(config, full),
         "loading_bytes": memory.loading_bytes(config, engine),
+        "graphs": {} if native else graph_counts(config, full),
     }
 
 

@@ -44,6 +44,16 @@ def caption(plan: dict[str, Any]) -> str:
     return "The workspace was not measured on any card."
 
 
+def start_up(plan: dict[str, Any]) -> str:
+    """What is compiled, and when."""
+    graphs = plan["graphs"]
+    each = ", ".join(f"{count} to {what}" for what, count in graphs.items())
+    return (
+        f"Start-up compiles {sum(graphs.values())} graphs for {max(plan['users'], 1)} users, "
+        f"whatever they ask: {each}. All of them before the first request, none later."
+    )
+
+
 def does_not_fit(model: str, device: str, plan: dict[str, Any]) -> str:
     """A sentence for a plan without users."""
     return (

@@ -8,7 +8,6 @@ other requests.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
@@ -17,14 +16,19 @@ import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
 
-from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.types import NUMPY_TYPES
 from glm_multiuser.config import BLOCK_LENGTH, prompt_lengths
 from glm_multiuser.engine.chunk_length import ChunkLength
+from glm_multiuser.engine.graph_shapes import (
+    MOST_PROMPTS,
+    batch_sizes,
+    block_counts,
+    chunk_lengths,
+    prompt_counts,
+)
 from glm_multiuser.engine.padding import invariant_rows
 from glm_multiuser.engine.portable_graphs import (
-    MOST_PROMPTS,
     PortableForward,
     ReplaceCache,
     empty_block,
@@ -35,39 +39,6 @@ from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job, to_tens
 from glm_multiuser.engine.scheduler import PromptChunk, Step
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.sessions.session import Piece
-
-SMALLEST_BATCH = 4
-PROMPT_ROWS = 64
-"""Short prompts are prefilled together up to so many rows: beyond them little more is saved."""
-
-
-def block_counts(blocks: int) -> tuple[int, ...]:
-    """How many cache blocks the decode graphs read: powers of two, and all."""
-    return (*(2**power for power in range(math.ceil(math.log2(blocks)))), blocks)
-
-
-def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
-    """How many users the decode graphs serve: at most three sizes, however many users there are.
-
-    A graph for fewer than all users copies their rows out of the caches, which pays up to about a
-    third of them, and only if one cell holds everybody.
-    """
-    users = layout.users
-    if len(layout.sizes) > 1:
-        return (users,)
-    quarter = users // 4
-    return tuple(sorted({size for size in (min(SMALLEST_BATCH, quarter), quarter, users) if size}))
-
-
-def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
-    """How many prompts of one length the prefill graphs take in: one, and as many as pay.
-
-    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds everybody.
-    """
-    if len(layout.sizes) > 1:
-        return (1,)
-    most = min(PROMPT_ROWS // length, layout.users, MOST_PROMPTS)
-    return (1, 1 << most.bit_length() - 1) if most > 1 else (1,)
 
 
 class PortableRunner(GraphRunner):
@@ -287,9 +258,8 @@ class ChunkedPrefillRunner(PortableRunner):
 
     def _lay_out(self, users: int) -> None:
         super()._lay_out(users)
-        chunk = self.engine.prefill_chunk or device.PREFILL_CHUNK[self.engine.device_target]
-        self.chunk_length = ChunkLength(min(chunk, self.engine.seq_length), is_fixed=True)
-        self._chunk_lengths = prompt_lengths(self.chunk_length.longest)
+        self._chunk_lengths = chunk_lengths(self.engine)
+        self.chunk_length = ChunkLength(self._chunk_lengths[-1], is_fixed=True)
 
     def _prompt_jobs(self) -> list[Job]:
         jobs: list[Job] = []

@@ -17,6 +17,7 @@ from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.attention import MASKED, rows_between
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.backends.portable.types import NUMPY_TYPES, tensor_type
+from glm_multiuser.engine.graph_shapes import MOST_PROMPTS
 from glm_multiuser.models.batch import (
     CellStep,
     ChunkBatch,
@@ -30,9 +31,6 @@ from glm_multiuser.models.multi_user import MultiUserModel
 
 User = Union[int, Tensor]
 """A Tensor has one graph for all users, an int one for each."""
-
-MOST_PROMPTS = 4
-"""Prompts that one graph call takes in at most."""
 
 TABLE_ROWS = 2048
 """Positions that rotary tables have at least."""

@@ -35,13 +35,21 @@ def test_published_models(name: str, kib_per_token: float, billions: float) -> N
     assert memory.weight_count(config) / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
-def test_what_it_prints(run: Callable[..., Any]) -> None:
-    result = run("plan", "--model", "chatglm3-6b", "--device-memory", "32GiB")
+def test_what_it_prints(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    result = run("plan", "--model", "chatglm3-6b", "--device-memory", "32GiB", "--json", file)
     assert result.exit_code == 0, result.output
     assert "28 KiB" in result.stdout
     assert "56 MiB" in result.stdout  # 2048 tokens
     assert "11.63 GiB" in result.stdout
     assert "roofline" in result.stdout
+    users = json.loads(file.read_text(encoding="utf-8"))["users"]
+    assert users > 19  # decode steps of three sizes, 1, 2, 4 or 8 blocks; chunks of five lengths
+    assert (
+        f"Start-up compiles 40 graphs for {users} users, whatever they ask: 20 to prefill, "
+        "8 to replace a block of the caches, 12 to decode. All of them before the first request, "
+        "none later." in result.stdout
+    )
 
 
 def test_an_unknown_model_lists_the_known_ones(run: Callable[..., Any]) -> None:

@@ -11,23 +11,28 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
 from mindspore import Tensor
 
-from glm_multiuser import ModelConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser import EngineConfig, ModelConfig, MultiUserLLM, SamplingParams, device, memory
 from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.build import make_model, make_runner
+from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine import portable
-from glm_multiuser.engine.portable import (
-    WholePrefillRunner,
+from glm_multiuser.engine.graph_shapes import (
     batch_sizes,
     block_counts,
+    graph_counts,
     prompt_counts,
 )
+from glm_multiuser.engine.portable import WholePrefillRunner
 from tests.engine.small_model import (
+    CAUSAL,
     FLOAT32,
     GREEDY,
     MODEL,
@@ -357,3 +362,35 @@ def test_a_resize_that_the_device_refuses_goes_back(
     assert llm.stats().users == users
     assert llm.stats().compiles_after_ready == 0
     assert_bytes_per_user(llm)
+
+
+@pytest.mark.parametrize(
+    ("config", "users", "seq_length", "users_per_cell", "count"),
+    # As docs/portable.md has them, and with several cells.
+    [
+        (MODEL, 8, 512, None, 14),
+        (MODEL, 32, 2048, None, 30),
+        (MODEL, 8, 512, 4, 10),
+        (CAUSAL, 32, 512, None, 12),
+        (CAUSAL, 8, 2048, None, 24),
+        (CAUSAL, 8, 512, 1, 8),
+    ],
+)
+def test_the_number_of_graphs_is_known_before_anything_is_compiled(
+    config: AnyModelConfig, users: int, seq_length: int, users_per_cell: Optional[int], count: int
+) -> None:
+    engine = EngineConfig(
+        users, seq_length, users_per_cell=users_per_cell, kernels="portable", batch_invariant=False
+    )
+
+    def jobs() -> list[str]:
+        device.configure("CPU", 0)
+        runner = make_runner(make_model(config, PortableBackend()), engine)
+        return [what for what, _ in runner._jobs()]
+
+    counts = graph_counts(config, engine)
+    assert sum(counts.values()) == count
+    named = DEVICE_THREAD.call(jobs)
+    for word, kind in (("prefill", "prefill"), ("clear", "replace a block of the caches")):
+        assert sum(what.startswith(word) for what in named) == counts[kind]
+    assert len(named) == count

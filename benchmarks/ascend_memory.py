@@ -1,0 +1,151 @@
+"""What `glm-multiuser plan` says about a 910A, and what a simulated one is asked for.
+
+    python -m benchmarks.ascend_memory [--model chatglm3-6b] [--quick]
+
+Each setup runs in a process of its own: a model of published width and few layers is made for an
+Ascend card that MindSpore simulates (scripts/ascend_dryrun), and its largest graphs are walked
+through. What is measured is what MindSpore's allocator hands out, at its peak beside what stays. A
+card may need more: kernels' own workspaces are CANN's to say, and the stubs say 0. Ends with one
+line of JSON, and with exit code 1 if a plan's workspace is more than 15 % below the peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from glm_multiuser import EngineConfig, memory
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.build import make_model, make_runner
+from glm_multiuser.cli.published import PUBLISHED
+from glm_multiuser.config import AnyModelConfig, CausalConfig
+from glm_multiuser.device_thread import DEVICE_THREAD
+from scripts.ascend_dryrun import stubs
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 0.15
+LAYERS, USERS, LENGTHS = (2, 4), (8, 32), (1024, 2048)
+MIB = 2**20
+
+
+def causal(family: str, *shape: int, **more: Any) -> CausalConfig:
+    """A shape that `plan` has no name for."""
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads")
+    names += ("head_dim", "inner_hidden_size", "rotary_dim")
+    ends = {"max_sequence_length": 2048, "eos_token_ids": (2,), "num_layers": 1}
+    return CausalConfig(family, **dict(zip(names, shape)), **ends, **more)
+
+
+MODELS: dict[str, AnyModelConfig] = {
+    "chatglm-6b": PUBLISHED["chatglm-6b"],
+    "chatglm3-6b": PUBLISHED["chatglm3-6b"],
+    "glm-4-9b-0414": causal(
+        *("glm4_0414", 151552, 4096, 32, 2, 128, 13696, 64),
+        **{"rotary_interleaved": True, "norm_position": "both", "qkv_bias": True},
+    ),
+    "tinyllama-1.1b": causal("llama", 32000, 2048, 32, 4, 64, 5632, 64, qkv_bias=False),
+    "qwen2-1.5b": PUBLISHED["qwen2-1.5b"],
+    "qwen3-0.6b": causal(
+        *("qwen3", 151936, 1024, 16, 8, 128, 3072, 128),
+        **{"tied": True, "query_key_norm": True, "qkv_bias": False},
+    ),
+}
+"""One of each family, of published width."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", choices=MODELS, action="append")
+    parser.add_argument("--quick", action="store_true", help="one setup of each model")
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        folder, model, *numbers = options.child
+        setup = (model, *map(int, numbers))
+        print(json.dumps(DEVICE_THREAD.call(lambda: measure(Path(folder), *setup))))
+        return
+    numbers = [(2, 8, 1024)] if options.quick else itertools.product(LAYERS, USERS, LENGTHS)
+    setups = list(itertools.product(options.model or MODELS, numbers))
+    print(
+        "model            layers users tokens   held: plan  seen   workspace: plan   seen   (MiB)"
+    )
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        libraries = stubs.build(Path(folder))
+        for model, (layers, users, length) in setups:
+            run = start(libraries, model, layers, users, length)
+            runs.append(run)
+            print(
+                f"{model:16} {layers:6} {users:5} {length:6} {run['held'] / MIB:12,.0f} "
+                f"{run['held_seen'] / MIB:5,.0f} {run['workspace'] / MIB:17,.0f} "
+                f"{run['workspace_seen'] / MIB:6,.0f}   {run['largest']}",
+                flush=True,
+            )
+    print(json.dumps({"runs": runs}))
+    if any(run["workspace"] < (1 - LIMIT) * run["workspace_seen"] for run in runs):
+        sys.exit(1)
+
+
+def start(libraries: Path, *setup: Any) -> dict[str, Any]:
+    """One setup in a process of its own."""
+    child = ["--child", str(libraries), *map(str, setup)]
+    environment = stubs.environment(libraries, PYTHONPATH=str(ROOT), GLOG_v="3")
+    environment.pop("MS_SUBMODULE_LOG_v")
+    with tempfile.TemporaryDirectory() as work:  # MindSpore writes files where it is started
+        result = subprocess.run(
+            [sys.executable, "-m", "benchmarks.ascend_memory", *child],
+            cwd=work,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    run: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return run
+
+
+def measure(folder: Path, model: str, layers: int, users: int, length: int) -> dict[str, Any]:
+    """Bytes of the plan and of the simulated card."""
+    import mindspore as ms
+
+    stubs.start(folder, "ascend910", "O0")
+    config = replace(MODELS[model], num_layers=layers)
+    engine = EngineConfig(
+        users, length, device_target="Ascend", dtype="float16", batch_invariant=False
+    )
+    runner = make_runner(make_model(config, PortableBackend.of("float16", "Ascend")), engine)
+    jobs = dict(runner._jobs())
+    prompts = [what for what in jobs if what.startswith("prefill")]
+    decodes = [what for what in jobs if what.startswith("decode")]
+    positions = decodes[-1].partition(", ")[2]
+    largest = [what for what in decodes if what.endswith(f", {positions}")]
+    jobs[prompts[-1]]()  # puts weights and caches on the card
+    jobs["clear block 0"]()  # and the zeros, which all blocks of these lengths share
+    held = ms.runtime.memory_allocated()
+    seen: dict[str, int] = {}
+    for what in (prompts[-1], *largest):
+        ms.runtime.reset_max_memory_allocated()
+        jobs[what]()
+        seen[what] = ms.runtime.max_memory_allocated() - held
+    most = max(seen, key=seen.__getitem__)
+    runner.close()
+    return {
+        **{"model": model, "layers": layers, "users": users, "seq_length": length},
+        "held": memory.total_bytes(config, engine),
+        "held_seen": held,
+        "workspace": memory.workspace_bytes(config, engine),
+        "workspace_seen": seen[most],
+        "largest": most,
+        "seen": seen,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Which graphs the portable backend needs, from settings alone: MindSpore is not imported."""
+
+from __future__ import annotations
+
+import math
+
+from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.config import AnyModelConfig, EngineConfig, prompt_lengths
+from glm_multiuser.device import PREFILL_CHUNK
+
+SMALLEST_BATCH = 4
+
+MOST_PROMPTS = 4
+"""Prompts that one graph call takes in at most."""
+
+PROMPT_ROWS = 64
+"""Short prompts are prefilled together up to so many rows: beyond them little more is saved."""
+
+
+def graph_counts(config: AnyModelConfig, engine: EngineConfig) -> dict[str, int]:
+    """How many graphs of each kind are compiled before an engine is ready."""
+    layout = CellLayout.plan(engine.users, engine.seq_length, users_per_cell=engine.users_per_cell)
+    reads = len(block_counts(len(layout.block_lengths)))
+    if config.is_causal:
+        prefill = len(chunk_lengths(engine)) * reads
+    else:
+        lengths = prompt_lengths(engine.seq_length)
+        prefill = sum(len(prompt_counts(layout, length)) for length in lengths)
+    return {
+        "prefill": prefill,
+        "replace a block of the caches": len(layout.block_lengths),
+        "decode": len(batch_sizes(layout)) * reads,
+    }
+
+
+def chunk_lengths(engine: EngineConfig) -> tuple[int, ...]:
+    """The lengths that chunks of a causal model's prompt are padded to."""
+    chunk = engine.prefill_chunk or PREFILL_CHUNK[engine.device_target]
+    return prompt_lengths(min(chunk, engine.seq_length))
+
+
+def block_counts(blocks: int) -> tuple[int, ...]:
+    """How many cache blocks the decode graphs read: powers of two, and all."""
+    return (*(2**power for power in range(math.ceil(math.log2(blocks)))), blocks)
+
+
+def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
+    """How many users the decode graphs serve: at most three sizes, however many users there are.
+
+    A graph for fewer than all users copies their rows out of the caches, which pays up to about a
+    third of them, and only if one cell holds everybody.
+    """
+    users = layout.users
+    if len(layout.sizes) > 1:
+        return (users,)
+    quarter = users // 4
+    return tuple(sorted({size for size in (min(SMALLEST_BATCH, quarter), quarter, users) if size}))
+
+
+def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
+    """How many prompts of one length the prefill graphs take in: one, and as many as pay.
+
+    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds everybody.
+    """
+    if len(layout.sizes) > 1:
+        return (1,)
+    most = min(PROMPT_ROWS // length, layout.users, MOST_PROMPTS)
+    return (1, 1 << most.bit_length() - 1) if most > 1 else (1,)

@@ -1,0 +1,80 @@
+"""A process of the dry run: every graph of one family in several layouts, for one kind of card.
+
+Its standard output is one line of JSON for each graph, its standard error MindSpore's log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from pathlib import Path
+
+from glm_multiuser import EngineConfig
+from glm_multiuser.backends.portable.cells import PortableBackend
+from glm_multiuser.build import make_model, make_runner
+from glm_multiuser.config import AnyModelConfig
+from glm_multiuser.device_thread import DEVICE_THREAD
+from scripts.ascend_dryrun import stubs
+from scripts.ascend_operators import families
+
+NO_SESSION = "Can not found GraphRunner"
+"""With O2 every graph ends like this once it is converted, because there is no session of GE."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stubs", type=Path)
+    parser.add_argument("soc")
+    parser.add_argument("jit_level")
+    parser.add_argument("family", choices=families())
+    parser.add_argument("layouts", nargs="+", help="users:users_per_cell:seq_length")
+    arguments = parser.parse_args()
+    DEVICE_THREAD.call(lambda: run(arguments))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    stubs.start(arguments.stubs, arguments.soc, arguments.jit_level)
+    config = families()[arguments.family]
+    for layout in arguments.layouts:
+        users, per_cell, seq_length = map(int, layout.split(":"))
+        compile_graphs(config, users, per_cell, seq_length, arguments.jit_level == "O2")
+
+
+def compile_graphs(
+    config: AnyModelConfig, users: int, per_cell: int, seq_length: int, is_converted: bool
+) -> None:
+    """Compiles every graph of an engine and walks through it; the values are meaningless."""
+    engine = EngineConfig(
+        users=users,
+        users_per_cell=per_cell,
+        seq_length=seq_length,
+        device_target="Ascend",
+        dtype="float16",
+        batch_invariant=False,
+    )
+    model = make_model(config, PortableBackend.of("float16", "Ascend"))
+    runner = make_runner(model, engine)
+    for what, job in runner._jobs():
+        started = time.monotonic()
+        problem = ""
+        try:
+            job()
+        except Exception as error:
+            problem = "" if is_converted and NO_SESSION in str(error) else one_line(error)
+        seconds = round(time.monotonic() - started, 2)
+        layout = f"{users} users, {per_cell} per cell, {seq_length} tokens"
+        graph = {"layout": layout, "graph": what, "seconds": seconds, "problem": problem}
+        print(json.dumps(graph), flush=True)
+    runner.close()
+
+
+def one_line(error: Exception) -> str:
+    """What MindSpore says before it comes to its own stack."""
+    text, _, _ = str(error).partition("C++ Call Stack")
+    return f"{type(error).__name__}: " + re.sub(r"[\s-]*\n[\s-]*", " ", text).strip(" |-")
+
+
+if __name__ == "__main__":
+    main()
