@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-real smollm2 serve check test test-all browser torch deploy clients notebooks \
-    coverage lint types bench selfcheck wheel clean
+    coverage lint types bench selfcheck wheel ascend-dryrun clean
 
 help:
 	@echo "make demo       many users at once, each answer compared with the one given alone"
@@ -46,6 +46,7 @@ help:
 	@echo "make lint       ruff"
 	@echo "make types      mypy --strict, of the tests, too"
 	@echo "make wheel      the source archive and the manylinux wheel in dist/"
+	@echo "make ascend-dryrun  compiles every graph for Ascend without a card, with libraries in CANN's place"
 	@echo "make clean      removes what the other targets left, except .venv"
 
 demo serve bench selfcheck: $(INSTALLED)
@@ -115,6 +116,9 @@ wheel: $(INSTALLED)
 	@$(BIN)/python -m build -o build/archives .
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w dist build/archives/*.whl
 	@mv build/archives/*.tar.gz dist
+
+ascend-dryrun: $(INSTALLED)
+	@$(BIN)/python -m scripts.ascend_dryrun
 
 $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \

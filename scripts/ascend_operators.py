@@ -41,6 +41,14 @@ NO_OPERATORS = {"Depend", "Load", "MakeTuple", "Return", "TupleGetItem", "Update
 DOCUMENTED_AS = {"Muls": "mul", "SumExt": "sum"}
 """Operators without a documentation of their own -> the function of `mindspore.ops` behind them."""
 
+ACLOP = {
+    *("Argmax", "Gather", "LayerNorm", "ReduceMean", "ScatterNdAdd", "ScatterUpdate", "Split"),
+    "StridedSlice",
+}
+"""Operators whose kernel on Ascend is of the older kind; `make ascend-dryrun` prints them."""
+
+NO_KERNEL = {"Reshape"}
+
 BLOCK_LENGTH, SEQ_LENGTH, USERS = 16, 24, 8
 """Two blocks of positions, prompts of two lengths, and decode steps of a few users and of all."""
 
@@ -154,13 +162,14 @@ def _platforms_in(text: Optional[str]) -> tuple[str, ...]:
 def table(found: Mapping[str, Iterable[str]]) -> str:
     """Operators as rows, families as columns, and the documented platforms."""
     lines = [
-        f"| operator | {' | '.join(found)} | documented for |",
-        f"| --- | {' | '.join(':---:' for _ in found)} | --- |",
+        f"| operator | {' | '.join(found)} | kernel | documented for |",
+        f"| --- | {' | '.join(':---:' for _ in found)} | --- | --- |",
     ]
     for operator in sorted(set().union(*found.values())):
         used = " | ".join("x" if operator in one else "" for one in found.values())
         documented = ", ".join(platforms(operator)) or "**not stated**"
-        lines.append(f"| `{operator}` | {used} | {documented} |")
+        kernel = "" if operator in NO_KERNEL else "aclop" if operator in ACLOP else "aclnn"
+        lines.append(f"| `{operator}` | {used} | {kernel} | {documented} |")
     lines.append("")
     lines.append(f"Graphs and documentation of MindSpore {mindspore.__version__}.")
     return "\n".join(lines)

@@ -1,7 +1,6 @@
 """Compiles every graph for Ascend on a CPU, without a card and without CANN.
 
-    python -m scripts.ascend_dryrun            ends with 1 if a graph has a problem
-    python -m scripts.ascend_dryrun --write    also writes result.json, for docs/ascend.md
+    python -m scripts.ascend_dryrun    ends with 1 if a graph has a problem
 
 MindSpore chooses a kernel for every operator, lays out the device's memory and walks through the
 graphs. Nothing is computed: docs/ascend.md says what this proves and what it does not.
@@ -10,32 +9,24 @@ graphs. Nothing is computed: docs/ascend.md says what this proves and what it do
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from scripts.ascend_dryrun import stubs
+from scripts.ascend_dryrun.log import ON_THE_CARD
 from scripts.ascend_dryrun.processes import CARDS, Outcome, compile_family, failed_controls
 from scripts.ascend_operators import families
-
-RESULT = Path(__file__).resolve().with_name("result.json")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--family", choices=families(), help="only this one")
     parser.add_argument("--soc", choices=sorted({soc for soc, _ in CARDS}), help="only this card")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     arguments = parser.parse_args()
     names = [arguments.family] if arguments.family else list(families())
@@ -53,13 +44,13 @@ def main() -> None:
     for outcome in bad:
         for problem in outcome.problems:
             say(f"{outcome.soc} {outcome.jit_level} {outcome.family}: {problem}")
+    for kind in ON_THE_CARD:
+        say(f"{kind}: {', '.join(kernels_of(outcomes, kind)) or 'none'}")
     graphs = sum(outcome.graphs for outcome in outcomes)
     seconds = time.monotonic() - started
     if bad:
         sys.exit(f"{len(bad)} of {len(outcomes)} have problems; {seconds:.0f} s")
     say(f"{graphs} graphs, every operator has a kernel for the card; {seconds:.0f} s")
-    if arguments.write:
-        write(outcomes)
 
 
 def check_controls(libraries: Path, cards: Sequence[tuple[str, str]]) -> None:
@@ -91,24 +82,11 @@ def compile_all(
     return sorted(outcomes, key=lambda one: (cards.index((one.soc, one.jit_level)), one.family))
 
 
-def write(outcomes: Sequence[Outcome]) -> None:
-    """Puts these outcomes in the place of earlier ones of the same card and family."""
-    conditions = {
-        "date": datetime.date.today().isoformat(),
-        "mindspore": version("mindspore"),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-    }
-    earlier = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else []
-    new = {key(asdict(one)): {**asdict(one), **conditions} for one in outcomes}
-    kept = {key(one): one for one in earlier}
-    everything = sorted({**kept, **new}.items())
-    text = json.dumps([one for _, one in everything], indent=1)
-    RESULT.write_text(text + "\n", encoding="utf-8")
-
-
-def key(outcome: dict[str, Any]) -> tuple[str, str, str]:
-    return outcome["jit_level"], outcome["soc"], outcome["family"]
+def kernels_of(outcomes: Sequence[Outcome], kind: str) -> list[str]:
+    """The operators that got a kernel of this kind anywhere."""
+    return sorted(
+        {name for one in outcomes for name, chosen in one.kernels.items() if chosen == kind}
+    )
 
 
 def say(text: str) -> None:

@@ -1,7 +1,4 @@
-"""The cells of a model, of operators that MindSpore has for every device.
-
-Of two that compute the same, the one with an aclnn kernel is taken: see docs/ascend.md.
-"""
+"""The cells of a model, of operators that MindSpore has for every device."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Optional
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from glm_multiuser.backends.portable.attention import Attention
 from glm_multiuser.backends.portable.types import tensor_type, zeros
@@ -202,13 +199,14 @@ class RMSNormed(nn.Cell):
     def __init__(self, epsilon: float, backend: PortableBackend) -> None:
         super().__init__()
         self.epsilon = epsilon
+        self.mean = ops.ReduceMean(keep_dims=True)
         self.rsqrt = ops.Rsqrt()
         self.softmax_type = tensor_type(backend.softmax_dtype)
         self.compute_type = tensor_type(backend.dtype)
 
     def construct(self, x: Tensor, weight: Tensor) -> Tensor:
         x = ops.cast(x, self.softmax_type)
-        y = x * self.rsqrt(mint.mean(x * x, -1, True) + self.epsilon) * weight
+        y = x * self.rsqrt(self.mean(x * x, -1) + self.epsilon) * weight
         return ops.cast(y, self.compute_type)
 
 
@@ -273,12 +271,13 @@ class NextToken(nn.Cell):
     def __init__(self, softmax_dtype: str) -> None:
         super().__init__()
         self.softmax_type = tensor_type(softmax_dtype)
+        self.argmax = ops.Argmax(axis=-1, output_type=ms.int32)
 
     def construct(
         self, hidden: Tensor, logits: Tensor, batch: PaddedBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits = ops.cast(logits, self.softmax_type)
-        tokens = ops.cast(mint.argmax(logits, -1), ms.int32)
+        tokens = self.argmax(logits)
         best = ops.gather_d(logits, 1, tokens.reshape(-1, 1))
         finite = ops.sum(hidden * 0, 1) + best.reshape(-1) * 0
         return tokens, finite, logits
