@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from glm_multiuser.backends.native.kv_layout import STORED, cache_shapes
 from glm_multiuser.backends.native.packing import TILE
-from tests.kernels.calling import call, number
+from tests.kernels.calling import call, native, number
 from tests.kernels.kv_caches import Cache
 from tests.kernels.memory import placed
 from tests.kernels.weights import EPSILON
 
 TABLE_ROWS = 50
+BFLOAT16_EPSILON = 2.0**-9
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Shape:
     @property
     def heads(self) -> int:
         return self.kv_heads * self.group
+
+    @property
+    def on_tiles(self) -> bool:
+        """Whether queries and weights are rounded to bfloat16, too."""
+        return self.cache == "bfloat16" and native().glm_level() == b"amx"
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class Step:
         return x * cosine + x[:, :, self.partner] * sine
 
     def expected(self, caches: list[Cache]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Contexts, from the caches as the step left them, and how far off float32 may be."""
+        """Contexts, from the caches as the step left them, and how far off ours may be."""
         shape = self.shape
         queries = self.turned(self.query, shape.heads) * np.float64(np.float32(self.scale))
         contexts, errors = np.empty(queries.shape), np.empty(queries.shape)
@@ -162,6 +168,7 @@ class Step:
             weights /= weights.sum(axis=1, keepdims=True)
             contexts[row] = np.einsum("hp,hpd->hd", weights, values)
             off = EPSILON * ((shape.head_dim + 16) * sizes.max(axis=1) + token.visible + 32)
+            off += shape.on_tiles * BFLOAT16_EPSILON * (sizes.max(axis=1) + 1)
             errors[row] = 4 * off[:, None] * np.abs(values).max(axis=1)
         width = shape.heads * shape.head_dim
         return contexts.reshape(-1, width), errors.reshape(-1, width)

@@ -1,5 +1,5 @@
-"""The other tests of products, at levels that this processor may not have: their instructions are
-emulated."""
+"""The other tests of products and of attention, at levels that this processor may not have: their
+instructions are emulated."""
 
 from __future__ import annotations
 
@@ -65,6 +65,13 @@ def test_products(emulated: Path) -> None:
     command += ["-k", "amx or avx512vnni or test_levels"]
     command += [str(HERE / f"test_{name}.py") for name in TESTS]
     assert " passed" in python_with(emulated, *command)
+
+
+@pytest.mark.slow
+def test_attention(emulated: Path) -> None:
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
+    command += [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}", "-k", "amx"]
+    assert " passed" in python_with(emulated, *command, str(HERE / "test_attention.py"))
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
-"""Prints a checksum of each product on tiles, with the library that `calling.py` finds."""
+"""Prints a checksum of each product on tiles, and of attention, with the library that `calling.py`
+finds."""
 
 from __future__ import annotations
 
 from hashlib import sha256
 from itertools import product
 
+from tests.kernels.attention_step import Shape, Step, Token, random_cache
 from tests.kernels.calling import bits, native
 from tests.kernels.test_linear import Product
 
@@ -13,6 +15,22 @@ SHAPES = ((1, 64, 32), (1, 1027, 45), (5, 77, 45), (17, 576, 100), (33, 1536, 64
 """Rows, inputs, outputs."""
 FACTORS = (1.0, 1e-20, 1e15, 1e-37)
 
+HEADS = ((1, 64), (2, 80), (7, 20))
+"""Query heads that share keys, numbers of each."""
+TOKENS = (1, 3, 40)
+
+
+def attended(group: int, head_dim: int, count: int, factor: float) -> bytes:
+    """Contexts of the last tokens of a prompt. Nothing is rotated: that is no product on tiles."""
+    shape = Shape(kv_heads=2, group=group, head_dim=head_dim, cache="bfloat16")
+    tokens = [Token(0, place, place + 1, (0,)) for place in range(150, 150 + count)]
+    step = Step.random(shape, tokens, seed=count)
+    step.cosine[...], step.sine[...] = 1, 0
+    step.query *= factor
+    step.value *= factor
+    return bits(step.run([random_cache(shape, 200, 150, seed=1)]))
+
+
 if __name__ == "__main__":
     if not native().glm_force_level(b"amx"):
         raise SystemExit("this processor, or this build, has no amx")
@@ -20,3 +38,6 @@ if __name__ == "__main__":
         each = Product.random("linear", kind, *shape)
         each.x *= factor
         print(kind, shape, factor, sha256(bits(each.run())).hexdigest())
+    for (group, head_dim), count, factor in product(HEADS, TOKENS, FACTORS):
+        found = attended(group, head_dim, count, factor)
+        print("attention", group, head_dim, count, factor, sha256(found).hexdigest())

@@ -16,12 +16,13 @@ constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
 constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 
 // Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
-// every row `parts` times 64 bytes. `lay_lines` makes tiles of what lies otherwise in a panel, with
+// every row `parts` times 64 bytes, which are `in_pieces` with those of the other rows of a tile, so
+// that memory is read in order. `lay_lines` makes tiles of what lies otherwise in a panel, with
 // columns as `join_groups` says.
 struct BFloat16Tiles {
   static constexpr int parts = 1, lines = 16, at_a_time = 10;
   static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
-  static constexpr bool as_stored = true, whole = false;
+  static constexpr bool as_stored = true, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
     std::memcpy(to, from, count * line_bytes);
   }
@@ -35,7 +36,7 @@ struct Float32Tiles : BFloat16Tiles {
 struct Int8Tiles {
   static constexpr int parts = 1, lines = 16, at_a_time = 10;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
-  static constexpr bool as_stored = false, whole = false;
+  static constexpr bool as_stored = false, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
     for (int line = 0; line < count; ++line, from += line_bytes, to += PAIR_BYTES) {
 #if defined(__AVX512BF16__)
@@ -56,7 +57,7 @@ struct WholeInt8Tiles {
   static constexpr int parts = 1, lines = 32, at_a_time = 10;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
   static constexpr int64_t head_bytes = HEAD_BYTES;
-  static constexpr bool as_stored = false, whole = true;
+  static constexpr bool as_stored = false, whole = true, in_pieces = false;
   static void lay_lines(const char* from, int count, char* to) {
     static constexpr char ZEROS[line_bytes] = {};
     for (int line = 0; line < count; line += 2, from += 2 * line_bytes, to += PAIR_BYTES) {
@@ -171,8 +172,11 @@ struct Steps {
 template <class P, int A>
 void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights, Steps steps,
                 TileOfSums* sums) {
+  // From one row to the next, and from one step to the next.
+  const int64_t row_bytes = P::in_pieces ? TILE_ROW_BYTES : panel.row_bytes;
+  constexpr int64_t PART_BYTES = P::in_pieces ? TILE_BYTES : TILE_ROW_BYTES;
   const char* x = (const char*)panel.x + row * panel.row_bytes + P::head_bytes;
-  x += steps.first * P::parts * TILE_ROW_BYTES;
+  x += steps.first * P::parts * PART_BYTES;
   const int64_t next = TILE_ROWS * panel.row_bytes;
   if (steps.first == 0) {
     TILE_ZERO(0);
@@ -196,11 +200,11 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     TILE_LOAD(6, w, PAIR_BYTES);
     TILE_LOAD(7, w + TILE_ROW_BYTES, PAIR_BYTES);
     for (int part = P::parts - 1; part >= 0; --part) {  // the smallest first
-      TILE_LOAD(4, x + part * TILE_ROW_BYTES, panel.row_bytes);
-      if constexpr (A == 2) TILE_LOAD(5, x + next + part * TILE_ROW_BYTES, panel.row_bytes);
+      TILE_LOAD(4, x + part * PART_BYTES, row_bytes);
+      if constexpr (A == 2) TILE_LOAD(5, x + next + part * PART_BYTES, row_bytes);
       multiply_tiles<P, A>();
     }
-    x += P::parts * TILE_ROW_BYTES;
+    x += P::parts * PART_BYTES;
   }
   TILE_STORE(0, sums[0], TILE_ROW_BYTES);
   TILE_STORE(1, sums[1], TILE_ROW_BYTES);
@@ -270,8 +274,8 @@ bool tile_lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
 int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   switch (on_tiles(kind, inputs)) {
     case OnTiles::bfloat16:
-    case OnTiles::int8: return tile_steps<BFloat16Tiles>(depth) * TILE_ROW_BYTES + 64;
-    case OnTiles::float32: return tile_steps<Float32Tiles>(depth) * 3 * TILE_ROW_BYTES + 64;
+    case OnTiles::int8: return tile_steps<BFloat16Tiles>(depth) * TILE_ROW_BYTES;
+    case OnTiles::float32: return tile_steps<Float32Tiles>(depth) * 3 * TILE_ROW_BYTES;
     default: return row_bytes(kind, inputs, depth);
   }
 }
@@ -280,27 +284,30 @@ typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
 
 inline Halves high_halves(vec x) { return __builtin_convertvector((uvec)x >> 16, Halves); }
 
-// Cut off after 8 bits, three times: a number in float32 has 24. What is left of one that is not
+// float32 inputs are cut off after 8 bits, three times: they have 24. What is left of one that is not
 // finite is not a number.
-void lay_three_parts(const float* x, int64_t depth, uint16_t* row) {
-  for (int64_t i = 0; i < depth; i += WIDTH) {
-    vec rest = load_first(x + i, depth - i < WIDTH ? (int)(depth - i) : WIDTH);
-    for (int part = 0; part < 3; ++part) {
-      const Halves numbers = high_halves(rest);
-      std::memcpy(row + (i / 32 * 3 + part) * 32 + i % 32, &numbers, sizeof numbers);
-      rest -= (vec)((uvec)rest & 0xffff0000u);
-    }
-  }
-}
-
-void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, void* row) {
+void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int64_t number,
+                  void* rows) {
   const OnTiles product = on_tiles(kind, inputs);
   if (product != OnTiles::bfloat16 && product != OnTiles::float32 && product != OnTiles::int8)
-    return lay_row(kind, inputs, x, depth, row);
-  std::memset(row, 0, tile_row_bytes(kind, inputs, depth));
-  auto* numbers = (uint16_t*)row;
-  if (product == OnTiles::float32) return lay_three_parts(x, depth, numbers);
-  for (int64_t i = 0; i < depth; ++i) numbers[i] = to_bf16(x[i]);
+    return lay_row(kind, inputs, x, depth, number, rows);
+  const int64_t row_bytes = tile_row_bytes(kind, inputs, depth), first = number % TILE_ROWS;
+  char* to = (char*)rows + (number - first) * row_bytes + first * TILE_ROW_BYTES;
+  for (int64_t i = 0; i < filled_up_to(depth, STEP); i += WIDTH) {
+    const int64_t left = depth - i;
+    vec rest = load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH);
+    auto* numbers = (uint16_t*)to + i % STEP;
+    if (product == OnTiles::float32) {
+      for (int part = 0; part < 3; ++part) {
+        const Halves halves = high_halves(rest);
+        std::memcpy(numbers + part * TILE_BYTES / 2, &halves, sizeof halves);
+        rest -= (vec)((uvec)rest & 0xffff0000u);
+      }
+    } else {
+      round_to_bf16(rest, numbers);
+    }
+    if ((i + WIDTH) % STEP == 0) to += (product == OnTiles::float32 ? 3 : 1) * TILE_BYTES;
+  }
 }
 
 int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {

@@ -145,8 +145,6 @@ struct Quad {
 // Memory behind what is read is asked for early.
 constexpr int64_t GROUPS_AHEAD = 4096;  // bytes
 
-#define INLINE __attribute__((always_inline))
-
 // One part of a panel: V vectors of columns from `column` on. Vectors that the panel has not are
 // those of the next one, so many `bytes` behind it. Calls group(a, b, each) for each group: a(v) and
 // b(v) are its two numbers, and each(use) calls use(quads) for every four inputs, with their numbers

@@ -13,9 +13,11 @@ constexpr int ROWS = 64;   // query rows that one piece of attention takes in at
 constexpr int KEYS = 128;  // positions between two corrections of the streaming softmax
 constexpr int SCALE_BYTES = 4;  // of a float32 scale, which a head of a position has with int8
 
+// Bytes for queries, scores, weights and contexts of ROWS rows, and keys and values of a block.
 inline int64_t attention_scratch(int64_t head_dim) {
-  constexpr int64_t WIDEST = 16;  // vector of any level; contexts are rounded up to whole ones
-  return ROWS * (head_dim + WIDEST + 3 + KEYS);
+  constexpr int64_t WIDEST = 32;  // contexts are rounded up to a multiple of it, or of less
+  const int64_t padded = head_dim + WIDEST;
+  return ROWS * (padded * (4 + 2) + 3 * 4 + KEYS * (4 + 2)) + KEYS * padded * (2 + 2);
 }
 
 enum class Weight {
@@ -61,7 +63,7 @@ struct Attention {
   const void* values;    // [positions, head_dim]; with int8, a scale in front of each position
   float* const* rows;    // `count` pointers to [head_dim]: the query, scaled; then its context
   const int64_t* visible;  // how many positions each row may see
-  float* scratch;        // attention_scratch(head_dim) numbers
+  float* scratch;        // attention_scratch(head_dim) bytes, from a cache line's begin on
   int64_t head_dim;
   int count;             // at most ROWS
 };
@@ -71,10 +73,11 @@ struct Level {
   // Rows as products want them: rounded if asked to, and in any case a cache line longer than they
   // need be, because rows that are a power of two apart push each other out of the cache. `lays_out`
   // says whether they must be; float32 ones may be left as they are otherwise. Memory, though not
-  // rows, goes on to a multiple of ROW_MULTIPLE of them.
+  // rows, goes on to a multiple of ROW_MULTIPLE of them. Products on tiles may have the rows of a tile
+  // in one piece, part by part.
   bool (*lays_out)(Weight, Inputs, int64_t depth);
   int64_t (*row_bytes)(Weight, Inputs, int64_t depth);
-  void (*lay_row)(Weight, Inputs, const float* x, int64_t depth, void* row);
+  void (*lay_row)(Weight, Inputs, const float* x, int64_t depth, int64_t row, void* rows);
   int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth);  // that `linear` needs
   void (*linear)(Weight, const LinearPanel&);
   // One output of a panel of a weight in groups -> [depth]

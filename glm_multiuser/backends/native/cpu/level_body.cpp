@@ -9,9 +9,12 @@
 
 #if defined(__AMX_TILE__) || defined(GLM_EMULATE_AMX)
 #include "amx.hpp"
+#include "tile_attention.hpp"
 #define PRODUCTS tile_lays_out, tile_row_bytes, tile_lay_row, tile_scratch_bytes, tile_linear
+#define ATTEND tile_attend
 #else
 #define PRODUCTS lays_out, row_bytes, lay_row, scratch_bytes, linear
+#define ATTEND attend
 #endif
 
 #define NAME_OF(level) #level
@@ -23,7 +26,7 @@ namespace glm {
 
 extern const Level TABLE(LEVEL);
 const Level TABLE(LEVEL) = {
-    NAME(LEVEL), PRODUCTS, widen_output, write_position, attend,     layer_norm,
+    NAME(LEVEL), PRODUCTS, widen_output, write_position, ATTEND,     layer_norm,
     rms_norm,    swiglu,   turn,         argmax,         all_finite, pack_panel,
 };
 

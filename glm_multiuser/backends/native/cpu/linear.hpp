@@ -235,7 +235,9 @@ int64_t row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   return ((depth + 1) / 2 * pair + 63) / 64 * 64 + 64;
 }
 
-void lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, void* row) {
+void lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int64_t number,
+             void* rows) {
+  char* row = (char*)rows + number * row_bytes(kind, inputs, depth);
   if (inputs == Inputs::int8)
     return kind == glm::Weight::int8 ? lay_int8_row(x, depth, row)
                                      : lay_int8_groups_row(kind, x, depth, row);

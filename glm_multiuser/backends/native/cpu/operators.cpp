@@ -118,7 +118,7 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
     char* to = aligned(laid_out, filled_up * row_bytes);
     share_rows(rows, depth, [&](int64_t row) {
       const float* from = (const float*)data[0] + row * depth;
-      level.lay_row(kind, inputs, from, depth, to + row * row_bytes);
+      level.lay_row(kind, inputs, from, depth, row, to);
     });
     x = to;
   }
@@ -438,15 +438,17 @@ OPERATOR(attention) {
       runs.push_back({t, t + 1});
     }
   }
-  glm::share((int64_t)runs.size() * kv_heads, [&](int64_t piece) {
-    const Run run = runs[piece / kv_heads];
-    const int64_t head = piece % kv_heads;
-    static thread_local std::vector<float> scratch;
-    scratch.resize(glm::attention_scratch(head_dim));
+  // One head after the other, whose keys and values stay in the second cache for all rows of a prompt.
+  const auto count_of_runs = (int64_t)runs.size();
+  glm::share(count_of_runs * kv_heads, [&](int64_t piece) {
+    const Run run = runs[piece % count_of_runs];
+    const int64_t head = piece / count_of_runs;
+    static thread_local std::vector<char> memory;
+    auto* scratch = (float*)aligned(memory, glm::attention_scratch(head_dim));
     float* rows[glm::ROWS];
     int64_t visible[glm::ROWS];
     glm::Attention task{keys_of(users[run.first], head), values_of(users[run.first], head), rows,
-                        visible, scratch.data(), head_dim, 0};
+                        visible, scratch, head_dim, 0};
     for (int64_t t = run.first; t < run.last; ++t) {
       for (int64_t query = 0; query < group; ++query) {
         if (task.count == glm::ROWS) {

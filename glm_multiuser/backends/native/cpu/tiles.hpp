@@ -13,7 +13,23 @@ namespace {
 
 constexpr int TILE_ROWS = 16;
 constexpr int64_t TILE_ROW_BYTES = 64;
+constexpr int64_t TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES;
 constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;  // of a row of two tiles side by side
+constexpr int STEP = TILE_ROW_BYTES / 2;            // numbers in bfloat16 of a row of a tile
+
+inline int64_t filled_up_to(int64_t number, int64_t multiple) {
+  return (number + multiple - 1) / multiple * multiple;
+}
+
+// WIDTH numbers. Subnormal ones may become zeros, which they are for tiles.
+inline void round_to_bf16(vec numbers, uint16_t* to) {
+#if defined(__AVX512BF16__)
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)numbers);
+  std::memcpy(to, &rounded, sizeof rounded);
+#else
+  for (int i = 0; i < WIDTH; ++i) to[i] = to_bf16(numbers[i]);
+#endif
+}
 
 #if defined(GLM_EMULATE_AMX)
 

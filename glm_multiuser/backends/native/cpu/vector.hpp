@@ -11,6 +11,8 @@
 #include <arm_neon.h>
 #endif
 
+#define INLINE __attribute__((always_inline))
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -115,7 +117,26 @@ inline vec load_first(const float* from, int count) {
 #endif
 }
 
-inline void store_first(float* to, vec v, int count) { std::memcpy(to, &v, sizeof(float) * count); }
+// The numbers at the first `count` places, and zeros.
+inline vec load_at(const float* from, const int32_t* places, int count) {
+#if defined(__AVX512F__)
+  const auto lanes = (__mmask16)((1u << count) - 1);
+  const __m512i at = _mm512_maskz_loadu_epi32(lanes, places);
+  return (vec)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at, from, 4);
+#else
+  vec v{};
+  for (int i = 0; i < count; ++i) v[i] = from[places[i]];
+  return v;
+#endif
+}
+
+inline void store_first(float* to, vec v, int count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+#else
+  std::memcpy(to, &v, sizeof(float) * count);
+#endif
+}
 
 // A NaN in `a` stays.
 inline vec larger(vec a, vec b) { return a < b ? b : a; }

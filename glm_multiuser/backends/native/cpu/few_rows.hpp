@@ -1,0 +1,159 @@
+// Attention of bfloat16 caches for few rows, in registers: keys and values are read once, as they
+// lie in the cache, so that bringing them into the form of tiles does not take longer than the
+// products. Every sum is rounded as TDPBF16PS does it, in the same order: bits are those of tiles.
+#pragma once
+
+#include "attention.hpp"
+#include "query_rows.hpp"
+
+#if defined(__AVX512F__)
+#define GLM_FEW_ROWS 1
+
+namespace {
+
+constexpr int FEW_QUERIES = 3;
+
+// As tiles have it: subnormal numbers are zeros.
+struct FlushSubnormals {
+  static constexpr unsigned FLUSHED_AND_ZEROS = 0x8040;
+  const unsigned before = _mm_getcsr();
+  FlushSubnormals() { _mm_setcsr(before | FLUSHED_AND_ZEROS); }
+  ~FlushSubnormals() { _mm_setcsr(before); }
+};
+
+// Scores of R queries with NV tiles of positions; of one that is not WHOLE, with its first `lanes`.
+// Of the memory `ahead`, as much is prefetched.
+template <int R, int NV, bool WHOLE>
+inline void few_scores(const float* queries, int64_t padded, const uint16_t* keys, int lanes,
+                       int64_t head_dim, const uint16_t* ahead, float* scores) {
+  vec sums[R][NV] = {};
+  for (int64_t step = 0; step < head_dim; step += STEP) {
+    vec pairs[2][R][NV] = {};
+    const auto add = [&](int64_t i, int half) INLINE {
+      vec key[NV];
+      for (int v = 0; v < NV; ++v) {
+        const uint16_t* from = keys + (v * head_dim + i) * glm::TILE;
+        key[v] = WHOLE ? widened(from) : widened_first(from, lanes);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const vec number = all(queries[r * padded + i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v)
+          pairs[half][r][v] = fused(key[v], number, pairs[half][r][v]);
+      }
+    };
+    const int64_t end = step + STEP < head_dim ? step + STEP : head_dim;
+    int64_t i = step;
+    for (; i + 2 <= end; i += 2) {
+      for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * 2 * glm::TILE, 0, 3);
+      ahead += NV * 2 * glm::TILE;
+      add(i, 0);
+      add(i + 1, 1);
+    }
+    if (i < end) add(i, 0);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < NV; ++v) sums[r][v] += pairs[0][r][v] + pairs[1][r][v];
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
+}
+
+// Adds values of `count` positions to R contexts, NV vectors of them from number `at` on.
+template <int R, int NV>
+inline void add_few(const float* weights, const uint16_t* values, int count, int64_t head_dim,
+                    int lanes, float* contexts, int64_t padded) {
+  vec sums[R][NV];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
+  for (int step = 0; step < count; step += STEP) {
+    vec pairs[2][R][NV] = {};
+    const auto add = [&](int s, int half) INLINE {
+      const uint16_t* from = values + s * head_dim;
+      vec value[NV];
+      for (int v = 0; v < NV; ++v)
+        value[v] = lanes == WIDTH ? widened(from + v * WIDTH)
+                                  : widened_first(from + v * WIDTH, lanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const vec weight = all(weights[r * KEYS + s]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v)
+          pairs[half][r][v] = fused(value[v], weight, pairs[half][r][v]);
+      }
+    };
+    const int end = step + STEP < count ? step + STEP : count;
+    int s = step;
+    for (; s + 2 <= end; s += 2) {
+      add(s, 0);
+      add(s + 1, 1);
+    }
+    if (s < end) add(s, 0);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < NV; ++v) sums[r][v] += pairs[0][r][v] + pairs[1][r][v];
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < NV; ++v) store(contexts + r * padded + v * WIDTH, sums[r][v]);
+}
+
+// R rows, from `row` on, that see the same positions of a block.
+template <int R>
+void take_few(QueryRows& rows, int row, const float* queries, const uint16_t* keys,
+              const uint16_t* values) {
+  constexpr int NV = 4;  // sums in registers
+  const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
+  const int count = rows.counts[row];
+  float *scores = rows.scores + row * KEYS, *contexts = rows.contexts + row * padded;
+  queries += row * padded;
+  {
+    const FlushSubnormals flushes;
+    const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
+      few_scores<R, vectors.value, whole.value>(queries, padded, keys + at * head_dim, lanes,
+                                                head_dim, values + at * head_dim, scores + at);
+    };
+    const std::integral_constant<int, NV> most;
+    const std::integral_constant<int, 1> one;
+    int at = 0;
+    for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
+    for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
+    if (at < count) some(at, one, std::false_type(), count - at);
+  }
+  for (int r = row; r < row + R; ++r) {
+    rows.weigh(r, (int)filled_up_to(count, STEP));
+    for (int i = 0; i < count; i += WIDTH)
+      store(rows.scores + r * KEYS + i, widened(rows.weights + r * KEYS + i));
+  }
+  const FlushSubnormals flushes;
+  int64_t at = 0;
+  for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)
+    add_few<R, NV>(scores, values + at, count, head_dim, WIDTH, contexts + at, padded);
+  for (; at < head_dim; at += WIDTH) {
+    const int lanes = head_dim - at < WIDTH ? (int)(head_dim - at) : WIDTH;
+    add_few<R, 1>(scores, values + at, count, head_dim, lanes, contexts + at, padded);
+  }
+}
+
+// At most FEW_QUERIES rows.
+void attend_few_rows(const Attention& a) {
+  static_assert(WIDTH == glm::TILE);
+  QueryRows rows(a);
+  auto* queries = (float*)rows.rest;
+  for (int64_t i = 0; i < a.count * rows.padded; ++i) queries[i] = from_bf16(rows.queries[i]);
+  for (int64_t begin = 0; rows.see(begin); begin += KEYS) {
+    const auto* keys = (const uint16_t*)a.keys + begin * a.head_dim;
+    const auto* values = (const uint16_t*)a.values + begin * a.head_dim;
+    if (rows.least(0, a.count) == rows.most(0, a.count)) {
+      with_rows<FEW_QUERIES>(a.count, [&](auto together) {
+        take_few<together.value>(rows, 0, queries, keys, values);
+      });
+    } else {
+      for (int row = 0; row < a.count; ++row)
+        if (rows.counts[row] > 0) take_few<1>(rows, row, queries, keys, values);
+    }
+  }
+  rows.finish<false>();
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,92 @@
+// Query rows of one user with the keys and values of one head of a bfloat16 cache: what they have got
+// from the blocks of positions so far.
+#pragma once
+
+#include "instructions.hpp"
+#include "tile_softmax.hpp"
+
+namespace {
+
+using glm::Attention;
+using glm::KEYS;
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+struct QueryRows {
+  const Attention& a;
+  const int64_t padded;         // head_dim, filled up to whole steps
+  float* scores;                // [ROWS, KEYS], to the base of 2
+  float* contexts;              // [ROWS, padded]
+  uint16_t* queries;            // [ROWS, padded]
+  uint16_t* weights;            // [ROWS, KEYS]
+  char* rest;                   // of the scratch
+  Softmax softmax[glm::ROWS];
+  int counts[glm::ROWS];        // positions of this block that a row sees
+
+  explicit QueryRows(const Attention& a) : a(a), padded(filled_up_to(a.head_dim, STEP)) {
+    scores = a.scratch;
+    contexts = scores + glm::ROWS * KEYS;
+    queries = (uint16_t*)(contexts + glm::ROWS * padded);
+    weights = queries + glm::ROWS * padded;
+    rest = (char*)(weights + glm::ROWS * KEYS);
+    std::memset(contexts, 0, sizeof(float) * a.count * padded);
+    for (int row = 0; row < a.count; ++row)
+      round_row(a.rows[row], LOG2_E, a.head_dim, padded, queries + row * padded);
+  }
+
+  // The block from this position on; whether any row sees some of it.
+  bool see(int64_t begin) {
+    for (int row = 0; row < a.count; ++row) {
+      const int64_t left = a.visible[row] - begin;
+      counts[row] = left < 0 ? 0 : left < KEYS ? (int)left : KEYS;
+    }
+    return most(0, a.count) > 0;
+  }
+
+  int least(int first, int last) const {
+    int found = KEYS;
+    for (int row = first; row < last; ++row) found = counts[row] < found ? counts[row] : found;
+    return found;
+  }
+
+  int most(int first, int last) const {
+    int found = 0;
+    for (int row = first; row < last; ++row) found = counts[row] > found ? counts[row] : found;
+    return found;
+  }
+
+  // Scores become weights, with zeros up to `filled`.
+  void weigh(int row, int filled) {
+    const float factor = weigh_row(scores + row * KEYS, counts[row], filled, softmax[row],
+                                   weights + row * KEYS);
+    if (factor == 1.0f) return;
+    float* context = contexts + row * padded;
+    for (int64_t i = 0; i < padded; i += WIDTH) store(context + i, load(context + i) * factor);
+  }
+
+  // Contexts to where queries were; JOINS: their columns are as `join_groups` says.
+  template <bool JOINS>
+  void finish() const {
+    for (int row = 0; row < a.count; ++row) {
+      const float *context = contexts + row * padded, total = softmax[row].total;
+      for (int64_t i = 0; i < a.head_dim; i += STEP) {
+        vec y[2 * PIECES];
+        for (int v = 0; v < PIECES; ++v) {
+          vec first = load(context + i + v * WIDTH), second = load(context + i + COLUMNS + v * WIDTH);
+          if (JOINS) join_groups(first, second);
+          y[JOINS ? 2 * v : v] = first;
+          y[JOINS ? 2 * v + 1 : PIECES + v] = second;
+        }
+        for (int v = 0; v < 2 * PIECES; ++v) {
+          const int64_t left = a.head_dim - i - v * WIDTH;
+          if (left <= 0) break;
+          // A zero is positive, whatever was added with weight 0.
+          store_first(a.rows[row] + i + v * WIDTH, y[v] / total + 0.0f,
+                      left < WIDTH ? (int)left : WIDTH);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,93 @@
+// Keys and values of a bfloat16 cache, brought into the form in which tiles are multiplied: two by
+// two along what is summed up. What no row sees is never read; zeros are in its place.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "instructions.hpp"
+#include "level.hpp"
+#include "tiles.hpp"
+
+namespace {
+
+inline int64_t steps_of(int64_t numbers) { return (numbers + STEP - 1) / STEP; }
+
+// Two rows of up to 16 numbers, one behind the other -> the numbers in turn.
+inline void pair_up(const uint16_t* from, int count, bool second, char* to) {
+#if defined(__AVX512F__)
+  const __m512i places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const uint32_t there = (1u << count) - 1;
+  const __m512i numbers = _mm512_maskz_loadu_epi16(second ? there << 16 | there : there, from);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(places, numbers));
+#else
+  uint16_t pairs[STEP] = {};
+  for (int i = 0; i < count; ++i) pairs[2 * i] = from[i];
+  for (int i = 0; i < count && second; ++i) pairs[2 * i + 1] = from[glm::TILE + i];
+  std::memcpy(to, pairs, sizeof pairs);
+#endif
+}
+
+// Keys of `count` positions, [tiles, head_dim, TILE] -> two tiles of 16 positions at a time, and for
+// each its steps over head_dim. Of the memory `ahead`, as much is prefetched.
+void pair_keys(const uint16_t* keys, int count, int64_t head_dim, const char* ahead, char* to) {
+  const int64_t steps = steps_of(head_dim);
+  const int tiles = (count + 2 * glm::TILE - 1) / (2 * glm::TILE) * 2;
+  for (int tile = 0; tile < tiles; ++tile, keys += head_dim * glm::TILE) {
+    const int rest = count - tile * glm::TILE;
+    const int there = rest < 0 ? 0 : rest < glm::TILE ? rest : glm::TILE;
+    for (int64_t i = 0; i < head_dim; i += 2, to += TILE_ROW_BYTES, ahead += TILE_ROW_BYTES) {
+      __builtin_prefetch(ahead, 0, 3);
+      pair_up(keys + i * glm::TILE, there, i + 1 < head_dim, to);
+    }
+    const int64_t filled = (head_dim + 1) / 2 * TILE_ROW_BYTES;
+    std::memset(to, 0, steps * TILE_BYTES - filled);
+    to += steps * TILE_BYTES - filled;
+  }
+}
+
+// As many bytes of a vector as there are of `count` numbers, and zeros.
+inline ivec load_pairs(const uint16_t* from, int64_t count) {
+  constexpr int64_t MOST = 2 * WIDTH;
+#if defined(__AVX512F__)
+  const uint32_t there = count >= MOST ? ~0u : count <= 0 ? 0u : (1u << count) - 1;
+  return (ivec)_mm512_maskz_loadu_epi16(there, from);
+#else
+  ivec numbers{};
+  if (count > 0) std::memcpy(&numbers, from, 2 * (count < MOST ? count : MOST));
+  return numbers;
+#endif
+}
+
+// Values of `count` positions, [positions, head_dim] -> for each 32 numbers of a value two tiles,
+// with columns as `join_groups` says, and for each tile its steps over the positions of a block.
+void pair_values(const uint16_t* values, int count, int64_t head_dim, char* to) {
+  constexpr int64_t OF_TILE = glm::KEYS / STEP * TILE_BYTES;
+  const int filled = (int)steps_of(count) * STEP;
+  for (int at = 0; at < filled; at += 2, values += 2 * head_dim) {
+    char* row = to + at / STEP * TILE_BYTES + at % STEP / 2 * TILE_ROW_BYTES;
+    for (int64_t i = 0; i < head_dim; i += STEP, row += 2 * OF_TILE) {
+      for (int64_t part = 0; part < STEP; part += 2 * WIDTH) {
+        const int64_t left = head_dim - i - part;
+        const ivec a = load_pairs(values + i + part, at < count ? left : 0);
+        const ivec b = load_pairs(values + head_dim + i + part, at + 1 < count ? left : 0);
+        const ivec low = unpack_low(a, b), high = unpack_high(a, b);
+        std::memcpy(row + 2 * part, &low, sizeof low);
+        std::memcpy(row + OF_TILE + 2 * part, &high, sizeof high);
+      }
+    }
+  }
+}
+
+// Whether none of these numbers is infinite or NaN.
+inline bool finite_values(const uint16_t* values, int64_t count) {
+  uint16_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t magnitude = values[i] & 0x7fff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest < 0x7f80;
+}
+
+}  // namespace

@@ -1,0 +1,106 @@
+// The streaming softmax between products of tiles. Every step is rounded in the same way and order
+// at any width of vectors, so that an emulation has the bits of the processor.
+#pragma once
+
+#include "cache.hpp"
+#include "half.hpp"
+#include "tiles.hpp"
+#include "vector.hpp"
+
+namespace {
+
+constexpr int COLUMNS = TILE_ROW_BYTES / 4;  // of a tile of sums
+constexpr int PIECES = COLUMNS / WIDTH;      // vectors that hold as many numbers
+
+// 2^x for x <= 0, at least 2^-125; a NaN stays. The relative error of the polynomial is at most
+// 2.9e-6 (fitted by Lawson's algorithm), far less than a weight is rounded by.
+inline vec power_of_two(vec x) {
+  x = x < all(-125.0f) ? all(-125.0f) : x;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  const vec shifted = x + shift, whole = shifted - shift, r = x - whole;
+  vec p = fused(all(9.582852945e-03f), r, all(5.590642616e-02f));
+  p = fused(p, r, all(2.402409911e-01f));
+  p = fused(p, r, all(6.931241751e-01f));
+  p = fused(p, r, all(1.0f));
+#if defined(__AVX512F__)
+  return (vec)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+  return p * (vec)(((ivec)shifted - (ivec)all(shift) + 127) << 23);
+#endif
+}
+
+// x * factor in bfloat16, with zeros behind `size` up to `padded`, a multiple of STEP.
+inline void round_row(const float* x, float factor, int64_t size, int64_t padded, uint16_t* to) {
+  for (int64_t i = 0; i < padded; i += WIDTH) {
+    const int64_t left = size - i;
+    const vec number = load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH) * factor;
+    round_to_bf16(number, to + i);
+  }
+}
+
+// Numbers of two tiles, side by side.
+struct Rounded {
+  vec first[PIECES], second[PIECES];
+};
+
+// Rounds as many weights to bfloat16, and returns what they became.
+inline Rounded round_weights(const vec* weights, uint16_t* to) {
+  Rounded rounded;
+#if defined(__AVX512BF16__)
+  const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
+  _mm512_storeu_si512(to, both);
+  rounded.first[0] = of_bf16(_mm512_castsi512_si256(both));
+  rounded.second[0] = of_bf16(_mm512_extracti64x4_epi64(both, 1));
+#else
+  float numbers[2 * COLUMNS];
+  std::memcpy(numbers, weights, sizeof numbers);
+  for (int i = 0; i < 2 * COLUMNS; ++i) {
+    to[i] = to_bf16(numbers[i]);
+    numbers[i] = from_bf16(to[i]);
+  }
+  std::memcpy(&rounded, numbers, sizeof numbers);
+#endif
+  return rounded;
+}
+
+// What a row has got from the blocks of positions so far.
+struct Softmax {
+  float largest = -__FLT_MAX__;  // score, to the base of 2
+  float total = 0.0f;            // of the weights as they were rounded
+};
+
+// Turns the first `count` scores of a row, to the base of 2, into weights 2^(score - largest) in
+// bfloat16, with zeros behind them up to `filled`. Returns the factor for what was summed up before.
+inline float weigh_row(float* scores, int count, int filled, Softmax& row, uint16_t* weights) {
+  const float lowest = -__builtin_inff();
+  const int end = (count + STEP - 1) / STEP * STEP;
+  for (int i = count; i < end; ++i) scores[i] = lowest;
+  vec most = all(row.largest);
+  for (int i = 0; i < end; i += WIDTH) most = larger(most, load(scores + i));
+  const float before = row.largest;
+  row.largest = largest_of(most);
+  vec sums[PIECES] = {};
+  for (int i = 0; i < end; i += STEP) {
+    vec each[2 * PIECES];
+    for (int v = 0; v < 2 * PIECES; ++v) {
+      const vec score = load(scores + i + v * WIDTH);
+      each[v] = power_of_two(score - row.largest);
+      if (i + STEP > count) {
+        for (int lane = 0; lane < WIDTH; ++lane)
+          if (i + v * WIDTH + lane >= count) each[v][lane] = 0.0f;
+      }
+    }
+    const Rounded rounded = round_weights(each, weights + i);
+    for (int v = 0; v < PIECES; ++v) sums[v] += rounded.first[v];
+    for (int v = 0; v < PIECES; ++v) sums[v] += rounded.second[v];
+  }
+  std::memset(weights + end, 0, sizeof(uint16_t) * (filled - end));
+  float lanes[COLUMNS];
+  for (int v = 0; v < PIECES; ++v) store(lanes + v * WIDTH, separate(sums[v]));
+  const float sum = across<COLUMNS>(lanes, [](auto a, auto b) { return a + b; });
+  const float factor = power_of_two(all(before - row.largest))[0];
+  row.total = __builtin_fmaf(row.total, factor, sum);
+  return factor;
+}
+
+}  // namespace
