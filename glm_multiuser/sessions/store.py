@@ -41,7 +41,7 @@ class SessionCounts:
 
 @dataclass
 class _Load:
-    """A session that is being read for a request that waits, or put in by its user."""
+    """A session that is being read, or has been, for a request that waits."""
 
     gone: Callable[[], bool]
     done: bool = False
@@ -74,6 +74,8 @@ class SessionStore:
         self._kept_bytes = 0
         self._unwritten: OrderedDict[Identity, Session] = OrderedDict()
         self._loads: dict[Identity, _Load] = {}
+        self._brought: dict[Identity, Session] = {}
+        """Put in by hand, until they are used; beside every limit."""
         self._names: OrderedDict[str, Hashable] = OrderedDict()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="session-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="session-writer")
@@ -133,7 +135,7 @@ class SessionStore:
             gone: whether that request has ended without a slot.
         """
         with self._lock:
-            if identity in self._unwritten or self._find(identity) is not None:
+            if identity in self._brought or self._in_memory(identity) is not None:
                 return True
             load = self._loads.get(identity)
             if load is not None and not load.gone():
@@ -151,15 +153,15 @@ class SessionStore:
         """What is kept in memory or has been read."""
         with self._lock:
             load = self._loads.pop(identity, None)
-            found = self._unwritten.get(identity) or self._find(identity)
-        return load.session if load is not None and load.session is not None else found
+            found = self._brought.pop(identity, None) or self._in_memory(identity)
+        return found or (load.session if load is not None else None)
 
     def bring(self, identity: Identity, session: Session) -> None:
         """Has this session ready for the user's next request, whatever was kept before."""
         with self._lock:
             self._drop(identity)
             self._unwritten.pop(identity, None)
-            self._loads[identity] = _Load(lambda: False, True, session)
+            self._brought[identity] = session
 
     def restored(self, identity: Identity, tokens: int) -> None:
         """So many tokens are in a slot again, which is where they live now."""
@@ -188,17 +190,14 @@ class SessionStore:
     def read(self, identity: Identity) -> Optional[Session]:
         """The session, wherever it is; it stays there. Waits for the disk."""
         with self._lock:
-            load = self._loads.get(identity)
-            found = self._unwritten.get(identity) or self._find(identity)
-        found = found or (load.session if load else None)
+            found = self._brought.get(identity) or self._in_memory(identity)
         return found or (self.folder.load(identity) if self.folder else None)
 
     def list(self, owner: bytes) -> list[SessionInfo]:
         """Sessions of a tenant that are not in a slot, or were written while they were."""
         prefix = self.owner(owner)
         with self._lock:
-            held = {key: one for key, (_, one) in self._kept.items() if key.owner == prefix}
-            held.update((key, one) for key, one in self._unwritten.items() if key.owner == prefix)
+            held = {key: one for key, one in self._all().items() if key.owner == prefix}
             names = {identity.name for identity in held}
             infos = [
                 SessionInfo(self._names.get(key.name), "memory", len(one.token_ids), one.nbytes)
@@ -213,7 +212,7 @@ class SessionStore:
 
     def counts(self) -> SessionCounts:
         with self._lock:
-            held = {**{key: one for key, (_, one) in self._kept.items()}, **self._unwritten}
+            held = self._all()
             return SessionCounts(
                 in_memory=len(held),
                 memory_bytes=sum(session.nbytes for session in held.values()),
@@ -228,6 +227,14 @@ class SessionStore:
         """Returns when everything is written."""
         self._writer.shutdown()
         self._readers.shutdown()
+
+    def _all(self) -> dict[Identity, Session]:
+        """Everything in memory that is not being read for a request."""
+        kept = {key: one for key, (_, one) in self._kept.items()}
+        return {**kept, **self._unwritten, **self._brought}
+
+    def _in_memory(self, identity: Identity) -> Optional[Session]:
+        return self._unwritten.get(identity) or self._find(identity)
 
     def _find(self, identity: Identity) -> Optional[Session]:
         used, session = self._kept.get(identity, (0.0, None))
@@ -248,6 +255,7 @@ class SessionStore:
             self._drop(identity)
             self._unwritten.pop(identity, None)
             self._loads.pop(identity, None)
+            self._brought.pop(identity, None)
             self._names.pop(identity.name, None)
 
     def _make_room(self) -> None:

@@ -155,6 +155,19 @@ def test_save_load_and_forget(tmp_path: Path, expected: dict[int, list[Any]]) ->
     assert one.answers == expected[0]
 
 
+def test_sessions_put_in_by_hand_are_in_nobodys_way(tmp_path: Path) -> None:
+    """A few may be read from disk at a time for requests that wait; these do not count."""
+    path = tmp_path / "a.session"
+    with causal_llm(1, session_dir=str(tmp_path / "kept")) as llm:
+        one = Conversation(0, "a")
+        one.talk(llm)
+        llm.save_session("a", path)
+        for number in range(10):
+            llm.load_session(f"user {number}", path)
+        Conversation(1, "b").talk(llm)
+        assert one.talk(llm) > 0
+
+
 def test_a_busy_user_is_forgotten_when_its_request_has_ended(tmp_path: Path) -> None:
     with causal_llm(2, session_memory="10MiB") as llm:
         one = Conversation(0, "a")
