@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_rows import (
     NARROW,
     Doubles,
@@ -57,6 +58,7 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
     ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
     logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
+    grammar: what the answer must be; see `Grammar`. None: anything.
     cache_prompt: with a causal model, skips what the prefix cache of the user's slot still holds of
         the prompt; False computes all of it.
     """
@@ -72,6 +74,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: Optional[int] = None
+    grammar: Optional[Grammar] = None
     cache_prompt: bool = True
 
     def __post_init__(self) -> None:
@@ -105,6 +108,8 @@ class SamplingParams:
                 raise _wrong(name, f"is {_shown(getattr(self, name))}; it must be True or False")
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise _wrong("grammar", f"is {_shown(self.grammar)}; it must be a Grammar")
 
 
 def _shown(value: object) -> str:

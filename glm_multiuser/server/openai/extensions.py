@@ -20,19 +20,13 @@ class Extensions(Strict):
     # vLLM
     allowed_token_ids: Annotated[Any, Only([])] = None
     bad_words: Annotated[Any, Only([])] = None
-    best_of: Annotated[Any, Only(1)] = None
     cache_salt: NoEffect = None
     chat_template: Annotated[Any, Only()] = None
     chat_template_kwargs: Annotated[Any, Only({})] = None
     documents: Annotated[Any, Only([])] = None
     ec_transfer_params: Annotated[Any, Only({})] = None
     early_stopping: Annotated[Any, Only(False)] = None
-    echo: Annotated[Any, Only(False)] = None
-    guided_choice: Annotated[Any, Only([])] = None
     guided_decoding_backend: NoEffect = None
-    guided_grammar: Annotated[Any, Only("")] = None
-    guided_json: Annotated[Any, Only()] = None
-    guided_regex: Annotated[Any, Only("")] = None
     guided_whitespace_pattern: NoEffect = None
     include_reasoning: Annotated[Any, Only(True)] = None
     include_stop_str_in_output: Annotated[Any, Only(False)] = None
@@ -41,7 +35,6 @@ class Extensions(Strict):
     logprob_token_ids: Annotated[Any, Only([])] = None
     logits_processors: Annotated[Any, Only([])] = None
     media_io_kwargs: Annotated[Any, Only({})] = None
-    min_p: Annotated[Any, Only(0)] = None
     mm_processor_kwargs: Annotated[Any, Only({})] = None
     priority: Annotated[Any, Only(0)] = None
     prompt_logprobs: Annotated[Any, Only()] = None
@@ -54,7 +47,6 @@ class Extensions(Strict):
     session_id: NoEffect = None
     skip_special_tokens: Annotated[Any, Only(True)] = None
     spaces_between_special_tokens: Annotated[Any, Only(True)] = None
-    structured_outputs: Annotated[Any, Only()] = None
     thinking_token_budget: Annotated[Any, Only()] = None
     truncate_prompt_tokens: Annotated[Any, Only()] = None
     truncation_side: NoEffect = None

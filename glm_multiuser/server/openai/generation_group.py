@@ -153,6 +153,7 @@ async def start(
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
+        grammar=body.answer_grammar(),
         cache_prompt=body.cache_prompt,
     )
     requests = [

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Optional
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from glm_multiuser.server.openai.fields import Lenient, NoEffect, Only, OptionalContent, Strict
+from glm_multiuser.server.openai.fields import Lenient, Only, OptionalContent, Strict
 
 TOOLS_MAX = 128
 
@@ -73,15 +73,12 @@ class ChatMessage(Lenient):
 
 
 class ToolFunction(Strict):
-    """A function that the model may call.
-
-    `strict` is accepted; whether arguments fit `parameters` is not checked.
-    """
+    """A function that the model may call; with `strict`, arguments always fit `parameters`."""
 
     name: str
     description: Optional[str] = None
     parameters: Optional[dict[str, Any]] = Field(None, description="A JSON schema.")
-    strict: NoEffect = None
+    strict: Optional[bool] = None
 
 
 class Tool(Strict):

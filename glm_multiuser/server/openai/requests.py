@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Optional
 
 from pydantic import Field
 
+from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import LOGPROBS_MAX, REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, Temperature, TopP
 from glm_multiuser.server.keys import SESSION_LENGTH_MAX
@@ -20,6 +21,16 @@ from glm_multiuser.server.openai.fields import (
     Strict,
 )
 from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
+from glm_multiuser.server.openai.structured import (
+    ResponseFormat,
+    SchemaOrText,
+    StructuredOutputs,
+    ToolChoice,
+    only_one,
+    response_grammar,
+    structured_grammar,
+    tool_grammar,
+)
 
 ALL_TOKENS = 2**31 - 1
 """More than `seq_length` leaves room for, whatever the checkpoint's default is."""
@@ -83,9 +94,32 @@ class BaseRequest(Extensions):
         None, description="Adds `token_ids` to every choice: all generated tokens."
     )
 
+    structured_outputs: Optional[StructuredOutputs] = None
+    guided_json: Optional[SchemaOrText] = Field(None, description="vLLM's older field.")
+    guided_regex: Optional[str] = Field(None, description="vLLM's older field.")
+    guided_choice: Optional[list[str]] = Field(None, description="vLLM's older field.")
+    guided_grammar: Optional[str] = Field(None, description="vLLM's older field.")
+
+    best_of: Annotated[Any, Only(1)] = None
+    echo: Annotated[Any, Only(False)] = None
+    min_p: Annotated[Any, Only(0)] = None
     frequency_penalty: Annotated[Any, Only(0)] = None
     presence_penalty: Annotated[Any, Only(0)] = None
     logit_bias: Annotated[Any, Only({}, [])] = None
+
+    def answer_grammar(self) -> Optional[Grammar]:
+        """What the answers must be.
+
+        Raises:
+            InvalidParameterError: what says so is not valid; names its field.
+        """
+        guided = StructuredOutputs(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return structured_grammar(self.structured_outputs, guided)
 
     @property
     def choices(self) -> int:
@@ -118,7 +152,10 @@ class ChatRequest(BaseRequest):
         max_length=TOOLS_MAX,
         description="What the model may call; some families were not trained on tools.",
     )
-    tool_choice: Annotated[Any, Only(*MODES, why="cannot be forced upon a model")] = None
+    tool_choice: Optional[ToolChoice] = Field(
+        None, description="required, or a function: the answer is exactly one call."
+    )
+    response_format: Optional[ResponseFormat] = None
 
     add_special_tokens: Annotated[Any, Only(False)] = None
     audio: Annotated[Any, Only()] = None
@@ -127,7 +164,6 @@ class ChatRequest(BaseRequest):
     modalities: Annotated[Any, Only(["text"])] = None
     moderation: Annotated[Any, Only()] = None
     reasoning_effort: Annotated[Any, Only("none")] = None
-    response_format: Annotated[Any, Only({"type": "text"})] = None
     verbosity: Annotated[Any, Only("medium")] = None
     web_search_options: Annotated[Any, Only()] = None
 
@@ -146,6 +182,14 @@ class ChatRequest(BaseRequest):
         """The tools in the prompt; none where the model must not call one."""
         tools = [] if self.tool_choice == "none" else self.tools or []
         return [tool.offered() for tool in tools]
+
+    def answer_grammar(self) -> Optional[Grammar]:
+        strict = [bool(tool.function.strict) for tool in self.tools or []]
+        content = response_grammar(self.response_format)
+        called = tool_grammar(self.offered, strict, self.tool_choice, content)
+        return only_one(
+            super().answer_grammar(), called or content, "tools" if called else "response_format"
+        )
 
 
 class CompletionRequest(BaseRequest):

@@ -1,0 +1,168 @@
+"""What an answer must be: the value of `SamplingParams(grammar=...)`.
+
+This module only checks what costs nothing; structured.py compiles grammars.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from glm_multiuser.errors import InvalidParameterError
+
+KINDS = ("json_schema", "regex", "choice", "grammar", "tool_call")
+GRAMMAR_LENGTH_MAX = 65_536
+GRAMMAR_LEVELS_MAX = 64
+CHOICES_MAX = 1024
+
+ANY_OBJECT = {"type": "object"}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer must be. Made by `json_schema`, `json_object`, `regex` and so on.
+
+    kind: "json_schema", "regex", "choice", "grammar" or "tool_call".
+    text: of up to GRAMMAR_LENGTH_MAX characters: a JSON schema, a regular expression in the syntax
+        of Rust's crate regex, a JSON list of texts, a grammar in the syntax of Lark or llama.cpp's
+        GBNF, or what `tool_call` writes. JSON has at most GRAMMAR_LEVELS_MAX levels.
+
+    Raises:
+        InvalidParameterError: another kind or text; its field is "grammar".
+    """
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise _wrong(f"has kind {self.kind!r}; it must be one of {', '.join(KINDS)}")
+        if not isinstance(self.text, str) or not self.text:
+            raise _wrong(f"of kind {self.kind} must be a text of at least 1 character")
+        if len(self.text) > GRAMMAR_LENGTH_MAX:
+            raise _wrong(
+                f"of kind {self.kind} has {len(self.text)} characters; it may have at most "
+                f"{GRAMMAR_LENGTH_MAX}"
+            )
+        try:
+            self.text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise _wrong(f"of kind {self.kind} has half of a surrogate pair: {error}") from None
+        if self.kind in ("json_schema", "choice", "tool_call"):
+            self._check(self.value)
+
+    def _check(self, value: Any) -> None:
+        if self.kind == "json_schema" and not isinstance(value, (Mapping, bool)):
+            raise _wrong("of kind json_schema must be a JSON object")
+        if self.kind == "choice" and not (
+            isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+        ):
+            raise _wrong("of kind choice must be a JSON list of at least 1 text")
+        if self.kind == "choice" and len(value) > CHOICES_MAX:
+            raise _wrong(
+                f"of kind choice has {len(value)} texts; it may have at most {CHOICES_MAX}"
+            )
+
+    @property
+    def value(self) -> Any:
+        """What the text of a JSON schema, of a choice or of tool calls says.
+
+        Raises:
+            InvalidParameterError: it is not JSON, or has too many levels.
+        """
+        # Each level takes a bracket, so this bounds the depth without recursion.
+        if _levels(self.text) > GRAMMAR_LEVELS_MAX:
+            raise _wrong(
+                f"of kind {self.kind} has {_levels(self.text)} levels of lists and objects; it may "
+                f"have at most {GRAMMAR_LEVELS_MAX}"
+            )
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            raise _wrong(f"of kind {self.kind} is not JSON: {error}") from None
+
+    @classmethod
+    def json_schema(cls, schema: Union[Mapping[str, Any], bool, str]) -> Grammar:
+        """An answer that is JSON and fits a schema, given as a value or as its text."""
+        return cls("json_schema", schema if isinstance(schema, str) else _written(schema))
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """An answer that is any JSON object."""
+        return cls.json_schema(ANY_OBJECT)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """An answer that a regular expression matches from its beginning to its end."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """An answer that is one of some texts."""
+        return cls("choice", _written(list(texts)))
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """An answer that a grammar derives, in the syntax of Lark or of llama.cpp's GBNF."""
+        return cls("grammar", text)
+
+    @classmethod
+    def tool_call(
+        cls,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        required: bool = True,
+        content: Optional[Mapping[str, Any]] = None,
+    ) -> Grammar:
+        """An answer that is a call of one of these tools, as the family of the model writes it.
+
+        Args:
+            tools: in OpenAI's shape, `{"type": "function", "function": {...}}`. Arguments fit the
+                function's `parameters`; without them, a function takes none.
+            required: whether the answer is exactly one call. Otherwise it is content, or calls.
+            content: a JSON schema of content, where no call is required; None: any text.
+        """
+        functions = [tool.get("function") for tool in tools]
+        if not functions or not all(
+            isinstance(one, Mapping) and "name" in one for one in functions
+        ):
+            raise _wrong("of kind tool_call needs at least 1 function, and each needs a name")
+        called = [
+            {"name": one["name"], "parameters": one.get("parameters") or NO_PARAMETERS}
+            for one in functions
+            if isinstance(one, Mapping)
+        ]
+        wanted = {"functions": called, "required": required, "content": content}
+        return cls("tool_call", _written(wanted))
+
+
+def _levels(text: str) -> int:
+    """The deepest nesting of brackets outside of strings."""
+    deepest = level = 0
+    in_string = escaped = False
+    for character in text:
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+        elif character == '"':
+            in_string = True
+        elif character in "[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif character in "]}":
+            level -= 1
+    return deepest
+
+
+def _written(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(f"cannot be written as JSON: {error}") from None
+
+
+def _wrong(problem: str) -> InvalidParameterError:
+    return InvalidParameterError(f"grammar {problem}", "grammar")

@@ -1,0 +1,194 @@
+"""Fields that say what an answer must be, and the `Grammar` that they ask for.
+
+Adapters of other protocols call `response_grammar` and `tool_grammar`, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import ConfigDict, Field
+
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.server.openai.fields import Lenient, NoEffect, Only, Strict
+
+SchemaOrText = Union[dict[str, Any], str]
+"""A JSON schema, or its text."""
+
+
+class NamedSchema(Strict):
+    """A JSON schema, which holds with and without `strict`; models do not see its name."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: NoEffect = None
+    description: NoEffect = None
+    content: dict[str, Any] = Field(alias="schema")
+    strict: NoEffect = None
+
+
+class ResponseFormat(Strict):
+    """What the content of the answer must be. `schema` of a json_object is llama.cpp's."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Optional[NamedSchema] = None
+    content: Optional[dict[str, Any]] = Field(None, alias="schema")
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field: one of the first five says what the answer must be."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    content: Optional[SchemaOrText] = Field(None, alias="json", description="A JSON schema.")
+    regex: Optional[str] = None
+    choice: Optional[list[str]] = None
+    grammar: Optional[str] = None
+    json_object: Optional[bool] = None
+
+    disable_additional_properties: Annotated[Any, Only(False)] = None
+    disable_any_whitespace: NoEffect = None
+    disable_fallback: NoEffect = None
+    structural_tag: Annotated[Any, Only()] = None
+    whitespace_pattern: NoEffect = None
+
+    def grammars(self) -> list[Grammar]:
+        """What is given; an empty text or list is as good as null."""
+        given = []
+        if self.content or self.content == {}:
+            given.append(Grammar.json_schema(self.content))
+        if self.regex:
+            given.append(Grammar.regex(self.regex))
+        if self.choice:
+            given.append(Grammar.choice(self.choice))
+        if self.grammar:
+            given.append(Grammar.lark(self.grammar))
+        return [*given, Grammar.json_object()] if self.json_object else given
+
+
+class ChosenFunction(Lenient):
+    """The function to call."""
+
+    name: str
+
+
+class ChosenTool(Lenient):
+    """The tool to call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+ToolChoice = Union[Literal["none", "auto", "required"], ChosenTool]
+
+
+def response_grammar(wanted: Optional[ResponseFormat]) -> Optional[Grammar]:
+    """What a `response_format` asks for; None for any text.
+
+    Raises:
+        InvalidParameterError: no schema, or one that cannot be served.
+    """
+    if wanted is None or wanted.type == "text":
+        return None
+    with _field("response_format"):
+        if wanted.type == "json_object":
+            return Grammar.json_schema(wanted.content) if wanted.content else Grammar.json_object()
+        if wanted.json_schema is None:
+            raise InvalidParameterError(
+                "response_format has type json_schema; it must have json_schema.schema"
+            )
+        return Grammar.json_schema(wanted.json_schema.content)
+
+
+def structured_grammar(*given: Optional[StructuredOutputs]) -> Optional[Grammar]:
+    """What `structured_outputs` and vLLM's older fields ask for.
+
+    Raises:
+        InvalidParameterError: more than one of them, or what cannot be served.
+    """
+    with _field("structured_outputs"):
+        grammars = [one for outputs in given if outputs for one in outputs.grammars()]
+        if len(grammars) > 1:
+            raise InvalidParameterError(
+                f"structured_outputs has {', '.join(one.kind for one in grammars)}; it may have one"
+            )
+        return grammars[0] if grammars else None
+
+
+def tool_grammar(
+    offered: Sequence[Mapping[str, Any]],
+    strict: Sequence[bool],
+    choice: Optional[ToolChoice],
+    content: Optional[Grammar] = None,
+) -> Optional[Grammar]:
+    """What tools ask for: an answer that must be a call, or calls that must fit a schema.
+
+    Args:
+        offered: tools in OpenAI's shape.
+        strict: of each, whether arguments must fit its `parameters`.
+        choice: "required" or a function: the answer is exactly one call.
+        content: what the answer must be where it is no call.
+
+    Raises:
+        InvalidParameterError: no tool, or a function that is not offered.
+    """
+    if choice in (None, "auto", "none"):
+        if not offered or (content is None and not any(strict)):
+            return None
+        with _field("tools"):
+            tools = [
+                tool if is_strict else _any_arguments(tool)
+                for tool, is_strict in zip(offered, strict)
+            ]
+            schema = content.value if content else None
+            return Grammar.tool_call(tools, required=False, content=schema)
+    names = [tool["function"]["name"] for tool in offered]
+    if isinstance(choice, ChosenTool):
+        if choice.function.name not in names:
+            raise InvalidParameterError(
+                f"tool_choice is the function {choice.function.name[:80]!r}; it must be one of "
+                f"tools: {', '.join(names) or 'there are none'}",
+                field="tool_choice",
+            )
+        offered = [offered[names.index(choice.function.name)]]
+    elif not offered:
+        raise InvalidParameterError(
+            'tool_choice is "required"; it needs at least 1 tool', field="tool_choice"
+        )
+    with _field("tools"):
+        return Grammar.tool_call(offered)
+
+
+def only_one(
+    structured: Optional[Grammar], other: Optional[Grammar], field: str
+) -> Optional[Grammar]:
+    """The grammar that is given.
+
+    Raises:
+        InvalidParameterError: both are.
+    """
+    if structured and other:
+        raise InvalidParameterError(
+            f"structured_outputs asks for a {structured.kind} beside {field}; give one of them",
+            field="structured_outputs",
+        )
+    return structured or other
+
+
+def _any_arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "parameters": {"type": "object"}}}
+
+
+@contextmanager
+def _field(name: str) -> Iterator[None]:
+    """Errors inside name this field of the request."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        error.field = name
+        raise
