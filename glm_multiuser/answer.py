@@ -13,7 +13,9 @@ from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, StopStrings, T
 
 @dataclass(frozen=True)
 class Logprob:
-    """Natural log-probabilities at one generated token, under the unmodified distribution.
+    """Natural log-probabilities at one generated token, under the model's own distribution.
+
+    With a grammar, that of the tokens which it allows.
 
     `top` has those of the best tokens by their ids, best first.
     """
@@ -21,6 +23,21 @@ class Logprob:
     token_id: int
     logprob: float
     top: dict[int, float]
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """What a piece adds to a call.
+
+    Attributes:
+        index: of the call in its answer.
+        name: of the function, in the first delta of the call; "" in the others.
+        arguments: the text that follows.
+    """
+
+    index: int
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,8 @@ class Piece:
         logprobs: one for each of `token_ids` when the parameters asked for them, else None.
         inside_character: whether the answer so far ends inside a character, whose rest has yet
             to come.
+        calls: what it adds to calls. With a grammar of tools these come as they are written;
+            otherwise each whole in the last piece, because before it may turn out to be text.
     """
 
     text: str
@@ -41,6 +60,7 @@ class Piece:
     finish_reason: Optional[str] = None
     logprobs: Optional[tuple[Logprob, ...]] = None
     inside_character: bool = False
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,26 @@ class GenerationResult:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
+class CallDeltas:
+    """What of an answer's calls has been handed out."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+
+    def of(self, calls: Sequence[ToolCall]) -> tuple[CallDelta, ...]:
+        """What is new in the calls so far; the arguments of the last one may grow."""
+        deltas = []
+        for index, call in enumerate(calls):
+            is_new = index == len(self._lengths)
+            if is_new:
+                self._lengths.append(0)
+            rest = call.arguments[self._lengths[index] :]
+            if is_new or rest:
+                deltas.append(CallDelta(index, call.name if is_new else "", rest))
+                self._lengths[index] += len(rest)
+        return tuple(deltas)
+
+
 @dataclass
 class AnswerCollector:
     """Collects one request's events; makes text of its ids, and ends it at a stop string.
@@ -122,9 +162,13 @@ class AnswerCollector:
     _tool_calls: tuple[ToolCall, ...] = ()
 
     def __post_init__(self) -> None:
+        grammar = self.request.params.grammar
+        self._calls = CallDeltas()
+        self._calls_are_certain = grammar is not None and grammar.kind == "tool_call"
         self._detokenizer = None
         if self.tokenizer:
-            self._detokenizer = self.tokenizer.detokenizer(continued=self.continued)
+            exact = grammar is not None
+            self._detokenizer = self.tokenizer.detokenizer(continued=self.continued, exact=exact)
         self._stop_strings = StopStrings(self.request.params.stop)
 
     def take(self, event: Event) -> Piece:
@@ -132,8 +176,8 @@ class AnswerCollector:
         if isinstance(event, End):
             rest = self._content(self._detokenizer.flush()) if self._detokenizer else ""
             if self.reader:
-                read = self.reader.finish()
-                rest, self._tool_calls = rest + read.text, read.tool_calls
+                text, self._tool_calls = self._read_end(self.reader)
+                rest += text
             text, stopped = self._stop_strings.feed(rest)
             if stopped and event.finish_reason == "length":
                 event = replace(event, finish_reason="stop")
@@ -151,7 +195,20 @@ class AnswerCollector:
             return self._finish(text, (event,), end)
         self._texts.append(text)
         inside = self._detokenizer is not None and self._detokenizer.inside_character
-        return Piece(text, (token_id,), None, self._logprobs((event,)), inside)
+        calls: tuple[CallDelta, ...] = ()
+        if self.reader and self._calls_are_certain:
+            begun = self.reader.begun_call
+            calls = self._calls.of([*self.reader.ended_calls, *([begun] if begun else [])])
+        return Piece(text, (token_id,), None, self._logprobs((event,)), inside, calls)
+
+    def _read_end(self, reader: AnswerReader) -> tuple[str, tuple[ToolCall, ...]]:
+        """The rest of the content, and all calls; one that was cut off stays one if it was certain."""
+        begun = reader.begun_call if self._calls_are_certain else None
+        before = len(reader.ended_calls)
+        read = reader.finish()
+        if begun is not None and len(read.tool_calls) == before:
+            return "", (*read.tool_calls, begun)
+        return read.text, read.tool_calls
 
     def _content(self, text: str) -> str:
         return self.reader.feed(text) if self.reader else text
@@ -172,7 +229,8 @@ class AnswerCollector:
             tool_calls=self._tool_calls,
         )
         token_ids = tuple(token.choice.token_id for token in tokens)
-        return Piece(text, token_ids, end.finish_reason, self._logprobs(tokens))
+        calls = self._calls.of(self._tool_calls)
+        return Piece(text, token_ids, end.finish_reason, self._logprobs(tokens), calls=calls)
 
     def _logprobs(self, tokens: Sequence[Token]) -> Optional[tuple[Logprob, ...]]:
         if self.request.params.logprobs is None:

@@ -16,6 +16,10 @@ KINDS = ("json_schema", "regex", "choice", "grammar", "tool_call")
 GRAMMAR_LENGTH_MAX = 65_536
 GRAMMAR_LEVELS_MAX = 64
 CHOICES_MAX = 1024
+PROPERTIES_MAX = 1000
+"""Of an object in a schema: the time to compile them grows with their square."""
+ITEMS_MAX = 10_000
+COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 
 ANY_OBJECT = {"type": "object"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -55,6 +59,8 @@ class Grammar:
             self._check(self.value)
 
     def _check(self, value: Any) -> None:
+        if self.kind != "choice":
+            _check_size(value)
         if self.kind == "json_schema" and not isinstance(value, (Mapping, bool)):
             raise _wrong("of kind json_schema must be a JSON object")
         if self.kind == "choice" and not (
@@ -137,6 +143,26 @@ class Grammar:
         ]
         wanted = {"functions": called, "required": required, "content": content}
         return cls("tool_call", _written(wanted))
+
+
+def _check_size(value: Any) -> None:
+    """Limits what would cost more to compile than its length says."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        if not isinstance(one, dict):
+            continue
+        waiting += one.values()
+        if len(one) > PROPERTIES_MAX:
+            raise _wrong(
+                f"has an object of {len(one)} properties; it may have at most {PROPERTIES_MAX}"
+            )
+        for name in COUNTS:
+            count = one.get(name)
+            if isinstance(count, (int, float)) and count > ITEMS_MAX:
+                raise _wrong(f"has {name} {count}; it may be at most {ITEMS_MAX}")
 
 
 def _levels(text: str) -> int:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
@@ -29,6 +29,7 @@ from glm_multiuser.errors import (
     PromptTooLongError,
     SessionError,
 )
+from glm_multiuser.grammar import Grammar
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling import SamplingParams
@@ -37,6 +38,7 @@ from glm_multiuser.sessions.opening import open_store
 from glm_multiuser.sessions.session import SessionInfo
 from glm_multiuser.sessions.store import SessionCounts
 from glm_multiuser.settings import takes
+from glm_multiuser.structured import GrammarCompiler, GrammarMatcher
 from glm_multiuser.token_ids import TokenIds, check_token_ids
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
 from glm_multiuser.weights import WeightSource, load_weights, random_weights
@@ -120,6 +122,8 @@ class MultiUserLLM:
         self._saving = saving
         self._compiles_when_ready = runner.compiles
         self._known_fingerprint: Optional[str] = None
+        self._compiler: Optional[GrammarCompiler] = None
+        self._compiler_lock = Lock()
         reuse = config.cache_prompt and runner.model.config.is_causal
         limits = config.max_queue, config.max_queue_per_user
         store = open_store(config, self._fingerprint, runner.model.config.is_causal)
@@ -212,6 +216,7 @@ class MultiUserLLM:
         reader: Optional[AnswerReader] = None,
         group: str = "",
         owner: bytes = b"",
+        matcher: Optional[GrammarMatcher] = None,
     ) -> Handle:
         """Puts a request into the queue and returns immediately.
 
@@ -228,16 +233,17 @@ class MultiUserLLM:
                 the fewest, and a group may always have its share of `max_queue`.
             owner: a secret of the tenant, such as a digest of its API key: a session on disk
                 belongs to this owner and user.
+            matcher: of the grammar in `params`, from `compile_grammar`; None: compiled here.
 
         Raises:
-            InvalidParameterError: a field out of its range.
+            InvalidParameterError: a field out of its range, a grammar that cannot be served.
             PromptTooLongError: no room for an answer.
             UserBusyError, QueueFullError: too many requests are waiting; nothing was lost.
             EngineClosedError: the engine accepts no more requests.
         """
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         answer, cancel = self._enqueue(
-            prompt, user, history, params, reader, group, events.put, owner=owner
+            prompt, user, history, params, reader, group, events.put, owner=owner, matcher=matcher
         )
         return Handle(answer, events, cancel)
 
@@ -252,10 +258,12 @@ class MultiUserLLM:
         reader: Optional[AnswerReader] = None,
         group: str = "",
         owner: bytes = b"",
+        matcher: Optional[GrammarMatcher] = None,
     ) -> AsyncHandle:
         """`submit` for asyncio: no coroutine, but to be called where an event loop runs.
 
-        Arguments and errors are those of `submit`.
+        Arguments and errors are those of `submit`. A grammar takes milliseconds to compile: for
+        that, call `compile_grammar` in another thread.
         """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -265,7 +273,7 @@ class MultiUserLLM:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         answer, cancel = self._enqueue(
-            prompt, user, history, params, reader, group, deliver, owner=owner
+            prompt, user, history, params, reader, group, deliver, owner=owner, matcher=matcher
         )
         return AsyncHandle(answer, events, cancel)
 
@@ -329,13 +337,19 @@ class MultiUserLLM:
                 f"params has {len(each)} entries for {len(all_ids)} prompts; it must have as many",
                 field="params",
             )
-        for token_ids, one in zip(all_ids, each):
-            self._request(token_ids, None, one, "", lambda event: None)  # or it is rejected
+        matchers = [
+            self._matcher_of(one or self.default_params, token_ids, self._reader_of(prompt))
+            for prompt, token_ids, one in zip(prompts, all_ids, each)
+        ]
+        for token_ids, one, matcher in zip(all_ids, each, matchers):
+            # Or it is rejected.
+            self._request(token_ids, None, one, "", lambda event: None, matcher=matcher)
         handles = []
-        for prompt, token_ids, one in zip(prompts, all_ids, each):
+        for prompt, token_ids, one, matcher in zip(prompts, all_ids, each, matchers):
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+            reader = self._reader_of(prompt)
             answer, cancel = self._enqueue(
-                token_ids, None, (), one, self._reader_of(prompt), "", events.put, wait=True
+                token_ids, None, (), one, reader, "", events.put, wait=True, matcher=matcher
             )
             handles.append(Handle(answer, events, cancel))
         return [handle.result() for handle in handles]
@@ -507,6 +521,15 @@ class MultiUserLLM:
             return None
         return self.tokenizer.answer_reader()
 
+    def _matcher_of(
+        self, params: SamplingParams, token_ids: TokenIds, reader: Optional[AnswerReader]
+    ) -> Optional[GrammarMatcher]:
+        if params.grammar is None:
+            return None
+        return self.compile_grammar(
+            params.grammar, continued=token_ids.continued, raw=reader is None
+        )
+
     def _enqueue(
         self,
         prompt: Prompt,
@@ -518,14 +541,17 @@ class MultiUserLLM:
         deliver: Callable[[Event], None],
         wait: bool = False,
         owner: bytes = b"",
+        matcher: Optional[GrammarMatcher] = None,
     ) -> tuple[AnswerCollector, Callable[[], None]]:
         """-> what collects the events of the request that it puts into the queue, and its cancel.
 
         With `wait`, as soon as there is room in the queue.
         """
         token_ids = self.prompt_token_ids(prompt, history)
-        request = self._request(token_ids, user, params, group, deliver, owner)
         reader = reader or self._reader_of(prompt)
+        params = params or self.default_params
+        matcher = matcher or self._matcher_of(params, token_ids, reader)
+        request = self._request(token_ids, user, params, group, deliver, owner, matcher)
         answer = AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
         self._engine.submit(request, wait)
         return answer, lambda: self._engine.cancel(request)
@@ -538,6 +564,7 @@ class MultiUserLLM:
         group: str,
         deliver: Callable[[Event], None],
         owner: bytes = b"",
+        matcher: Optional[GrammarMatcher] = None,
     ) -> Request:
         if not isinstance(group, str):
             raise InvalidParameterError(f"group is {group!r}; it must be a str", "group")
@@ -560,7 +587,35 @@ class MultiUserLLM:
                 field="prompt",
             )
         vocab_size, stops = self._runner.vocab_size, self.stop_token_ids
-        return Request(token_ids, params, slot_name, stops, room, vocab_size, deliver, group, owner)
+        return Request(
+            token_ids, params, slot_name, stops, room, vocab_size, deliver, group, owner, matcher
+        )
+
+    def compile_grammar(
+        self, grammar: Grammar, *, continued: bool = False, raw: bool = False
+    ) -> GrammarMatcher:
+        """What one request with this grammar needs; `submit` calls this itself.
+
+        Args:
+            grammar: of its answer.
+            continued: whether the last message is the beginning of the answer, which the grammar
+                does not see.
+            raw: whether the request has no `reader`, and is shown as the model writes it.
+
+        Raises:
+            InvalidParameterError: a grammar that cannot be served or is too large, a checkpoint
+                without a tokenizer, or llguidance is not installed.
+        """
+        with self._compiler_lock:
+            if self._compiler is None:
+                if self.tokenizer is None:
+                    raise InvalidParameterError(
+                        "grammar needs a tokenizer, and this checkpoint has none", "grammar"
+                    )
+                self._compiler = GrammarCompiler(
+                    self.tokenizer, self._runner.vocab_size, self.stop_token_ids
+                )
+        return self._compiler.compile(grammar, continued=continued, raw=raw)
 
     def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> TokenIds:
         """The token ids that a question with its history is answered from.

@@ -1,8 +1,9 @@
 """How the next token is chosen: `SamplingParams`, and the choice for all rows at once.
 
-    choose:  penalise -> mask stop tokens -> temperature -> top-k -> top-p -> draw
+    choose:  grammar -> bias -> penalise -> mask stop tokens -> min-p -> top-k -> top-p -> draw
 
-The order and the meaning of each step are those of Hugging Face's logits processors. This runs on
+The meaning of each step is that of Hugging Face's logits processors, and of vLLM's for those that
+OpenAI has; the order is vLLM's (vllm/v1/sample/sampler.py). This runs on
 the host in numpy, on the rows of logits that the engine hands over. See sampling_rows.py for the
 arithmetic.
 """
@@ -10,9 +11,9 @@ arithmetic.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from glm_multiuser.sampling_rows import (
     Doubles,
     Floats,
     Ids,
+    Mask,
     draw_narrow,
     draw_plain,
     draw_wide,
@@ -32,6 +34,9 @@ from glm_multiuser.sampling_rows import (
 
 TEMPERATURE_MAX = 100.0
 REPETITION_PENALTY_MAX = 100.0
+PENALTY_MAX = 2.0
+LOGIT_BIAS_MAX = 100.0
+LOGIT_BIASES_MAX = 1024
 SEED_MAX = 2**63 - 1
 STOP_MAX = 16
 STOP_LENGTH_MAX = 256
@@ -52,7 +57,14 @@ class SamplingParams:
     temperature: 0 takes the best token; up to TEMPERATURE_MAX.
     top_k: draw from that many best tokens (Fan et al. 2018); 0: off.
     top_p: draw from the fewest best tokens with that much probability (Holtzman et al. 2019).
+    min_p: leaves out tokens whose probability is less than that share of the best one's (Nguyen
+        et al. 2024); 0: off.
     repetition_penalty: for tokens of the prompt and the answer (Keskar et al. 2019); 1: off.
+    presence_penalty: subtracted from the logits of tokens that the answer has; up to PENALTY_MAX.
+    frequency_penalty: the same, times how often it has them. Both as in OpenAI's API reference:
+        logit -= count * frequency_penalty + (count > 0) * presence_penalty.
+    logit_bias: {token id: what is added to its logit}, from -LOGIT_BIAS_MAX to LOGIT_BIAS_MAX, of
+        up to LOGIT_BIASES_MAX tokens; kept as a tuple of pairs.
     seed: 0 to SEED_MAX. The same seed gives the same answer. None: a fresh one for every request.
     stop: texts that end the answer: one, or up to STOP_MAX, of up to STOP_LENGTH_MAX characters.
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
@@ -68,7 +80,11 @@ class SamplingParams:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Union[Mapping[int, float], tuple[tuple[int, float], ...]] = ()
     seed: Optional[int] = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -89,7 +105,11 @@ class SamplingParams:
         _check_number("temperature", self.temperature, TEMPERATURE_MAX, zero=True)
         _check_integer("top_k", self.top_k, 0)
         _check_number("top_p", self.top_p, 1.0)
+        _check_number("min_p", self.min_p, 1.0, zero=True)
         _check_number("repetition_penalty", self.repetition_penalty, REPETITION_PENALTY_MAX)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_between(name, getattr(self, name), PENALTY_MAX)
+        self._check_logit_bias()
         if self.seed is not None:
             _check_integer("seed", self.seed, 0, SEED_MAX)
         stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
@@ -110,6 +130,19 @@ class SamplingParams:
             _check_integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise _wrong("grammar", f"is {_shown(self.grammar)}; it must be a Grammar")
+
+    def _check_logit_bias(self) -> None:
+        given = self.logit_bias
+        if not isinstance(given, (Mapping, tuple)):
+            raise _wrong("logit_bias", f"is {_shown(given)}; it must be a mapping")
+        pairs = tuple(given.items() if isinstance(given, Mapping) else given)
+        if len(pairs) > LOGIT_BIASES_MAX:
+            limit = f"it may have at most {LOGIT_BIASES_MAX}"
+            raise _wrong("logit_bias", f"has {len(pairs)} tokens; {limit}")
+        for token_id, bias in pairs:
+            _check_integer("logit_bias", token_id, 0)
+            _check_between("logit_bias", bias, LOGIT_BIAS_MAX)
+        object.__setattr__(self, "logit_bias", pairs)
 
 
 def _shown(value: object) -> str:
@@ -141,6 +174,12 @@ def _check_number(field: str, value: object, high: float, zero: bool = False) ->
         raise _wrong(field, f"is {_shown(value)}; it must be {limit}")
 
 
+def _check_between(field: str, value: object, limit: float) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= limit:
+        must = f"it must be a number between {-limit:g} and {limit:g}"
+        raise _wrong(field, f"is {_shown(value)}; {must}")
+
+
 def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
         raise _wrong(field, f"is {_shown(value)}; it must be a list or a tuple")
@@ -151,13 +190,33 @@ def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
 class Choice:
     """The token chosen for a row, and log-probabilities if the request wanted them.
 
-    They are the log-softmax of the logits as the model gave them, before penalty, mask,
-    temperature, top-k and top-p. `top` holds the best ones, best first.
+    They are the log-softmax of the logits as the model gave them, of the tokens that the grammar
+    allows, before penalty, temperature, top-k and top-p, as in vLLM. `top` holds the best ones,
+    best first.
     """
 
     token_id: int
     logprob: Optional[float]
     top: Optional[dict[int, float]]
+
+
+class TokenMatcher(Protocol):
+    """Where one answer is in its grammar."""
+
+    complete: bool
+    """Whether the answer ends here."""
+    must_end: bool
+    """Whether only stop tokens are allowed next."""
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token in."""
+
+    def allowed(self) -> Mask:
+        """Which tokens may be next, [vocab_size].
+
+        Raises:
+            GenerationError: none.
+        """
 
 
 class RowSampler:
@@ -168,6 +227,7 @@ class RowSampler:
         with params.stop_token_ids. With ignore_eos, leave end-of-sequence tokens out: they end
         nothing then, and may be drawn at any time.
     vocab_size: the width of the logits. Ids beyond it can never be drawn and are passed over.
+    matcher: of params.grammar, and of no other request.
     """
 
     def __init__(
@@ -176,12 +236,25 @@ class RowSampler:
         prompt_token_ids: Iterable[int],
         stop_token_ids: Iterable[int],
         vocab_size: int,
+        matcher: Optional[TokenMatcher] = None,
     ) -> None:
+        if params.grammar is not None and matcher is None:
+            raise _wrong("grammar", f"is {params.grammar.kind}; here it must be None")
         self.params = params
+        self.matcher = matcher
         self.vocab_size = vocab_size
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.generated = 0
         self._penalised = params.repetition_penalty != 1.0
+        self._counted = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._counts: dict[int, int] = {}
+        """How often the answer has each of its tokens, where a penalty depends on it."""
+        biases = dict(params.logit_bias)
+        if biases and max(biases) >= vocab_size:
+            limit = f"this model's tokens are 0 to {vocab_size - 1}"
+            raise _wrong("logit_bias", f"has the token {max(biases)}; {limit}")
+        self._biased = np.array(list(biases), np.intp)
+        self._biases = np.array(list(biases.values()), np.float32)
         self._seen = _ids_within(prompt_token_ids if self._penalised else (), vocab_size)
         self._stops = _ids_within({*stop_token_ids, *params.stop_token_ids}, vocab_size)
         if params.min_tokens and self._stops.size == vocab_size:
@@ -193,37 +266,63 @@ class RowSampler:
         self._draws: dict[int, Doubles] = {}
         self._draws_block = 0
 
-    @property
-    def needs_logits(self) -> bool:
-        """Whether the next token takes more than the argmax that a graph can compute itself."""
+    def needs_logits(self, argmax: int) -> bool:
+        """Whether the next token takes more than `argmax`, which a graph can compute itself.
+
+        Raises:
+            GenerationError: the grammar allows no token.
+        """
         params = self.params
+        allowed = self.matcher is None or bool(self.matcher.allowed()[argmax])
         greedy = params.temperature == 0 and params.logprobs is None
-        return not greedy or self.changes_scores
+        return not greedy or self.changes_scores or not allowed
 
     @property
     def changes_scores(self) -> bool:
-        return self._penalised or self._holds_back
+        has_min_p = self.params.min_p > 0 and self.params.temperature > 0
+        changed = self._penalised or self._counted or self._biased.size > 0 or has_min_p
+        return changed or self._holds_back
 
     @property
     def _holds_back(self) -> bool:
-        return self.generated < self.params.min_tokens and self._stops.size > 0
+        must_end = self.matcher is not None and self.matcher.must_end
+        return self.generated < self.params.min_tokens and self._stops.size > 0 and not must_end
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is all that its grammar allows."""
+        return self.matcher is not None and self.matcher.complete
 
     def accept(self, token_id: int) -> None:
         """Record a token of the answer: the next `choose` is about the one after it."""
         self.generated += 1
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
         if self._penalised:
             self._seen = np.append(self._seen, token_id)
+        if self._counted:
+            self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
     def change(self, scores: Floats) -> None:
-        """Apply penalty and mask to scores [vocab], in place."""
+        """Apply bias, penalties, mask and min-p to scores [vocab], in place."""
+        scores[self._biased] += self._biases
         if self._penalised:
-            seen = scores[self._seen].astype(np.float64)
+            seen = self._seen[scores[self._seen] > -np.inf]
+            before = scores[seen].astype(np.float64)
             penalty = self.params.repetition_penalty
-            seen = np.where(seen < 0, seen * penalty, seen / penalty)
+            after = np.where(before < 0, before * penalty, before / penalty)
             # Infinity would be for ever the best score, or none would be left.
-            scores[self._seen] = np.minimum(np.maximum(seen, -LARGEST), LARGEST)
+            scores[seen] = np.minimum(np.maximum(after, -LARGEST), LARGEST)
+        if self._counts:
+            ids = np.array(list(self._counts), np.intp)
+            counts = np.array(list(self._counts.values()), np.float64)
+            penalties = counts * self.params.frequency_penalty + self.params.presence_penalty
+            scores[ids] -= penalties.astype(np.float32)
         if self._holds_back:
             scores[self._stops] = -np.inf
+        if self.params.min_p > 0 and self.params.temperature > 0:
+            share = self.params.temperature * np.log(self.params.min_p)
+            scores[scores < np.float32(float(scores.max()) + share)] = -np.inf
 
     def uniform(self, attempt: int) -> float:
         """A number in [0, 1) that depends on the seed, the tokens so far and `attempt` only.
@@ -263,12 +362,25 @@ def choose(logits: NDArray[Any], samplers: Sequence[RowSampler]) -> list[Optiona
     with np.errstate(over="ignore", under="ignore"):
         logits = np.ascontiguousarray(logits, dtype=np.float32)
         usable = np.flatnonzero(np.isfinite(logits).all(axis=1)).tolist()
+        logits = _allowed(logits, samplers, usable)
         tokens = _draw(_changed(logits, samplers, usable), samplers, usable)
         extras = _log_probabilities(logits, samplers, tokens)
     choices: list[Optional[Choice]] = [None] * len(samplers)
     for row, token in tokens.items():
         choices[row] = Choice(token, *extras.get(row, (None, None)))
     return choices
+
+
+def _allowed(logits: Floats, samplers: Sequence[RowSampler], usable: list[int]) -> Floats:
+    """The logits of tokens that the grammars allow; the others are -inf."""
+    matchers = [(row, samplers[row].matcher) for row in usable]
+    if not any(matcher for _, matcher in matchers):
+        return logits
+    logits = logits.copy()
+    for row, matcher in matchers:
+        if matcher is not None:
+            np.copyto(logits[row], -np.inf, where=~matcher.allowed())
+    return logits
 
 
 def _changed(logits: Floats, samplers: Sequence[RowSampler], usable: list[int]) -> Floats:
@@ -338,6 +450,12 @@ def _log_probabilities(
     chosen = np.array([tokens[row] for row in rows])
     found = log_probabilities(_rows(logits, rows), chosen, limits)
     return {
-        row: (float(logprob), dict(zip(ids[:limit].tolist(), best[:limit].tolist())))
+        row: (float(logprob), _possible(ids[:limit], best[:limit]))
         for row, limit, logprob, ids, best in zip(rows, limits, *found)
     }
+
+
+def _possible(ids: Ids, logprobs: NDArray[Any]) -> dict[int, float]:
+    """Without tokens that the grammar does not allow."""
+    possible = logprobs > -np.inf
+    return dict(zip(ids[possible].tolist(), logprobs[possible].tolist()))

@@ -120,7 +120,8 @@ def at_least_best(scores: Floats, counts: Ids) -> Mask:
     maxima = fold(scores, np.maximum, BOUND_COLUMNS)
     ranks = maxima.shape[1] - counts
     bounds = np.partition(maxima, np.unique(ranks), axis=1)[np.arange(len(ranks)), ranks]
-    marked: Mask = scores >= bounds[:, None]
+    # -inf is what cannot be drawn; a row may have fewer other scores than that.
+    marked: Mask = (scores >= bounds[:, None]) & (scores > -np.inf)
     return marked
 
 

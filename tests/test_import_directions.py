@@ -16,7 +16,7 @@ LAYERS = (
     {"backends"},
     {"models"},
     {"engine"},
-    {"llm", "build", "weights", "weight_cache", "handle", "answer", "memory"},
+    {"llm", "build", "structured", "weights", "weight_cache", "handle", "answer", "memory"},
     {"mindformers"},
     {"server"},
     {"deploy"},

@@ -8,7 +8,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 from glm_multiuser.engine.request import AnonymousUser, Request
@@ -77,6 +77,9 @@ class SlotReport:
     prompt_tokens: int = 0
     generated_tokens: int = 0
 
+
+Chosen = Union[Choice, GenerationError]
+"""The next token of a row, or why there is none."""
 
 FAILED_STEPS_MAX = 3
 """After so many steps in a row that the device could not run, the engine closes."""
@@ -419,10 +422,9 @@ class Engine:
             ) from error
         self.runner.recover()
 
-    def _hand_out(self, slot: int, choice: Optional[Choice]) -> None:
-        if choice is None:
-            error = GenerationError("the logits of this request are not finite")
-            self._finish(slot, "error", error)
+    def _hand_out(self, slot: int, choice: Chosen) -> None:
+        if isinstance(choice, GenerationError):
+            self._finish(slot, "error", choice)
             return
         self.counters.generated_tokens += 1
         finish_reason = self._scheduler.running[slot].accept(choice)
@@ -496,16 +498,27 @@ class Engine:
             request.end("error", GenerationError(f"the engine failed and is closed: {error}"))
 
 
-def _choose(results: RowResults, requests: Sequence[Request]) -> list[Optional[Choice]]:
+def _choose(results: RowResults, requests: Sequence[Request]) -> list[Chosen]:
     """The next token of each row; only rows that the graph's argmax cannot serve are sampled."""
-    choices: list[Optional[Choice]] = [
-        Choice(int(token), None, None) if finite else None
-        for token, finite in zip(results.tokens, results.finite)
+    chosen = [
+        _argmax(request, int(token)) if finite else _not_finite()
+        for token, finite, request in zip(results.tokens, results.finite, requests)
     ]
-    wanting = [row for row, request in enumerate(requests) if request.sampler.needs_logits]
-    rows = [row for row in wanting if choices[row] is not None]
+    rows = [row for row, choice in enumerate(chosen) if choice is None]
     if rows:
         samplers = [requests[row].sampler for row in rows]
         for row, choice in zip(rows, choose(results.logits(rows), samplers)):
-            choices[row] = choice
-    return choices
+            chosen[row] = _not_finite() if choice is None else choice
+    return [one for one in chosen if one is not None]
+
+
+def _argmax(request: Request, token: int) -> Optional[Chosen]:
+    """The likeliest token where the request takes it, or its error; None: it is to be sampled."""
+    try:
+        return None if request.sampler.needs_logits(token) else Choice(token, None, None)
+    except GenerationError as error:
+        return error
+
+
+def _not_finite() -> GenerationError:
+    return GenerationError("the logits of this request are not finite")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.errors import GLMMultiUserError
-from glm_multiuser.sampling import Choice, RowSampler, SamplingParams
+from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, TokenMatcher
 from glm_multiuser.sessions.identity import Identity
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Request:
             raises, the request is cancelled.
         group: groups share queue and slots fairly.
         owner: what only the tenant has whose user this is; part of the session's identity.
+        matcher: of params.grammar.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Request:
         deliver: Callable[[Event], None],
         group: str = "",
         owner: bytes = b"",
+        matcher: Optional[TokenMatcher] = None,
     ) -> None:
         self.number = next(_numbers)
         self.prompt_token_ids = tuple(prompt_token_ids)
@@ -96,7 +98,7 @@ class Request:
         model_stops = () if params.ignore_eos else tuple(stop_token_ids)
         self.stop_token_ids = frozenset(model_stops + params.stop_token_ids)
         self.sampler = RowSampler(
-            params, self.prompt_token_ids, sorted(self.stop_token_ids), vocab_size
+            params, self.prompt_token_ids, sorted(self.stop_token_ids), vocab_size, matcher
         )
         self.output_token_ids: list[int] = []
         self.saved_past: Optional[Any] = None
@@ -169,6 +171,8 @@ class Request:
         self._hand_over(Token(choice, self._elapsed()))
         enough = len(self.output_token_ids) >= self.params.min_tokens
         if choice.token_id in self.stop_token_ids and enough:
+            return "stop"
+        if self.sampler.complete:
             return "stop"
         if len(self.output_token_ids) >= self.max_tokens:
             return "length"

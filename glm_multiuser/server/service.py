@@ -27,6 +27,7 @@ from glm_multiuser.server.tracing import open_tracer
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import EngineStats, MultiUserLLM
+    from glm_multiuser.structured import GrammarMatcher
     from glm_multiuser.token_ids import TokenIds
 
 logger = logging.getLogger(__name__)
@@ -124,11 +125,13 @@ class Service:
             self.admission.admit(caller, user, len(requests))
             try:
                 all_ids = [await self._token_ids(model, request) for request in requests]
+                matchers = [await self._matcher(model, request) for request in requests]
             except BaseException:
                 for _ in requests:
                     self.admission.release(caller, user)
                 raise
-            return self._submit(_Admitted(model, caller, user), requests, all_ids, seconds)
+            admitted = _Admitted(model, caller, user)
+            return self._submit(admitted, requests, all_ids, matchers, seconds)
         except Exception as error:
             self.metrics.requests.labels(model.name, "refused").inc()
             api_error = api_error_of(error, self._retry_seconds(model))
@@ -141,13 +144,14 @@ class Service:
         admitted: _Admitted,
         requests: Sequence[GenerationRequest],
         all_ids: Sequence[TokenIds],
+        matchers: Sequence[Optional[GrammarMatcher]],
         seconds: float,
     ) -> list[Generation]:
         """Starts admitted requests, all or none; those that do not start are released."""
         started: list[Generation] = []
         try:
             llm = admitted.model.llm
-            for request, token_ids in zip(requests, all_ids):
+            for request, token_ids, matcher in zip(requests, all_ids, matchers):
                 slot_of = admitted.user if len(requests) == 1 else None
                 params = _within(
                     request.max_length, len(token_ids), request.params or llm.default_params
@@ -160,6 +164,7 @@ class Service:
                     reader=request.reader(llm),
                     group=admitted.caller.key,
                     owner=admitted.caller.owner,
+                    matcher=matcher,
                 )
                 on_end: OnEnd = partial(self._on_end, admitted, request, since)
                 if self.tracer is not None:
@@ -219,6 +224,18 @@ class Service:
         if request.length > LONG_PROMPT:
             return await asyncio.to_thread(request.token_ids, model.llm)
         return request.token_ids(model.llm)
+
+    async def _matcher(self, model: Model, request: GenerationRequest) -> Optional[GrammarMatcher]:
+        """Of the request's grammar, compiled in another thread."""
+        params = request.params or model.llm.default_params
+        if params.grammar is None:
+            return None
+        return await asyncio.to_thread(
+            model.llm.compile_grammar,
+            params.grammar,
+            continued=request.continue_final_message,
+            raw=not request.is_text,
+        )
 
     def _on_end(
         self,

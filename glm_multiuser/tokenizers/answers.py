@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -12,6 +14,9 @@ from glm_multiuser.tokenizers.text import unfinished_match
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
+BEGUN = re.compile(r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)', re.DOTALL)
+AFTER = "}\n"
+"""A call has its arguments between these two, where it is written exactly as it should be."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,19 @@ class AnswerReader:
     def finish(self) -> AnswerEnd:
         """Returns what was held back and the calls, once no more text will come."""
         return AnswerEnd("")
+
+    @property
+    def ended_calls(self) -> Sequence[ToolCall]:
+        """Calls that have been read to their end."""
+        return ()
+
+    @property
+    def begun_call(self) -> Optional[ToolCall]:
+        """The call that is being written, with its arguments so far; None: no name is known.
+
+        For answers whose grammar says that it is one.
+        """
+        return None
 
 
 class TaggedAnswerReader(AnswerReader):
@@ -77,6 +95,19 @@ class TaggedAnswerReader(AnswerReader):
             self._in_call = not self._in_call
             self._known = after
 
+    @property
+    def ended_calls(self) -> Sequence[ToolCall]:
+        return self._calls
+
+    @property
+    def begun_call(self) -> Optional[ToolCall]:
+        begun = BEGUN.match("".join(self._call)) if self._in_call else None
+        if begun is None:
+            return None
+        # Behind the arguments, the object of the call ends.
+        written = begun.group(2)
+        return ToolCall(json.loads(begun.group(1)), written[: len(written) - len(AFTER)])
+
     def finish(self) -> AnswerEnd:
         if self._in_call:
             rest = self._space + OPENING + "".join(self._call) + self._known
@@ -110,6 +141,9 @@ class TaggedAnswerReader(AnswerReader):
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         try:
+            begun = BEGUN.match(written)
+            if begun and read_json_arguments(begun.group(2)[: -len(AFTER)]) == arguments:
+                return ToolCall(name, begun.group(2)[: -len(AFTER)])
             return ToolCall(name, write_json(arguments))
         except ValueError:
             return None

@@ -7,10 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Optional
 
+from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.tokenizers.answers import AnswerReader
+from glm_multiuser.tokenizers.forms import ANY_TEXT, literal, one_of, sequence
 from glm_multiuser.tokenizers.messages import messages_of
 from glm_multiuser.tokenizers.streaming import IncrementalDetokenizer
 from glm_multiuser.tokenizers.text import Objects, check_text
+
+NEVER_MERGED = "\U0010fffd"
+"""A character of no vocabulary: it becomes bytes, which are not merged with what follows."""
 
 
 @dataclass(frozen=True)
@@ -188,15 +193,79 @@ class ChatTokenizer(ABC):
         strips = self._strips_answers and not raw
         return AnswerTokens(self._vocabulary, self._names, self._separator, continued, strips)
 
-    def detokenizer(self, *, continued: bool = False) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, *, continued: bool = False, exact: bool = False
+    ) -> IncrementalDetokenizer:
         """A detokenizer for one answer; its deltas join to what `decode` returns.
 
         With `continued`, the beginning of the answer is in the prompt, and no space is dropped.
+        With `exact`, `replacements` are not applied: the answer has a grammar.
         """
         tokens = self.answer_tokens(continued=continued, raw=True)
+        replacements = () if exact else self._replacements
         return IncrementalDetokenizer(
-            tokens.add, errors=self._vocabulary.errors, replacements=self._replacements
+            tokens.add, errors=self._vocabulary.errors, replacements=replacements
         )
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of raw text in the middle of an answer: no space is put before it."""
+        encode = self._vocabulary.encode
+        if not self._vocabulary.first_pieces:
+            return encode(text)
+        return encode(NEVER_MERGED + text)[len(encode(NEVER_MERGED)) :]
+
+    def token_table(self, size: int) -> list[bytes]:
+        """The bytes of the ids 0 to `size` - 1 as a grammar sees them, b"" for unknown ones.
+
+        Where decoding drops a space at the beginning of an answer, the byte of a space is unknown,
+        too: it would not be dropped.
+        """
+        table = [self.token_bytes(one) for one in range(size)]
+        first = self._vocabulary.first_pieces
+        if first:
+            table = [
+                b"" if one == b" " and at not in first else one for at, one in enumerate(table)
+            ]
+        return table
+
+    @property
+    def call_token_ids(self) -> frozenset[int]:
+        """Special tokens that calls are written with."""
+        return frozenset()
+
+    def content_rule(self, content: str, *, continued: bool = False, raw: bool = False) -> str:
+        """How an answer with this content is written; see forms.py.
+
+        Args:
+            content: a rule.
+            continued, raw: as in `answer_tokens`.
+        """
+        drops_space = self._vocabulary.first_pieces and not continued
+        return sequence(literal(" ") if drops_space else "", content)
+
+    def call_rule(self, name: str, arguments: str) -> str:
+        """How a call of the function `name` is written, as the `answer_reader` reads it back.
+
+        Args:
+            name: of a function.
+            arguments: the rule of a JSON object.
+
+        Raises:
+            InvalidParameterError: the family was not trained on tools.
+        """
+        raise InvalidParameterError(
+            f"tools has {name[:80]!r}; this model was not trained on tools, so it must be empty",
+            field="tools",
+        )
+
+    def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
+        """How an answer is written that is content, or calls, perhaps behind content.
+
+        Args:
+            calls: of which rules any may follow each other.
+            content: the rule of content; None: any text.
+        """
+        return one_of([self.content_rule(content or ANY_TEXT), *calls])
 
     def process_response(self, text: str) -> str:
         """The family's own last change to a complete answer; none unless it has one."""

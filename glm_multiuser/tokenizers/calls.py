@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import keyword
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -21,6 +22,7 @@ DEEPEST = 64
 
 OPENING = "```python\n"
 CLOSING = "```"
+JSON_CALL = re.compile(r"\w+\(\*\*(\{.*\})\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def write_python_call(arguments: Mapping[str, Any]) -> str:
 def read_python_call(text: str) -> Optional[str]:
     """Reads what `write_python_call` writes; the function may have any name.
 
+    What is in `**{...}` may be JSON, which a grammar can force upon an answer.
+
     Returns:
         The arguments as the text of a JSON object; None when the text is anything but one call
         of a plain name with constant keyword arguments.
@@ -77,6 +81,9 @@ def read_python_call(text: str) -> Optional[str]:
         code = code[len(OPENING) : -len(CLOSING)].strip()
     if len(code) > LONGEST_CALL:
         return None
+    written = JSON_CALL.fullmatch(code)
+    if written and read_json_arguments(written.group(1)) is not None:
+        return written.group(1)
     try:
         call = ast.parse(code, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:

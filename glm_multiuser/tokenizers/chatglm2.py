@@ -15,7 +15,13 @@ from typing import Optional, Union
 from glm_multiuser.checkpoint.files import read_optional
 from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.tokenizers.answers import AnswerReader
-from glm_multiuser.tokenizers.calls import read_json_arguments, read_python_call, write_python_call
+from glm_multiuser.tokenizers.calls import (
+    CLOSING,
+    OPENING,
+    read_json_arguments,
+    read_python_call,
+    write_python_call,
+)
 from glm_multiuser.tokenizers.folder import read_tokenizer_config
 from glm_multiuser.tokenizers.headers import (
     ROLE_TOKENS,
@@ -63,6 +69,8 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         CheckpointError: a file that is missing or broken, or the one of ChatGLM-6B.
         ConfigError: another version.
     """
+
+    _around_arguments = (f"{OPENING}tool_call(**", f")\n{CLOSING}")
 
     def __init__(self, file: Union[str, Path], *, version: int = 3) -> None:
         if version not in SPECIAL_TOKENS:
@@ -131,7 +139,14 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         if self.version == 2:
             refuse_tools(tools, self._family)
             return AnswerReader()
-        return HeaderAnswerReader(tools, read_python_call, continued=continued)
+        return HeaderAnswerReader(
+            tools, read_python_call, continued=continued, around=self._around_arguments
+        )
+
+    def call_rule(self, name: str, arguments: str) -> str:
+        if self.version == 2:
+            refuse_tools([name], self._family)
+        return super().call_rule(name, arguments)
 
     def process_response(self, text: str) -> str:
         """What the original does to a complete answer before it shows it.

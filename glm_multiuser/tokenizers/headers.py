@@ -13,6 +13,7 @@ from typing import Any, Optional
 from glm_multiuser.tokenizers.answers import AnswerEnd, AnswerReader
 from glm_multiuser.tokenizers.base import ChatTokenizer
 from glm_multiuser.tokenizers.calls import ToolCall
+from glm_multiuser.tokenizers.forms import ANY_TEXT, literal, one_of, sequence, special_token
 from glm_multiuser.tokenizers.messages import read_tools
 from glm_multiuser.tokenizers.text import unfinished_match
 
@@ -36,6 +37,8 @@ class HeaderTokenizer(ChatTokenizer):
 
     separator = SEPARATOR
     _strips_answers = True  # of a blank metadata line and the spaces behind it
+    _around_arguments = ("", "")
+    """What a call has before and behind the JSON object of its arguments."""
 
     def encode_message(self, role: str, metadata: str, content: str) -> list[int]:
         """Ids of one message, as the originals' `build_single_message`.
@@ -44,6 +47,33 @@ class HeaderTokenizer(ChatTokenizer):
         """
         header = [self.special[ROLE_TOKENS[role]], *self.encode(f"{metadata}\n")]
         return header + self.encode(content)
+
+    @property
+    def call_token_ids(self) -> frozenset[int]:
+        return frozenset() if self._separator is None else frozenset([self._separator])
+
+    def content_rule(self, content: str, *, continued: bool = False, raw: bool = False) -> str:
+        if raw or continued or not self._strips_answers:
+            return super().content_rule(content, continued=continued)
+        return sequence(literal("\n"), self._space(), content)
+
+    def call_rule(self, name: str, arguments: str) -> str:
+        before, after = self._around_arguments
+        return sequence(
+            self._space(), literal(f"{name}\n{before}"), arguments, literal(after) if after else ""
+        )
+
+    def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
+        """Messages with `SEPARATOR` between them; content comes first."""
+        if self._separator is None:
+            return super().calls_rule(calls, content)
+        call, text = one_of(calls), self.content_rule(content or ANY_TEXT)
+        next_call = sequence(special_token(self._separator), call)
+        rules = [text, f"{call} ({next_call})*"]
+        return one_of(rules if content else [*rules, f"{text} ({next_call})+"])
+
+    def _space(self) -> str:
+        return '" "?' if self._vocabulary.first_pieces else ""
 
     def process_response(self, text: str) -> str:
         """What the originals' `process_response` returns for an answer without tools.
@@ -69,6 +99,7 @@ class HeaderAnswerReader(AnswerReader):
             content is no call.
         continued: whether the answer continues content whose beginning is in the prompt; then it
             has no metadata line.
+        around: what a call has before and behind the JSON object of its arguments, if it has one.
 
     Raises:
         InvalidParameterError: a tool of another shape.
@@ -80,7 +111,9 @@ class HeaderAnswerReader(AnswerReader):
         read_arguments: Callable[[str], Optional[str]],
         *,
         continued: bool = False,
+        around: tuple[str, str] = ("", ""),
     ) -> None:
+        self._around = around
         self._names = frozenset(function["name"] for function in read_tools(tools))
         self._read_arguments = read_arguments
         self._calls: list[ToolCall] = []
@@ -95,6 +128,18 @@ class HeaderAnswerReader(AnswerReader):
         held = unfinished_match(rest, SEPARATOR)
         self._unsplit = rest[len(rest) - held :]
         return content + self._take(rest[: len(rest) - held])
+
+    @property
+    def ended_calls(self) -> Sequence[ToolCall]:
+        return self._calls
+
+    @property
+    def begun_call(self) -> Optional[ToolCall]:
+        if not self._called:
+            return None
+        before, after = self._around
+        written = "".join(self._call)
+        return ToolCall(self._called, written[len(before) : max(0, len(written) - len(after))])
 
     def finish(self) -> AnswerEnd:
         rest, self._unsplit = self._unsplit, ""

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.tokenizers.answers import OPENING, AnswerReader, TaggedAnswerReader
+from glm_multiuser.tokenizers.answers import CLOSING, OPENING, AnswerReader, TaggedAnswerReader
 from glm_multiuser.tokenizers.base import ChatTokenizer, Vocabulary
-from glm_multiuser.tokenizers.calls import read_json_arguments
+from glm_multiuser.tokenizers.calls import read_json_arguments, write_json
 from glm_multiuser.tokenizers.chat_template import CHAT_ML, ChatTemplate
 from glm_multiuser.tokenizers.folder import end_token_ids
+from glm_multiuser.tokenizers.forms import (
+    ANY_TEXT,
+    literal,
+    one_of,
+    sequence,
+    special_token,
+    text_without,
+)
 from glm_multiuser.tokenizers.messages import Message, read_messages, read_tools
 from glm_multiuser.tokenizers.text import Objects, check_text, short_repr, unfinished_match
 from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
@@ -107,6 +115,29 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def answer_reader(self, tools: Objects = (), *, continued: bool = False) -> AnswerReader:
         self._check_tools(tools)
         return TaggedAnswerReader(tools) if tools else AnswerReader()
+
+    @property
+    def call_token_ids(self) -> frozenset[int]:
+        return frozenset(self.special[tag] for tag in (OPENING, CLOSING) if tag in self.special)
+
+    def call_rule(self, name: str, arguments: str) -> str:
+        if not self._takes_tools:
+            return super().call_rule(name, arguments)
+        before, after = f'\n{{"name": {write_json(name)}, "arguments": ', "}\n"
+        return sequence(
+            self._tag(OPENING), literal(before), arguments, literal(after), self._tag(CLOSING)
+        )
+
+    def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
+        call = one_of(calls)
+        calls_only = f"{call} ({literal(chr(10))}? {call})*"
+        text = ANY_TEXT if OPENING in self.special else text_without(OPENING)
+        if content is not None:
+            return one_of([self.content_rule(content), calls_only])
+        return one_of([text, sequence(text, calls_only), calls_only])
+
+    def _tag(self, tag: str) -> str:
+        return special_token(self.special[tag]) if tag in self.special else literal(tag)
 
     @property
     def _takes_tools(self) -> bool:

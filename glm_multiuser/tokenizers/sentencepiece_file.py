@@ -12,7 +12,7 @@ import sentencepiece
 
 from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.errors import CheckpointError
-from glm_multiuser.tokenizers.base import Vocabulary
+from glm_multiuser.tokenizers.base import NEVER_MERGED, Vocabulary
 from glm_multiuser.tokenizers.folder import (
     added_tokens_decoder,
     read_added_tokens,
@@ -26,9 +26,6 @@ SPACE_MARK = "\u2581"
 """How sentencepiece writes a space inside a piece."""
 
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
-
-NEVER_MERGED = "\U0010fffd"
-"""A character of no vocabulary: it becomes bytes, which are not merged with what follows."""
 
 
 class SentencePieceFile:

@@ -152,7 +152,7 @@ def test_params_are_values() -> None:
     ],
 )
 def test_needs_logits(settings: dict[str, Any], needs: bool) -> None:
-    assert RowSampler(SamplingParams(**settings), [1], [2], 10).needs_logits is needs
+    assert RowSampler(SamplingParams(**settings), [1], [2], 10).needs_logits(3) is needs
 
 
 def test_needs_logits_while_min_tokens_hold_a_stop_token_back() -> None:
@@ -160,10 +160,10 @@ def test_needs_logits_while_min_tokens_hold_a_stop_token_back() -> None:
     sampler = RowSampler(params, [], [2], 10)
     seen = []
     for token in (5, 6, 7):
-        seen.append(sampler.needs_logits)
+        seen.append(sampler.needs_logits(3))
         sampler.accept(token)
     assert seen == [True, True, False]
-    assert not RowSampler(params, [], [], 10).needs_logits
+    assert not RowSampler(params, [], [], 10).needs_logits(3)
 
 
 def test_min_tokens_need_a_token_that_does_not_stop() -> None:

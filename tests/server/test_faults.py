@@ -122,7 +122,9 @@ class HugeTokenizer(FakeTokenizer):
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([ord("a") + token_id % 26]) * (1 << 18)
 
-    def detokenizer(self, *, continued: bool = False) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, *, continued: bool = False, exact: bool = False
+    ) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.token_bytes)
 
 

@@ -77,7 +77,9 @@ class AwkwardTokenizer(FakeTokenizer):
     def token_bytes(self, token_id: int) -> bytes:
         return self.pieces[token_id]
 
-    def detokenizer(self, *, continued: bool = False) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, *, continued: bool = False, exact: bool = False
+    ) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.token_bytes)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from glm_multiuser.answer import GenerationResult, Piece
+from glm_multiuser.answer import CallDelta, GenerationResult, Piece
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.conversation import conversation
@@ -117,20 +117,22 @@ def _finish_reason(result: GenerationResult) -> str:
 
 
 def _tool_calls(result: GenerationResult) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"call_{uuid.uuid4().hex}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in result.tool_calls
-    ]
+    return [_tool_call(call.name, call.arguments) for call in result.tool_calls]
+
+
+def _tool_call(name: str, arguments: str) -> dict[str, Any]:
+    return {
+        "id": f"call_{uuid.uuid4().hex}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 class ChatChunks:
-    """Makes the choices of chunks: first the role, then text, then calls, at last why it ended.
+    """Makes the choices of chunks: first the role, then text and calls, at last why it ended.
 
-    Calls come at the end, each of them whole: only then it is certain that they are some.
+    With a grammar of tools, the arguments of calls come as they are written. Otherwise calls come
+    at the end, each of them whole: only then it is certain that they are some.
 
     Args:
         group: that are streamed.
@@ -155,11 +157,17 @@ class ChatChunks:
         if piece.text or logprobs or token_ids:
             choice = _chunk(index, {"content": piece.text}, logprobs)
             yield {**choice, "token_ids": token_ids} if self._token_ids else choice
+        for call in piece.calls:
+            yield _chunk(index, {"tool_calls": [_call_delta(call)]})
         result = self._generations[index].result
         if piece.finish_reason is not None and result is not None:
-            for place, call in enumerate(_tool_calls(result)):
-                yield _chunk(index, {"tool_calls": [{"index": place, **call}]})
             yield _chunk(index, {}, finish_reason=_finish_reason(result))
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_tool_call(call.name, call.arguments)}
 
 
 def _chunk(

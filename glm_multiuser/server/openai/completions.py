@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from glm_multiuser.answer import GenerationResult, Piece
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.generation_group import GenerationGroup, start
 from glm_multiuser.server.openai.logprobs import completion_logprobs
@@ -32,15 +33,60 @@ async def completions(request: Request, body: CompletionRequest) -> Any:
 
     With `stream` it is an event stream of `text_completion` objects that ends with `[DONE]`.
     """
+    _check(body)
     prompts = [GenerationRequest(prompt) for prompt in body.prompt]
-    group = await start(request, body, prompts, KIND, body.max_tokens, body.logprobs)
+    # The mean log-probability of a token decides which answers are the best.
+    logprobs = 0 if body.logprobs is None and _chooses(body) else body.logprobs
+    group = await start(request, body, prompts, KIND, body.max_tokens, logprobs)
     if body.stream:
         return stream(group, CompletionChunks(group, body), body.include_usage)
+    answers = await group.whole(request)
+    kept = [answer for place, _ in enumerate(prompts) for answer in _best(answers, place, body)]
     choices = [
-        _choice(index, result, pieces, group, body)
-        for index, (result, pieces) in enumerate(await group.whole(request))
+        _choice(index, result, pieces, group, body) for index, (result, pieces) in enumerate(kept)
     ]
     return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+
+
+Answer = tuple[GenerationResult, list[Piece]]
+
+
+def _check(body: CompletionRequest) -> None:
+    wanted = body.n or 1
+    problem, field = "", "best_of"
+    if body.best_of is not None and body.best_of < wanted:
+        problem = f"best_of is {body.best_of}; it must be at least n, which is {wanted}"
+    elif _chooses(body) and body.stream:
+        problem = f"best_of is {body.best_of}; in a stream it can only be n, which is {wanted}"
+    elif body.echo and body.logprobs is not None:
+        problem, field = "echo is true; with logprobs it can only be false", "echo"
+    if problem:
+        raise APIError(400, BAD_REQUEST, problem, field=field)
+
+
+def _chooses(body: CompletionRequest) -> bool:
+    return body.choices > (body.n or 1)
+
+
+def _best(answers: Sequence[Answer], place: int, body: CompletionRequest) -> list[Answer]:
+    """Of the prompt in this place, the `n` answers whose tokens are the likeliest, best first."""
+    of_prompt = list(answers[place * body.choices : (place + 1) * body.choices])
+    if not _chooses(body):
+        return of_prompt
+    return sorted(of_prompt, key=_mean_logprob, reverse=True)[: body.n or 1]
+
+
+def _mean_logprob(answer: Answer) -> float:
+    logprobs = [one.logprob for one in answer[0].logprobs or ()]
+    return sum(logprobs) / max(1, len(logprobs))
+
+
+def _echoed(index: int, group: GenerationGroup, body: CompletionRequest, kept: int) -> str:
+    """The text of the prompt of the choice with this index, where it is wanted."""
+    if not body.echo:
+        return ""
+    prompt = body.prompt[index // kept]
+    return prompt if isinstance(prompt, str) else group.decoded(prompt)
 
 
 def _choice(
@@ -53,7 +99,8 @@ def _choice(
     logprobs = None
     if body.logprobs is not None:
         logprobs = completion_logprobs(group.tokens(), pieces, 0, body.logprobs > 0)
-    choice = _chunk(index, result.text, logprobs, result.finish_reason)
+    text = _echoed(index, group, body, body.n or 1) + result.text
+    choice = _chunk(index, text, logprobs, result.finish_reason)
     return {**choice, "token_ids": result.token_ids} if body.return_token_ids else choice
 
 
@@ -66,6 +113,9 @@ class CompletionChunks:
     """
 
     def __init__(self, group: GenerationGroup, body: CompletionRequest) -> None:
+        self._group = group
+        self._body = body
+        self._begun: set[int] = set()
         self._with_top = bool(body.logprobs)
         self._token_ids = bool(body.return_token_ids)
         self._tokens = [group.tokens() for _ in group.generations]
@@ -73,6 +123,11 @@ class CompletionChunks:
 
     def __call__(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """The choices that a piece of the answer of this number makes."""
+        if index not in self._begun:
+            self._begun.add(index)
+            echoed = _echoed(index, self._group, self._body, self._body.choices)
+            if echoed:
+                yield _chunk(index, echoed)
         logprobs = None
         if piece.logprobs:
             logprobs = completion_logprobs(

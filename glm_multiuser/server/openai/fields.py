@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from glm_multiuser.sampling import STOP_LENGTH_MAX, STOP_MAX
+from glm_multiuser.sampling import LOGIT_BIASES_MAX, STOP_LENGTH_MAX, STOP_MAX
 from glm_multiuser.server.settings import Limits
 
 CHOICES_MAX = Limits.choices
@@ -121,6 +121,38 @@ Stop = Annotated[
                 {"type": "null"},
             ],
             "description": "Texts before which the answer ends.",
+        }
+    ),
+]
+
+
+def _biases(value: Any) -> Any:
+    """{token id: bias}; JSON writes ids as texts, and llama.cpp's clients nothing as []."""
+    if not isinstance(value, dict):
+        return None if value == [] else value
+    return {int(one) if _is_token_id(one) else one: bias for one, bias in value.items()}
+
+
+def _is_token_id(text: Any) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10
+
+
+LogitBias = Annotated[
+    Optional[dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]]],
+    Field(max_length=LOGIT_BIASES_MAX),
+    BeforeValidator(_biases),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+                    "maxProperties": LOGIT_BIASES_MAX,
+                },
+                {"type": "null"},
+            ],
+            "description": "Added to the logits of these tokens.",
         }
     ),
 ]

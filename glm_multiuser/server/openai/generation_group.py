@@ -52,6 +52,10 @@ class GenerationGroup:
             return None
         return self.tokenizer.answer_tokens(continued=self.continued, raw=self.raw)
 
+    def decoded(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; "" without a tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
+
     async def pieces(self) -> AsyncIterator[Arrival]:
         """Pieces as they come, without log-probabilities of stop tokens.
 
@@ -147,7 +151,11 @@ async def start(
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
+        min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=body.logit_bias,
         seed=body.seed,
         stop=tuple(body.stop) or None,
         stop_token_ids=body.stop_token_ids,
@@ -173,6 +181,8 @@ async def start(
     except APIError as error:
         if error.field in LIBRARY_PROMPT:
             error.field = body.prompt_field
+        elif error.field == "grammar":
+            error.field = body.grammar_field
         raise
     prefix, name = kind
     return GenerationGroup(

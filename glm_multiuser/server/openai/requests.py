@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Optional
 from pydantic import Field
 
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.sampling import LOGPROBS_MAX, REPETITION_PENALTY_MAX
+from glm_multiuser.sampling import LOGPROBS_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, Temperature, TopP
 from glm_multiuser.server.keys import SESSION_LENGTH_MAX
 from glm_multiuser.server.openai.extensions import Extensions
 from glm_multiuser.server.openai.fields import (
     CHOICES_MAX,
+    LogitBias,
     MinusOne,
     NoEffect,
     Only,
@@ -38,6 +39,7 @@ ALL_TOKENS = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0)]
 LogprobsCount = Annotated[Optional[int], Field(ge=0, le=LOGPROBS_MAX)]
 MODES = ("none", "auto")
+Penalty = Annotated[Optional[float], Field(ge=-PENALTY_MAX, le=PENALTY_MAX)]
 UNLIMITED = MinusOne(ALL_TOKENS, "as many as there is room for")
 
 
@@ -100,12 +102,15 @@ class BaseRequest(Extensions):
     guided_choice: Optional[list[str]] = Field(None, description="vLLM's older field.")
     guided_grammar: Optional[str] = Field(None, description="vLLM's older field.")
 
-    best_of: Annotated[Any, Only(1)] = None
-    echo: Annotated[Any, Only(False)] = None
-    min_p: Annotated[Any, Only(0)] = None
-    frequency_penalty: Annotated[Any, Only(0)] = None
-    presence_penalty: Annotated[Any, Only(0)] = None
-    logit_bias: Annotated[Any, Only({}, [])] = None
+    min_p: Optional[float] = Field(None, ge=0, le=1, description="0: off.")
+    frequency_penalty: Penalty = None
+    presence_penalty: Penalty = None
+    logit_bias: LogitBias = None
+
+    @property
+    def grammar_field(self) -> str:
+        """Where the grammar comes from, for messages about it."""
+        return "structured_outputs"
 
     def answer_grammar(self) -> Optional[Grammar]:
         """What the answers must be.
@@ -158,6 +163,8 @@ class ChatRequest(BaseRequest):
     response_format: Optional[ResponseFormat] = None
 
     add_special_tokens: Annotated[Any, Only(False)] = None
+    best_of: Annotated[Any, Only(1)] = None
+    echo: Annotated[Any, Only(False)] = None
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(*MODES)] = None
     functions: Annotated[Any, Only([])] = None
@@ -183,6 +190,13 @@ class ChatRequest(BaseRequest):
         tools = [] if self.tool_choice == "none" else self.tools or []
         return [tool.offered() for tool in tools]
 
+    @property
+    def grammar_field(self) -> str:
+        if super().answer_grammar() is not None:
+            return super().grammar_field
+        forced = self.tool_choice not in (None, "auto", "none")
+        return "tools" if forced or self.response_format is None else "response_format"
+
     def answer_grammar(self) -> Optional[Grammar]:
         strict = [bool(tool.function.strict) for tool in self.tools or []]
         content = response_grammar(self.response_format)
@@ -200,5 +214,17 @@ class CompletionRequest(BaseRequest):
     prompt: Prompts
     logprobs: LogprobsCount = None
 
+    best_of: Optional[int] = Field(
+        None,
+        ge=1,
+        description="Answers to choose the `n` likeliest from, by the mean of their tokens'.",
+        json_schema_extra={"maximum": CHOICES_MAX},
+    )
+    echo: Optional[bool] = Field(None, description="The text begins with the prompt.")
+
     add_special_tokens: Annotated[Any, Only(True)] = None
-    suffix: Annotated[Any, Only()] = None
+    suffix: Annotated[Any, Only("", why="needs a model that was trained to fill in")] = None
+
+    @property
+    def choices(self) -> int:
+        return max(self.n or 1, self.best_of or 1)

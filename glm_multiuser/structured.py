@@ -1,0 +1,292 @@
+"""Structured output: grammars compiled by llguidance, and which tokens they allow next.
+
+A `GrammarCompiler` belongs to a tokenizer, a `GrammarMatcher` to one request. The mask of the next
+token depends on the grammar and the request's own tokens only. It is computed on a thread of its
+own as soon as the last token is known, while the device runs the next step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm_multiuser.errors import GenerationError, InvalidParameterError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.sampling_rows import Mask
+from glm_multiuser.tokenizers import ChatTokenizer
+from glm_multiuser.tokenizers.forms import one_of
+
+logger = logging.getLogger(__name__)
+
+INSTALL = "pip install 'glm-multiuser[structured]'"
+MASK_THREADS = 2
+
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""At most one space behind a comma or a colon: a model cannot write white space for ever."""
+
+LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 30_000,
+    "max_grammar_size": 100_000,
+    "precompute_large_lexemes": False,
+    "verbose_errors": False,
+}
+"""Of llguidance. They count work, not time, so that an answer does not depend on the machine."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. May be used by several threads.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: of the model, perhaps more than the tokenizer has.
+        stop_token_ids: that end an answer.
+
+    Raises:
+        InvalidParameterError: llguidance is not installed.
+    """
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, vocab_size: int, stop_token_ids: Sequence[int]
+    ) -> None:
+        self._library = _library()
+        self._tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.stop_token_ids = np.array(sorted(stop_token_ids), np.intp)
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _tokens(self) -> Any:
+        return self._library.LLTokenizer(_Tokens(self._tokenizer, self.vocab_size))
+
+    def compile(
+        self, grammar: Grammar, *, continued: bool = False, raw: bool = False
+    ) -> GrammarMatcher:
+        """The matcher of a new request; takes milliseconds.
+
+        Args:
+            grammar: of its answer.
+            continued: whether the beginning of the answer is in the prompt.
+            raw: whether the answer is shown as the model writes it, without an `answer_reader`.
+
+        Raises:
+            InvalidParameterError: a grammar that cannot be served, or is too large.
+        """
+        # One at a time: a request that takes long delays other structured requests, and no more.
+        with self._lock:
+            written = json.dumps({"grammars": self._written(grammar, continued, raw)})
+            limits = self._library.LLParserLimits(**LIMITS)
+            matcher = self._library.LLMatcher(self._tokens, written, log_level=0, limits=limits)
+            never = self._special_ids
+            if grammar.kind == "tool_call":
+                never = np.setdiff1d(never, self._call_ids)
+            made = GrammarMatcher(matcher, self.vocab_size, self.stop_token_ids, never)
+            try:
+                made.allowed()
+            except GenerationError as error:
+                raise InvalidParameterError(
+                    f"grammar of kind {grammar.kind} cannot be served: {error}", "grammar"
+                ) from None
+        return made
+
+    @cached_property
+    def _special_ids(self) -> NDArray[np.intp]:
+        ids = {one for one in self._tokenizer.special_ids if one < self.vocab_size}
+        return np.array(sorted(ids.union(self.stop_token_ids.tolist())), np.intp)
+
+    @cached_property
+    def _call_ids(self) -> NDArray[np.intp]:
+        """Special tokens that calls are written with."""
+        return np.array(sorted(self._tokenizer.call_token_ids), np.intp)
+
+    def _written(self, grammar: Grammar, continued: bool, raw: bool) -> list[dict[str, Any]]:
+        """In the form of llguidance, a grammar for the whole answer and those of its parts."""
+        tokenizer = self._tokenizer
+        if grammar.kind != "tool_call":
+            rule = tokenizer.content_rule("@content", continued=continued, raw=raw)
+            return [_lark("answer", f"start: {rule}"), self._part("content", grammar)]
+        wanted = grammar.value
+        functions = wanted["functions"]
+        parts = [
+            _schema(f"arguments_{place}", function["parameters"])
+            for place, function in enumerate(functions)
+        ]
+        calls = [
+            tokenizer.call_rule(function["name"], f"@arguments_{place}")
+            for place, function in enumerate(functions)
+        ]
+        if wanted["required"]:
+            return [_lark("answer", f"start: {one_of(calls)}"), *parts]
+        content = None
+        if wanted["content"] is not None:
+            content = "@content"
+            parts.append(_schema(content[1:], wanted["content"]))
+        return [_lark("answer", f"start: {tokenizer.calls_rule(calls, content)}"), *parts]
+
+    def _part(self, name: str, grammar: Grammar) -> dict[str, Any]:
+        if grammar.kind == "json_schema":
+            return _schema(name, grammar.value)
+        if grammar.kind == "regex":
+            # As in JSON Schema, \d and \w are ASCII.
+            pattern = self._library.regex_to_lark(grammar.text, "dw")
+            return _lark(name, f"start: /{pattern}/")
+        if grammar.kind == "choice":
+            return _lark(name, f"start: {one_of([json.dumps(text) for text in grammar.value])}")
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            return _lark(name, any_to_lark(grammar.text))
+        except Exception as error:  # the converter raises no narrower class
+            raise InvalidParameterError(
+                f"grammar of kind grammar is neither Lark nor GBNF: {error}", "grammar"
+            ) from None
+
+
+class GrammarMatcher:
+    """Where one answer is in its grammar.
+
+    Args:
+        matcher: llguidance's.
+        vocab_size: of the model.
+        stop_token_ids: that may end the answer where the grammar allows an end.
+        never: ids that the answer never has, besides.
+    """
+
+    def __init__(
+        self,
+        matcher: Any,
+        vocab_size: int,
+        stop_token_ids: NDArray[np.intp],
+        never: NDArray[np.intp],
+    ) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._stops = stop_token_ids
+        self._never = never
+        self._mask: Future[Mask] = Future()
+        self.complete = False
+        self.must_end = False
+        """Whether nothing but a stop token is allowed next."""
+        self._compute()
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token in, and has the mask behind it computed meanwhile."""
+        if token_id in self._stops:
+            self.complete = True
+            return
+        accepted = self._matcher.consume_token(token_id)
+        self.complete = accepted and self._matcher.is_stopped()
+        if not self.complete:
+            self._mask = Future()
+            _threads().submit(self._compute)
+
+    def allowed(self) -> Mask:
+        """Which tokens may be next, [vocab_size]; waits until that is computed.
+
+        Raises:
+            GenerationError: none, or llguidance gave up.
+        """
+        return self._mask.result()
+
+    def _compute(self) -> None:
+        try:
+            self._mask.set_result(self._next_mask())
+        except GenerationError as error:
+            self._mask.set_exception(error)
+        except BaseException as error:  # a panic of llguidance's Rust code is no Exception
+            logger.exception("llguidance failed")
+            self._mask.set_exception(GenerationError(f"the grammar failed: {error!r}"))
+
+    def _next_mask(self) -> Mask:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise GenerationError(f"the grammar: {_shortened(self._matcher.get_error())}")
+        # The last token is none of the model's: it stands for the end of the answer.
+        mask: Mask = np.unpackbits(bits, count=self._vocab_size + 1, bitorder="little").view(bool)
+        may_end, mask = bool(mask[-1]), mask[:-1]
+        mask[self._never] = False
+        self.must_end = not mask.any()
+        mask[self._stops] = may_end
+        if self.must_end and not (may_end and self._stops.size):
+            raise GenerationError("the grammar allows no token of this vocabulary next")
+        return mask
+
+
+class _Tokens:
+    """A vocabulary as llguidance reads it; one more token stands for the end of an answer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
+        self.tokens = [*tokenizer.token_table(vocab_size), b"<end>"]
+        self.eos_token_id = vocab_size
+        self.special_token_ids = [
+            vocab_size,
+            *(one for one in tokenizer.special_ids if one < vocab_size),
+        ]
+        self._tokenizer = tokenizer
+        self._longest = max(map(len, self.tokens))
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        ordinary = [at for at in range(len(self.tokens)) if at not in special]
+        return {self.tokens[at]: at for at in reversed(ordinary)}
+
+    def __call__(self, written: Any) -> list[int]:
+        """Ids that are exactly this text: the tokenizer's, or else the longest ones in turn."""
+        content = written.encode("utf-8") if isinstance(written, str) else bytes(written)
+        ids = self._tokenizer.encode_inside(content.decode("utf-8"))
+        if b"".join(self.tokens[one] for one in ids) == content:
+            return ids
+        ids = []
+        while content:
+            length = next(
+                length
+                for length in range(min(self._longest, len(content)), 0, -1)
+                if content[:length] in self._ids
+            )
+            ids.append(self._ids[content[:length]])
+            content = content[length:]
+        return ids
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise InvalidParameterError(
+            f"grammar needs the package llguidance, which is not installed: {INSTALL}", "grammar"
+        ) from None
+    return llguidance
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MASK_THREADS, "grammar")
+
+
+def _lark(name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "lark_grammar": text}
+
+
+def _schema(name: str, schema: Any) -> dict[str, Any]:
+    if not isinstance(schema, dict):
+        schema = {} if schema else {"not": {}}
+    return {"name": name, "json_schema": {**schema, "x-guidance": JSON_OPTIONS}}
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:300] + "..."

@@ -1,0 +1,132 @@
+"""Grammars with the tokenizer of every family, and logits that are random numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from glm_multiuser.errors import GenerationError, InvalidParameterError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.tokenizers import ChatTokenizer
+from tests.structured.walking import compiler_of, tool, walk
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "mood": {"enum": ["好", "so so", None, 1.5]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+        "inner": {
+            "type": "object",
+            "properties": {"yes": {"type": "boolean"}},
+            "required": ["yes"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "mood", "sizes", "inner"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    tool("get_time", SCHEMA),
+    tool("get_weather"),
+    tool(
+        "sum_up",
+        {
+            "type": "object",
+            "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 99}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_json_fits_its_schema(small_tokenizer: ChatTokenizer, temperature: float) -> None:
+    compiler = compiler_of(small_tokenizer)
+    for seed in range(5):
+        answer = walk(
+            compiler, small_tokenizer, Grammar.json_schema(SCHEMA), seed, temperature=temperature
+        )
+        assert answer.complete
+        jsonschema.validate(json.loads(answer.text), SCHEMA)
+
+
+def test_regular_expressions(small_tokenizer: ChatTokenizer) -> None:
+    compiler = compiler_of(small_tokenizer)
+    pattern = r"(yes|no|你好): \d{2,4}[a-f]+!"
+    for seed in range(5):
+        answer = walk(compiler, small_tokenizer, Grammar.regex(pattern), seed)
+        assert answer.complete
+        assert re.fullmatch(pattern, answer.text, re.ASCII)
+
+
+def test_choices(small_tokenizer: ChatTokenizer) -> None:
+    compiler = compiler_of(small_tokenizer)
+    texts = ["北京", "the quick fox", 'a "quoted" \\ word', "a\nb"]
+    seen = {walk(compiler, small_tokenizer, Grammar.choice(texts), seed).text for seed in range(20)}
+    assert seen <= set(texts)
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['start: "(" NUMBER ("+" NUMBER)* ")"\nNUMBER: /[0-9]/', 'root ::= "(" [0-9] ("+" [0-9])* ")"'],
+)
+def test_grammars(small_tokenizer: ChatTokenizer, text: str) -> None:
+    answer = walk(compiler_of(small_tokenizer), small_tokenizer, Grammar.lark(text), 1)
+    assert re.fullmatch(r"\(\d(\+\d)*\)", answer.text)
+
+
+def test_a_grammar_cannot_write_special_tokens(small_tokenizer: ChatTokenizer) -> None:
+    stop = small_tokenizer.stop_token_ids[0]
+    grammar = Grammar.lark(f'start: "a" <[{stop}]> "b"')
+    with pytest.raises(GenerationError, match="allows no token"):
+        walk(compiler_of(small_tokenizer), small_tokenizer, grammar, 1)
+
+
+def test_calls(small_tokenizer: ChatTokenizer) -> None:
+    grammar = Grammar.tool_call(TOOLS)
+    compiler = compiler_of(small_tokenizer)
+    try:
+        small_tokenizer.answer_reader(TOOLS)
+    except InvalidParameterError:
+        with pytest.raises(InvalidParameterError):
+            compiler.compile(grammar)
+        return
+    seen = set()
+    for seed in range(10):
+        answer = walk(compiler, small_tokenizer, grammar, seed, TOOLS)
+        assert answer.text == ""
+        (call,) = answer.calls
+        seen.add(call.name)
+        schema = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}[
+            call.name
+        ]
+        jsonschema.validate(json.loads(call.arguments), schema or {"maxProperties": 0})
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("content", [None, SCHEMA])
+def test_content_or_strict_calls(small_tokenizer: ChatTokenizer, content) -> None:
+    compiler = compiler_of(small_tokenizer)
+    grammar = Grammar.tool_call(TOOLS, required=False, content=content)
+    try:
+        small_tokenizer.answer_reader(TOOLS)
+    except InvalidParameterError:
+        return
+    kinds = set()
+    for seed in range(12):
+        answer = walk(compiler, small_tokenizer, grammar, seed, TOOLS)
+        kinds.add(bool(answer.calls))
+        for call in answer.calls:
+            schema = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}[
+                call.name
+            ]
+            jsonschema.validate(json.loads(call.arguments), schema or {"maxProperties": 0})
+        if content and answer.complete and not answer.calls:
+            jsonschema.validate(json.loads(answer.text), content)
+    print(small_tokenizer, kinds)

@@ -1,0 +1,71 @@
+"""Answers of a model whose logits are random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.sampling import RowSampler, SamplingParams, choose
+from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.tokenizers import ChatTokenizer
+from glm_multiuser.tokenizers.calls import ToolCall
+
+
+class Answer(NamedTuple):
+    """What a caller sees; `complete` unless it was cut off."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    token_ids: list[int]
+    complete: bool
+
+
+def compiler_of(tokenizer: ChatTokenizer) -> GrammarCompiler:
+    # Vocabularies of models are padded.
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size + 3, tokenizer.stop_token_ids)
+
+
+def walk(
+    compiler: GrammarCompiler,
+    tokenizer: ChatTokenizer,
+    grammar: Grammar,
+    seed: int,
+    tools: Sequence[Any] = (),
+    longest: int = 400,
+    **wanted: Any,
+) -> Answer:
+    """The answer of a model with random logits, read as a conversation's answer is."""
+    params = SamplingParams(grammar=grammar, seed=seed, **wanted)
+    matcher = compiler.compile(grammar)
+    stops = tokenizer.stop_token_ids
+    sampler = RowSampler(params, [1, 2], stops, compiler.vocab_size, matcher)
+    logits = np.random.default_rng(seed)
+    token_ids: list[int] = []
+    while not sampler.complete and len(token_ids) < longest:
+        scores = logits.normal(0, 3, (1, compiler.vocab_size)).astype(np.float32)
+        (choice,) = choose(scores, [sampler])
+        assert choice is not None
+        sampler.accept(choice.token_id)
+        token_ids.append(choice.token_id)
+    return read(tokenizer, token_ids, sampler.complete, tools)
+
+
+def read(
+    tokenizer: ChatTokenizer,
+    token_ids: Sequence[int],
+    complete: bool,
+    tools: Sequence[Any] = (),
+) -> Answer:
+    reader = tokenizer.answer_reader(tools)
+    detokenizer = tokenizer.detokenizer(exact=True)
+    shown = [one for one in token_ids if one not in tokenizer.stop_token_ids]
+    text = reader.feed(detokenizer.push(shown) + detokenizer.flush())
+    end = reader.finish()
+    return Answer(text + end.text, end.tool_calls, list(token_ids), complete)
+
+
+def tool(name: str, parameters: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
