@@ -202,7 +202,7 @@ class AnswerCollector:
         return Piece(text, (token_id,), None, self._logprobs((event,)), inside, calls)
 
     def _read_end(self, reader: AnswerReader) -> tuple[str, tuple[ToolCall, ...]]:
-        """The rest of the content, and all calls; one that was cut off stays one if it was certain."""
+        """The rest of the content, and all calls; one that is certain may have been cut off."""
         begun = reader.begun_call if self._calls_are_certain else None
         before = len(reader.ended_calls)
         read = reader.finish()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from glm_multiuser.cli import loading, screen
 from glm_multiuser.cli.interrupts import raised
-from glm_multiuser.cli.options import Checkpoint, Sampling, takes_options
+from glm_multiuser.cli.options import Checkpoint, JsonSchema, Sampling, takes_options
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import GLMMultiUserError, PromptTooLongError
 from glm_multiuser.settings import pick
@@ -32,12 +32,17 @@ Ctrl-C       while an answer is streaming: cancel that answer only"""
 
 @takes_options(EngineConfig, users=4)
 @takes_options(Sampling, max_tokens=256)
-def command(checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT, **settings: Any) -> None:
+def command(
+    json_schema: JsonSchema = None,
+    checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT,
+    **settings: Any,
+) -> None:
     """Chat as several users, each with a history of their own.
 
     Reads lines from a terminal or from a pipe; /help lists the commands.
     """
-    params = loading.sampling_params(**pick(Sampling, settings))
+    grammar = loading.json_grammar(json_schema)
+    params = loading.sampling_params(**pick(Sampling, settings), **grammar)
     # On a terminal Ctrl-C cancels an answer, elsewhere it ends the command.
     interrupts = raised() if sys.stdin.isatty() else nullcontext()
     with loading.open_llm(checkpoint, **settings) as llm, interrupts:

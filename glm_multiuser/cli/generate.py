@@ -13,7 +13,7 @@ from glm_multiuser.cli import loading, screen
 from glm_multiuser.cli.generate_input import STDIN, Job, read_jobs, read_lines
 from glm_multiuser.cli.generate_output import Rows
 from glm_multiuser.cli.interrupts import saying
-from glm_multiuser.cli.options import Checkpoint, Sampling, takes_options
+from glm_multiuser.cli.options import Checkpoint, JsonSchema, Sampling, takes_options
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError, GLMMultiUserError, TooManyRequestsError
 from glm_multiuser.settings import pick
@@ -39,6 +39,7 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on behind the rows that --out already has.")
     ] = False,
+    json_schema: JsonSchema = None,
     checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT,
     **settings: Any,
 ) -> None:
@@ -50,7 +51,8 @@ def command(
     itself. Empty lines are skipped. A prompt that fails gives a line with "error"; the others go
     on, and the exit code is 1.
     """
-    params = loading.sampling_params(**pick(Sampling, settings))
+    grammar = loading.json_grammar(json_schema)
+    params = loading.sampling_params(**pick(Sampling, settings), **grammar)
     jobs = list(read_jobs(read_lines(file), params))
     if not jobs:
         raise ConfigError(f"{'stdin' if file == STDIN else file} has no prompts")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from glm_multiuser import package_data
 from glm_multiuser.cli.screen import notice
 from glm_multiuser.config import AnyModelConfig, EngineConfig
-from glm_multiuser.errors import CheckpointError
+from glm_multiuser.errors import CheckpointError, ConfigError, InvalidParameterError
 from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
@@ -110,6 +110,26 @@ def sampling_params(**settings: Any) -> SamplingParams:
     from glm_multiuser.sampling import SamplingParams
 
     return SamplingParams(**settings)
+
+
+def json_grammar(file: Optional[Path]) -> dict[str, Any]:
+    """The `grammar` of `SamplingParams` that a file with a JSON schema asks for; {} without a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no JSON schema.
+    """
+    if file is None:
+        return {}
+    from glm_multiuser.grammar import Grammar
+
+    try:
+        return {"grammar": Grammar.json_schema(file.read_text(encoding="utf-8-sig"))}
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not in UTF-8: {error.reason}") from None
+    except InvalidParameterError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def installed(distribution: str) -> str:

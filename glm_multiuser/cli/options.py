@@ -20,6 +20,11 @@ Checkpoint = Annotated[
     ),
 ]
 
+JsonSchema = Annotated[
+    Optional[Path],
+    typer.Option(help="A file with a JSON schema: every answer is JSON that fits it."),
+]
+
 
 @dataclass(frozen=True)
 class Sampling:

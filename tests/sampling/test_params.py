@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import RowSampler, SamplingParams
 
 
@@ -36,6 +37,12 @@ from glm_multiuser.sampling import RowSampler, SamplingParams
         {"ignore_eos": True},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"min_p": 0},
+        {"min_p": 1},
+        {"presence_penalty": -2, "frequency_penalty": 2.0},
+        {"logit_bias": {0: -100, 10**9: 100.0}},
+        {"logit_bias": ((1, 2.0),)},
+        {"grammar": Grammar.json_object()},
     ],
 )
 def test_accepts(settings: dict[str, Any]) -> None:
@@ -46,6 +53,16 @@ def test_accepts(settings: dict[str, Any]) -> None:
     ("field", "value", "limit"),
     [
         ("max_tokens", 0, "at least 1"),
+        ("min_p", 1.1, "at least 0 and at most 1"),
+        ("min_p", math.nan, "at least 0 and at most 1"),
+        ("presence_penalty", 2.1, "between -2 and 2"),
+        ("frequency_penalty", math.nan, "between -2 and 2"),
+        ("frequency_penalty", "1", "between -2 and 2"),
+        ("logit_bias", [1], "a mapping"),
+        ("logit_bias", {1: 101}, "between -100 and 100"),
+        ("logit_bias", {-1: 1}, "at least 0"),
+        ("logit_bias", dict.fromkeys(range(1025), 1), "at most 1024"),
+        ("grammar", "a", "a Grammar"),
         ("max_tokens", -3, "at least 1"),
         ("max_tokens", True, "at least 1"),
         ("max_tokens", 1.0, "at least 1"),

@@ -149,8 +149,8 @@ def _add(choice: Choice, entry: dict[str, Any], path: str, chunk: Any, is_first:
         assert entry["delta"].get("role") == ("assistant" if is_first else None)
         text = entry["delta"].get("content", "")
         calls = entry["delta"].get("tool_calls", [])
-        assert [call["index"] for call in calls] == [len(choice.tool_calls)] * len(calls)
-        choice.tool_calls += _calls(entry["delta"])
+        for call in calls:
+            _add_call(choice, call)
         assert (entry["delta"] == {}) == (entry["finish_reason"] is not None)
     else:
         # The client's type has no null here, OpenAI's API does.
@@ -168,6 +168,18 @@ def _add(choice: Choice, entry: dict[str, Any], path: str, chunk: Any, is_first:
     choice.finish_reason = entry["finish_reason"]
     choice.token_ids += entry.get("token_ids", [])
     choice.logprobs = _joined(choice.logprobs, entry["logprobs"])
+
+
+def _add_call(choice: Choice, call: dict[str, Any]) -> None:
+    """Begins a call, or goes on with the last one."""
+    if "id" in call:
+        assert call["index"] == len(choice.tool_calls)
+        choice.tool_calls += _calls({"tool_calls": [call]})
+        return
+    assert call == {"index": len(choice.tool_calls) - 1, "function": call["function"]}
+    name, arguments = choice.tool_calls[-1]
+    assert set(call["function"]) == {"arguments"}
+    choice.tool_calls[-1] = (name, arguments + call["function"]["arguments"])
 
 
 def _joined(known: Any, new: Any) -> Any:

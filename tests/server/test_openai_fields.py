@@ -19,18 +19,11 @@ from glm_multiuser.server.openai.requests import (
 MESSAGES = [{"role": "user", "content": "hello"}]
 CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 NEUTRAL: dict[str, list[Any]] = {
-    "frequency_penalty": [0, 0.0],
-    "presence_penalty": [0, -0.0],
-    "logit_bias": [{}, []],
-    "best_of": [1],
-    "echo": [False],
     # vLLM
     "chat_template": [],
     "chat_template_kwargs": [{}],
-    "guided_json": [],
     "include_stop_str_in_output": [False],
     "length_penalty": [1, 1.0],
-    "min_p": [0, 0.0],
     "priority": [0],
     "skip_special_tokens": [True],
     "spaces_between_special_tokens": [True],
@@ -54,28 +47,24 @@ NEUTRAL_IN_CHAT: dict[str, list[Any]] = {
     **NEUTRAL,
     "add_special_tokens": [False],
     "audio": [],
+    "best_of": [1],
+    "echo": [False],
     "function_call": ["none", "auto"],
     "functions": [[]],
     "modalities": [["text"]],
     "moderation": [],
     "reasoning_effort": ["none"],
-    "response_format": [{"type": "text"}],
     "verbosity": ["medium"],
     "web_search_options": [],
 }
 NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {
     **NEUTRAL,
     "add_special_tokens": [True],
-    "suffix": [],
+    "suffix": [""],
 }
 NEVER_NEUTRAL: tuple[Any, ...] = (0.5, "x", ["x"], {"x": 1})
 # For Python these equal a neutral value, for a client they do not.
 TYPED_OTHERWISE = {
-    "frequency_penalty": False,
-    "presence_penalty": False,
-    "best_of": True,
-    "echo": 0,
-    "min_p": False,
     "mirostat": False,
     "skip_special_tokens": 1,
 }
@@ -161,13 +150,10 @@ def test_the_message_about_a_field_says_what_it_can_be() -> None:
     assert '"none" or "auto" or null' in message
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", "any", True, {"type": "function", "function": {"name": "f"}}]
-)
-def test_no_tool_can_be_forced(choice: Any) -> None:
-    place, message = chat_problem(tool_choice=choice)
-    assert place == "tool_choice"
-    assert message == 'cannot be forced upon a model; it can only be "none" or "auto" or null'
+@pytest.mark.parametrize("choice", ["any", True, {"type": "function"}])
+def test_another_tool_choice_is_rejected(choice: Any) -> None:
+    place, _ = chat_problem(tool_choice=choice)
+    assert place.startswith("tool_choice")
 
 
 def test_tools_are_offered_as_they_were_given() -> None:

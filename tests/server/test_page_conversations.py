@@ -311,6 +311,29 @@ def test_a_call_may_come_in_pieces_behind_a_text(visit: Visit) -> None:
     expect(visit.pane().locator(".call pre")).to_have_text('{\n  "a": 1\n}\n')
 
 
+def test_a_json_answer_is_shown_as_one_that_folds(visit: Visit) -> None:
+    answer_with(visit.page, '{"a": [1, "<b>x</b>"],', '"long": 12345678901234567890}')
+    visit.ask("json?")
+    visit.wait_for_answer()
+    block = visit.pane().locator("details.call")
+    expect(block.locator("summary")).to_have_text("JSON")
+    expect(block.locator("pre")).to_have_text(
+        '{"a": [1, "<b>x</b>"],"long": 12345678901234567890}\n'
+    )
+    block.locator("summary").click()
+    expect(block.locator("pre")).to_be_hidden()
+    answer_with(visit.page, '[{"b": "</code><img src=x onerror=alert(1)>"}]')
+    visit.ask("list?")
+    visit.wait_for_answer()
+    expect(block.nth(1).locator("pre")).to_have_text(
+        '[\n  {\n    "b": "</code><img src=x onerror=alert(1)>"\n  }\n]\n'
+    )
+    answer_with(visit.page, '{"not": json}')
+    visit.ask("text?")
+    visit.wait_for_answer()
+    expect(block).to_have_count(2)
+
+
 def test_an_empty_answer_says_that_it_is_empty(visit: Visit) -> None:
     answer_with(visit.page)
     visit.ask("hello")

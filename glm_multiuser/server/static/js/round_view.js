@@ -4,10 +4,11 @@ import { copyIconButton } from "./copy_button.js";
 import { element, iconButton } from "./dom.js";
 import { failureView } from "./failure_view.js";
 import { number, say } from "./i18n.js";
+import { isJson } from "./json.js";
 import { showMarkdown } from "./markdown.js";
 import { QuestionView } from "./question_view.js";
 import { written } from "./tool_calls.js";
-import { toolCallsView } from "./tool_calls_view.js";
+import { jsonView, toolCallsView } from "./tool_calls_view.js";
 
 const MARKS = { stopped: "stopped", interrupted: "interrupted" };
 const NOT_YET = { held: "held", waiting: "waiting" };
@@ -22,6 +23,7 @@ export class RoundView {
   #frame = 0;
   #restUntil = 0;
   #drawn = "";
+  #drawnAsJson = false;
   #shownFailure = null;
   #shownCalls = null;
   #question;
@@ -103,10 +105,14 @@ export class RoundView {
   #draw() {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
-    if (this.#drawn === this.#round.answer) return;
-    this.#drawn = this.#round.answer;
+    const { answer, state } = this.#round;
+    const asJson = state === "done" && isJson(answer);
+    if (this.#drawn === answer && this.#drawnAsJson === asJson) return;
+    this.#drawn = answer;
+    this.#drawnAsJson = asJson;
     const begin = performance.now();
-    showMarkdown(this.#text, this.#drawn);
+    if (asJson) this.#text.replaceChildren(jsonView(answer));
+    else showMarkdown(this.#text, answer);
     this.#onGrow();
     const end = performance.now();
     this.#restUntil = end + REST * (end - begin);

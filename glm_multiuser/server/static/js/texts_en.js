@@ -42,6 +42,7 @@ export const en = {
   question: "Question",
   editReplaces: "What came after this question will be replaced.",
   toolCall: "Tool call",
+  jsonAnswer: "JSON",
   noTools: "This page runs no tools. The model will not see this question again.",
   held: "Waiting for one of your other answers to end. The browser allows only a few at once.",
   waiting: "Waiting for the first word",

@@ -40,6 +40,7 @@ export const zh = {
   question: "问题",
   editReplaces: "这个问题之后的内容会被替换。",
   toolCall: "调用工具",
+  jsonAnswer: "JSON",
   noTools: "本页面不执行工具。模型之后不会再看到这个问题。",
   held: "浏览器同时只能接收几个回答，正在等其他回答结束。",
   waiting: "正在等第一个字",

@@ -17,22 +17,3 @@ export function addParts(calls, parts) {
 export function written(call) {
   return `${call.name}(${call.arguments})`;
 }
-
-// JavaScript would round it.
-const LONG_NUMBER = /\d{16}/;
-
-/** The arguments as Markdown: JSON with a line for each value, and as they are where it is none. */
-export function argumentsAsMarkdown(call) {
-  let text = call.arguments;
-  let language = "";
-  try {
-    const value = JSON.parse(text);
-    language = "json";
-    if (!LONG_NUMBER.test(text)) text = JSON.stringify(value, null, 2);
-  } catch {
-    // A model may write anything.
-  }
-  const runs = text.match(/`+/g) ?? [];
-  const fence = "`".repeat(Math.max(3, ...runs.map((run) => run.length + 1)));
-  return `${fence}${language}\n${text}\n${fence}`;
-}

@@ -2,16 +2,25 @@
 
 import { element, icon } from "./dom.js";
 import { say } from "./i18n.js";
+import { jsonAsMarkdown } from "./json.js";
 import { showMarkdown } from "./markdown.js";
-import { argumentsAsMarkdown } from "./tool_calls.js";
 
-/** One block for each call. */
+/** One block for each call; its heading folds and unfolds it. */
 export function toolCallsView(calls) {
   return calls.map((call) => {
-    const heading = element("p", { class: "call-name" }, icon("tool"));
+    const heading = element("summary", { class: "call-name" }, icon("tool"));
     heading.append(say(element("span"), "toolCall"), element("code", {}, call.name));
-    const body = element("div", { class: "markdown" });
-    showMarkdown(body, argumentsAsMarkdown(call));
-    return element("div", { class: "call" }, heading, body);
+    return folding(heading, call.arguments);
   });
+}
+
+/** An answer that is nothing but JSON. */
+export function jsonView(text) {
+  return folding(say(element("summary", { class: "call-name" }), "jsonAnswer"), text);
+}
+
+function folding(heading, text) {
+  const body = element("div", { class: "markdown" });
+  showMarkdown(body, jsonAsMarkdown(text));
+  return element("details", { class: "call", open: true }, heading, body);
 }
