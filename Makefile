@@ -41,7 +41,7 @@ help:
 	@echo "make browser    Chromium and axe-core for the tests of the web page, skipped without them (Debian, root)"
 	@echo "make torch      PyTorch for the tests of pytorch_model*.bin, which are skipped without it"
 	@echo "make deploy     Triton and Ray for the tests that need them, which are skipped without"
-	@echo "make clients    LiteLLM, LangChain, LangGraph, AutoGen and Node's OpenAI client ask the server"
+	@echo "make clients    LiteLLM, LangChain, LangGraph, AutoGen, instructor, Node's clients ask the server"
 	@echo "make notebooks  runs the notebooks of examples/ anew and writes their outputs"
 	@echo "make lint       ruff"
 	@echo "make types      mypy --strict, of the tests, too"
@@ -91,7 +91,8 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/requirements/*.txt)
 	@echo "Installing clients into $(CLIENTS) (some minutes) ..."
 	@for file in $^; do client=$(CLIENTS)/$$(basename $$file .txt) && \
 	    $(PYTHON) -m venv $$client && $$client/bin/python -m pip install -q -r $$file || exit 1; done
-	@if command -v npm > /dev/null; then npm install --silent --prefix $(CLIENTS) openai; fi
+	@if command -v npm > /dev/null; then npm install --silent --prefix $(CLIENTS) \
+	    openai ai @ai-sdk/openai-compatible zod; fi
 	@touch $@
 
 notebooks: $(INSTALLED)

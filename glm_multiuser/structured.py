@@ -67,7 +67,15 @@ class GrammarCompiler:
 
     @cached_property
     def _tokens(self) -> Any:
-        return self._library.LLTokenizer(_Tokens(self._tokenizer, self.vocab_size))
+        tokens = _Tokens(self._tokenizer, self.vocab_size)
+        missing = [byte for byte in range(256) if bytes([byte]) not in tokens.ids]
+        if missing:
+            raise InvalidParameterError(
+                f"grammar needs a tokenizer with a token for every byte; this one has none for "
+                f"{len(missing)} of them, such as {bytes(missing[:1])!r}",
+                "grammar",
+            )
+        return self._library.LLTokenizer(tokens)
 
     def compile(
         self, grammar: Grammar, *, continued: bool = False, raw: bool = False
@@ -239,7 +247,7 @@ class _Tokens:
         self._longest = max(map(len, self.tokens))
 
     @cached_property
-    def _ids(self) -> dict[bytes, int]:
+    def ids(self) -> dict[bytes, int]:
         special = set(self.special_token_ids)
         ordinary = [at for at in range(len(self.tokens)) if at not in special]
         return {self.tokens[at]: at for at in reversed(ordinary)}
@@ -255,9 +263,9 @@ class _Tokens:
             length = next(
                 length
                 for length in range(min(self._longest, len(content)), 0, -1)
-                if content[:length] in self._ids
+                if content[:length] in self.ids
             )
-            ids.append(self._ids[content[:length]])
+            ids.append(self.ids[content[:length]])
             content = content[length:]
         return ids
 

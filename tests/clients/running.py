@@ -9,11 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 from unittest.mock import patch
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glm_multiuser import MultiUserLLM
 from glm_multiuser.server.app import create_app
 from glm_multiuser.server.service import Service
 from tests.server.echoing import call, echo_llm, message
@@ -34,10 +35,19 @@ PYTHON_CLIENTS = {
     "langchain": "langchain",
     "langgraph": "langchain",
     "autogen": "autogen",
+    "instructor": "instructor",
+    "langchain_structured": "langchain",
 }
 """And in which of its environments they are."""
-CLIENTS = (*PYTHON_CLIENTS, "openai_node", "java", "curl")
-NEEDS = {"java": "java", "curl": "curl", "openai_node": "node"}
+CLIENTS = ("litellm", "langchain", "langgraph", "autogen", "openai_node", "java", "curl")
+STRUCTURED = {
+    "instructor": ["Day", "Note", "Day"],
+    "langchain_structured": ["Day", "Note", "Day"],
+    "ai_sdk": ["Day", "Note", "Day"],
+}
+"""Clients that ask for structured output, and the types of the answers that they make."""
+NODE_PACKAGES = {"openai_node": "openai", "ai_sdk": "ai"}
+NEEDS = {"java": "java", "curl": "curl", "openai_node": "node", "ai_sdk": "node"}
 """Programs that are not installed by `make clients`."""
 
 ABOUT_THE_MACHINE = (
@@ -54,7 +64,8 @@ def missing(client: str) -> Optional[str]:
         return f"{program} is not installed"
     if client in PYTHON_CLIENTS and not _python(client).exists():
         return "make clients installs it"
-    if client == "openai_node" and not (ENVIRONMENT / "node_modules" / "openai").exists():
+    package = NODE_PACKAGES.get(client)
+    if package and not (ENVIRONMENT / "node_modules" / package).exists():
         return "make clients installs it"
     return None
 
@@ -72,6 +83,15 @@ def run_client(client: str, url: str) -> list[str]:
     first = SECOND_QUESTION if client == "java" else QUESTION
     said = _output([*commands[client], url, MODEL, first, SECOND_QUESTION])
     answers: list[str] = json.loads(said)
+    return answers
+
+
+def run_structured(client: str, url: str) -> list[str]:
+    """The types of the answers of a client of `STRUCTURED`."""
+    command = ["node", str(HERE / f"{client}_client.cjs")]
+    if client in PYTHON_CLIENTS:
+        command = [str(_python(client)), str(HERE / f"{client}_client.py")]
+    answers: list[str] = json.loads(_output([*command, url, MODEL]))
     return answers
 
 
@@ -108,8 +128,10 @@ def _output(command: list[str]) -> str:
 
 
 @contextmanager
-def recording_server() -> Iterator[tuple[InProcessServer, list[dict[str, Any]]]]:
-    """A server around a model that says what it is told, and the requests that it got."""
+def recording_server(
+    open_llm: Callable[..., MultiUserLLM] = echo_llm,
+) -> Iterator[tuple[InProcessServer, list[dict[str, Any]]]]:
+    """A server, by default around a model that says what it is told, and the requests to it."""
     requests: list[dict[str, Any]] = []
 
     def create_recording_app(service: Service) -> ASGIApp:
@@ -130,7 +152,7 @@ def recording_server() -> Iterator[tuple[InProcessServer, list[dict[str, Any]]]]
 
     settings = mock_settings(users=2, names=(MODEL,))
     app = patch("glm_multiuser.server.run.create_app", create_recording_app)
-    with app, in_process_server(settings, echo_llm) as server:
+    with app, in_process_server(settings, open_llm) as server:
         yield server, requests
 
 

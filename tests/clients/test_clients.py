@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.running import CLIENTS, missing, recording_server, run_client
+from tests.clients.running import (
+    CLIENTS,
+    STRUCTURED,
+    missing,
+    recording_server,
+    run_client,
+    run_structured,
+)
+from tests.structured.random_model import brief_llm
 
 
 @pytest.mark.slow
@@ -19,3 +27,14 @@ def test_the_usual_flow(client: str) -> None:
     first = "And you?" if client in ("java", "curl") else "08:30"
     assert answers == [first, "And you?"]
     assert len(requests) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", STRUCTURED)
+def test_structured_output(client: str) -> None:
+    reason = missing(client)
+    if reason:
+        pytest.skip(reason)
+    with recording_server(brief_llm) as (server, requests):
+        assert run_structured(client, server.url) == STRUCTURED[client]
+    assert len(requests) == len(STRUCTURED[client])

@@ -60,7 +60,6 @@ NEUTRAL_IN_CHAT: dict[str, list[Any]] = {
 NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {
     **NEUTRAL,
     "add_special_tokens": [True],
-    "suffix": [""],
 }
 NEVER_NEUTRAL: tuple[Any, ...] = (0.5, "x", ["x"], {"x": 1})
 # For Python these equal a neutral value, for a client they do not.
@@ -341,7 +340,7 @@ def test_the_description_says_what_is_accepted() -> None:
     for field in ("top_k", "seed", "max_tokens", "max_completion_tokens"):
         (beside,) = (one for one in properties[field]["anyOf"] if "const" in one)
         assert beside["const"] == -1
-    assert properties["min_p"]["enum"] == [0, None]
+    assert properties["mirostat"]["enum"] == [0, None]
 
 
 @pytest.mark.parametrize(
@@ -411,7 +410,7 @@ def test_completions_want_a_number_of_logprobs() -> None:
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
 def test_the_description_says_what_is_checked(kind: type[BaseRequest]) -> None:
     fields = kind.model_json_schema()["properties"]
-    assert fields["presence_penalty"]["enum"] == [0, None]
+    assert fields["presence_penalty"]["anyOf"][0]["maximum"] == 2
     assert fields["stop"]["anyOf"][1]["maxItems"] == 16
     assert fields["n"]["maximum"] == 8
     assert kind.model_json_schema()["additionalProperties"] is False

@@ -118,6 +118,25 @@ def test_parsed_calls(client: openai.OpenAI) -> None:
     assert isinstance(call.function.parsed_arguments, Day)
 
 
+def test_strict_tools_by_the_clients_stream_helper(client: openai.OpenAI) -> None:
+    messages: Any = question("day?")
+    tools = [openai.pydantic_function_tool(Day)]
+    with client.chat.completions.stream(
+        model="mock", messages=messages, tools=tools, tool_choice="required", **SETTINGS
+    ) as stream:
+        events = list(stream)
+        said = stream.get_final_completion().choices[0].message
+    (done,) = [one for one in events if one.type == "tool_calls.function.arguments.done"]
+    (call,) = said.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Day)
+    assert done.arguments == call.function.arguments
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "21"}
+    again = client.chat.completions.create(
+        model="mock", messages=[*messages, said, result], response_format=FORMAT, **SETTINGS
+    )
+    jsonschema.validate(json.loads(again.choices[0].message.content or ""), SCHEMA)
+
+
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_forced_calls(server: InProcessServer, choice: Any) -> None:
     names = set()
@@ -216,7 +235,7 @@ def test_fields_of_vllm(server: InProcessServer, fields: dict[str, Any], pattern
         (
             {"extra_body": {"guided_json": {}, "guided_regex": "a"}},
             "structured_outputs",
-            "it may have one",
+            "it may have one of them",
         ),
         ({"tool_choice": "required"}, "tool_choice", "at least 1 tool"),
         (
@@ -239,6 +258,7 @@ def test_what_cannot_be_served_is_rejected_with_its_reason(
 ) -> None:
     where, message = problem(client, **body)
     assert where == field
+    assert field in message
     assert words in message
 
 
@@ -248,3 +268,48 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         where, message = problem(client, response_format=FORMAT)
     assert where == "response_format"
     assert "pip install 'glm-multiuser[structured]'" in message
+
+
+def completions(client: openai.OpenAI, **body: Any) -> Any:
+    return client.completions.create(model="mock", **{**SETTINGS, "max_tokens": 5, **body})
+
+
+def test_best_of_are_the_likeliest_answers(client: openai.OpenAI) -> None:
+    several = completions(client, prompt="q", n=4, logprobs=0).choices
+    means = [sum(one.logprobs.token_logprobs) / 5 for one in several]
+    ranked = sorted(range(4), key=lambda place: -means[place])
+    best = completions(client, prompt=["q", "r"], best_of=4, n=2)
+    assert [one.text for one in best.choices[:2]] == [several[place].text for place in ranked[:2]]
+    assert [one.index for one in best.choices] == [0, 1, 2, 3]
+    assert best.usage.completion_tokens == 40
+    assert all(one.logprobs is None for one in best.choices)
+
+
+def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
+    plain = completions(client, prompt=["ab", "你好"], n=2).choices
+    echoed = completions(client, prompt=["ab", "你好"], n=2, echo=True).choices
+    prompts = ["ab", "ab", "你好", "你好"]
+    expected = [prompt + one.text for prompt, one in zip(prompts, plain)]
+    assert [one.text for one in echoed] == expected
+    texts = [""] * 4
+    for chunk in completions(client, prompt=["ab", "你好"], n=2, echo=True, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 9}, "best_of"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"suffix": "end"}, "suffix"),
+    ],
+)
+def test_what_completions_reject(client: openai.OpenAI, body: Any, field: str) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        completions(client, prompt="q", **body)
+    assert raised.value.param == field
+    assert field in raised.value.message

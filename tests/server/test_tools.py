@@ -231,23 +231,6 @@ def test_what_cannot_be_is_named(echo: InProcessServer, fields: Any, param: str)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_the_clients_stream_helper(echo_client: openai.OpenAI) -> None:
-    tools: Any = [{**one, "function": {**one["function"], "strict": True}} for one in TOOLS]
-    messages: Any = question(together(message("wait"), CALL))
-    with echo_client.chat.completions.stream(model=MODEL, messages=messages, tools=tools) as stream:
-        events = list(stream)
-        final = stream.get_final_completion().choices[0]
-    (done,) = [one for one in events if one.type == "tool_calls.function.arguments.done"]
-    assert (done.name, done.arguments) == ("get_weather", ARGUMENTS)
-    assert (final.message.content, final.finish_reason) == ("wait", "tool_calls")
-    said: Any = final.message
-    result: Any = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": message("21")}
-    again = echo_client.chat.completions.create(
-        model=MODEL, messages=[*messages, said, result], tools=tools
-    )
-    assert again.choices[0].message.content == "21"
-
-
 def test_the_async_client_with_many_streams_at_once(echo: InProcessServer) -> None:
     async def run() -> None:
         async with async_client(echo.url) as client:

@@ -137,12 +137,13 @@ async def start(
     model = service.models.get(body.model)
     wanted = body.choices * len(prompts)
     if wanted > service.settings.limits.choices:
+        name = "n" if body.choices == (body.n or 1) else "best_of"
         raise APIError(
             400,
             BAD_REQUEST,
-            f"n is {body.choices} for {len(prompts)} prompts, which makes {wanted} answers; one "
-            f"request may ask for {service.settings.limits.choices}",
-            field="n" if body.choices > 1 else "prompt",
+            f"{name} is {body.choices} for {len(prompts)} prompts, which makes {wanted} answers; "
+            f"one request may ask for {service.settings.limits.choices}",
+            field=name if body.choices > 1 else "prompt",
         )
     params = service.sampling(
         model,
@@ -182,7 +183,8 @@ async def start(
         if error.field in LIBRARY_PROMPT:
             error.field = body.prompt_field
         elif error.field == "grammar":
-            error.field = body.grammar_field
+            name = body.grammar_field
+            raise APIError(error.status, error.code, f"{name}: {error}", field=name) from None
         raise
     prefix, name = kind
     return GenerationGroup(

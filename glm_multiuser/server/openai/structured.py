@@ -99,9 +99,7 @@ def response_grammar(wanted: Optional[ResponseFormat]) -> Optional[Grammar]:
         if wanted.type == "json_object":
             return Grammar.json_schema(wanted.content) if wanted.content else Grammar.json_object()
         if wanted.json_schema is None:
-            raise InvalidParameterError(
-                "response_format has type json_schema; it must have json_schema.schema"
-            )
+            raise InvalidParameterError("type json_schema needs a schema in json_schema.schema")
         return Grammar.json_schema(wanted.json_schema.content)
 
 
@@ -115,7 +113,7 @@ def structured_grammar(*given: Optional[StructuredOutputs]) -> Optional[Grammar]
         grammars = [one for outputs in given if outputs for one in outputs.grammars()]
         if len(grammars) > 1:
             raise InvalidParameterError(
-                f"structured_outputs has {', '.join(one.kind for one in grammars)}; it may have one"
+                f"it asks for {', '.join(one.kind for one in grammars)}; it may have one of them"
             )
         return grammars[0] if grammars else None
 
@@ -190,5 +188,4 @@ def _field(name: str) -> Iterator[None]:
     try:
         yield
     except InvalidParameterError as error:
-        error.field = name
-        raise
+        raise InvalidParameterError(f"{name}: {error}", name) from None
