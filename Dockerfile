@@ -15,7 +15,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    python -m pip install --no-cache-dir -c /constraints.txt "$(echo /wheels/*.whl)[server,otel]"
+    python -m pip install --no-cache-dir -c /constraints.txt "$(echo /wheels/*.whl)[server,structured,otel]"
 
 # Packed weights are on disk, in a volume if there is one: in memory they would be there twice.
 RUN install -d -o 10001 -g 10001 /var/cache/glm-multiuser

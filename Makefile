@@ -126,7 +126,7 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }
 	@echo "Installing MindSpore and the rest into .venv (two to three minutes, mostly download) ..."
-	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,hub,otel,mindformers]' && \
+	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,structured,hub,otel,mindformers]' && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 

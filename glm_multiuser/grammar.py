@@ -131,7 +131,7 @@ class Grammar:
             required: whether the answer is exactly one call. Otherwise it is content, or calls.
             content: a JSON schema of content, where no call is required; None: any text.
         """
-        functions = [tool.get("function") for tool in tools]
+        functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
         if not functions or not all(
             isinstance(one, Mapping) and "name" in one for one in functions
         ):

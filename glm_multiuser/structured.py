@@ -192,6 +192,7 @@ class GrammarMatcher:
         if token_id in self._stops:
             self.complete = True
             return
+        self._mask.exception()  # waits: one thread at a time may use the matcher
         accepted = self._matcher.consume_token(token_id)
         self.complete = accepted and self._matcher.is_stopped()
         if not self.complete:

@@ -125,7 +125,7 @@ def test_strict_tools_by_the_clients_stream_helper(client: openai.OpenAI) -> Non
         model="mock", messages=messages, tools=tools, tool_choice="required", **SETTINGS
     ) as stream:
         events = list(stream)
-        said = stream.get_final_completion().choices[0].message
+        said: Any = stream.get_final_completion().choices[0].message
     (done,) = [one for one in events if one.type == "tool_calls.function.arguments.done"]
     (call,) = said.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Day)

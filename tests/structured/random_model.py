@@ -24,7 +24,7 @@ PADDING = 3
 
 
 class RandomRunner(MockRunner):
-    """Fulfils `engine.runner.Runner`."""
+    """Fulfils `engine.runner.Runner`. The last token makes the logits of its request NaN."""
 
     def __init__(self, users: int, vocab_size: int, **options: Any) -> None:
         self.vocab_size = vocab_size
@@ -35,7 +35,7 @@ class RandomRunner(MockRunner):
 
     def _logits(self, slot: int, request: Request, length: int) -> NDArray[np.float32]:
         held = self.memory[slot, :length]
-        if np.isnan(held).any():
+        if np.isnan(held).any() or self.vocab_size - 1 in request.prompt_token_ids:
             return np.full(self.vocab_size, np.nan, np.float32)
         seed = zlib.crc32(held.tobytes())
         return np.random.default_rng(seed).normal(0, 3, self.vocab_size).astype(np.float32)

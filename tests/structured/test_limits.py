@@ -1,0 +1,146 @@
+"""What grammars may cost, and what is said about those that cost more or cannot be served."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from contextlib import suppress
+from typing import Any, Callable
+
+import pytest
+
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.tokenizers import load_tokenizer
+from tests.server.process import ROOT
+from tests.structured.walking import compiler_of
+
+SECONDS = 0.2
+"""Of processor time, of one thread."""
+MEBIBYTES = 100
+
+
+def doubled(keyword: str, levels: int = 30) -> dict[str, Any]:
+    """2 to the power of `levels` leaves."""
+    definitions: dict[str, Any] = {f"d{levels}": {"type": "string"}}
+    for level in range(levels):
+        next_level = {"$ref": f"#/$defs/d{level + 1}"}
+        definitions[f"d{level}"] = (
+            {"type": "object", "properties": {"a": next_level, "b": next_level}}
+            if keyword == "properties"
+            else {keyword: [next_level, next_level]}
+        )
+    return {"$defs": definitions, "$ref": "#/$defs/d0"}
+
+
+def nested_lists() -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(8):
+        schema = {"type": "array", "items": schema, "minItems": 9, "maxItems": 9}
+    return schema
+
+
+BOMBS: dict[str, Callable[[], Grammar]] = {
+    "itself": lambda: Grammar.json_schema({"$ref": "#"}),
+    "all of itself": lambda: Grammar.json_schema({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}),
+    "a list of itself": lambda: Grammar.json_schema(
+        {"type": "object", "properties": {"next": {"$ref": "#"}, "other": {"$ref": "#"}}}
+    ),
+    "doubled allOf": lambda: Grammar.json_schema(doubled("allOf")),
+    "doubled anyOf": lambda: Grammar.json_schema(doubled("anyOf")),
+    "doubled properties": lambda: Grammar.json_schema(doubled("properties")),
+    "nested lists": lambda: Grammar.json_schema(nested_lists()),
+    "a million items": lambda: Grammar.json_schema({"type": "array", "minItems": 10**6}),
+    "a long string": lambda: Grammar.json_schema({"type": "string", "minLength": 10**6}),
+    "many properties": lambda: Grammar.json_schema(
+        {"type": "object", "properties": {f"p{one}": {} for one in range(2000)}}
+    ),
+    "a pattern of many states": lambda: Grammar.json_schema(
+        {"type": "string", "pattern": "^(a|b)*a(a|b){60}$"}
+    ),
+    "a regex of many states": lambda: Grammar.regex("(a|b)*a(a|b){200}"),
+    "nested counts": lambda: Grammar.regex("((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"),
+    "an ambiguous grammar": lambda: Grammar.lark('start: a\na: a a a | "x" |'),
+    "brackets": lambda: Grammar.json_schema('{"a":' * 5000 + "1" + "}" * 5000),
+    "a long text": lambda: Grammar.regex("a" * 100_000),
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    tokenizer = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
+    assert tokenizer is not None
+    made = compiler_of(tokenizer)
+    made.compile(Grammar.json_object())
+    return made
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_costs_little(compiler: GrammarCompiler, name: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.thread_time()
+    with suppress(InvalidParameterError):
+        compiler.compile(BOMBS[name]())
+    assert time.thread_time() - start < SECONDS
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert used < MEBIBYTES * 1024
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Grammar("xml", "a"), "kind 'xml'; it must be one of json_schema, regex"),
+        (lambda: Grammar.regex(""), "at least 1 character"),
+        (lambda: Grammar.regex("\ud800"), "half of a surrogate pair"),
+        (lambda: Grammar.regex("a" * 65_537), "65537 characters; it may have at most 65536"),
+        (lambda: Grammar.json_schema("[1"), "is not JSON"),
+        (lambda: Grammar.json_schema("[]"), "must be a JSON object"),
+        (lambda: Grammar.json_schema({"a": object()}), "cannot be written as JSON"),
+        (lambda: Grammar.json_schema("[" * 65), "65 levels of lists and objects; it may have"),
+        (lambda: Grammar.json_schema({"minItems": 10_001}), "minItems 10001; it may be at most"),
+        (lambda: Grammar.json_schema({"x": dict.fromkeys(map(str, range(1001)))}), "1001 prop"),
+        (lambda: Grammar.choice([]), "at least 1 text"),
+        (lambda: Grammar.choice(["a"] * 1025), "1025 texts; it may have at most 1024"),
+        (lambda: Grammar.tool_call([]), "at least 1 function"),
+        (lambda: Grammar.tool_call([{"type": "function"}]), "each needs a name"),
+    ],
+)
+def test_what_no_compiler_sees(make: Callable[[], Grammar], words: str) -> None:
+    with pytest.raises(InvalidParameterError) as raised:
+        make()
+    assert words in str(raised.value)
+    assert raised.value.field == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (Grammar.json_schema({"not": {}}), "not"),
+        (Grammar.json_schema({"type": "strin"}), "strin"),
+        (Grammar.json_schema({"$ref": "http://example.com/x"}), "example.com"),
+        (Grammar.json_schema(False), "not"),
+        (Grammar.regex("(("), "cannot be served"),
+        (Grammar.lark("start: other"), "other"),
+        (Grammar.tool_call([{"function": {"name": "f", "parameters": {"type": 7}}}]), "type"),
+    ],
+)
+def test_what_cannot_be_served(compiler: GrammarCompiler, grammar: Grammar, words: str) -> None:
+    with pytest.raises(InvalidParameterError) as raised:
+        compiler.compile(grammar)
+    assert words in str(raised.value)
+    assert raised.value.field == "grammar"
+
+
+def test_a_schema_cannot_change_how_white_space_is_written(compiler: GrammarCompiler) -> None:
+    schema = {"type": "object", "x-guidance": {"whitespace_flexible": True}}
+    matcher = compiler.compile(Grammar.json_schema(json.dumps(schema)))
+    tokenizer = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
+    assert tokenizer is not None
+    for token_id in tokenizer.encode_inside("\n{"):
+        matcher.accept(token_id)
+    table = tokenizer.token_table(tokenizer.vocab_size)
+    allowed = {table[one] for one in matcher.allowed().nonzero()[0]}
+    assert allowed & {b" ", b"\n"} == set()

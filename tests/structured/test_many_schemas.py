@@ -1,0 +1,72 @@
+"""Many schemas with every family's tokenizer, 16 users at a time: every answer fits its schema, and
+is the one given alone, while other requests are cancelled and fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+
+from glm_multiuser import Grammar, MultiUserLLM, SamplingParams
+from glm_multiuser.handle import Handle
+from glm_multiuser.tokenizers import ChatTokenizer
+from tests.structured.random_model import random_llm
+from tests.structured.schemas import schemas
+
+USERS = 16
+FAMILIES = 8
+THOUSAND = 1000
+FEW = 40
+
+
+def params_of(schema: Any, seed: int) -> SamplingParams:
+    sampled = {"temperature": 1.0, "top_p": 0.95} if seed % 3 else {"temperature": 0.0}
+    grammar = Grammar.json_schema(schema)
+    return SamplingParams(grammar=grammar, seed=seed, max_tokens=1000, **sampled)
+
+
+def beside_others(llm: MultiUserLLM, wanted: Sequence[SamplingParams]) -> Iterator[Any]:
+    """The results in their order. Every third one has a neighbour that is cancelled at its first
+    token, and every fifth one that gets NaN."""
+    running: list[Handle] = []
+    for number, params in enumerate(wanted):
+        if len(running) == USERS:
+            yield running.pop(0).result()
+        running.append(llm.submit(f"question {number}", params=params))
+        if number % 3 == 0:
+            neighbour = llm.submit("other", params=params)
+            next(neighbour)
+            neighbour.cancel()
+        if number % 5 == 0:
+            broken = llm.submit([5, llm._runner.vocab_size - 1], params=params)
+            assert broken.result().finish_reason == "error"
+    for handle in running:
+        yield handle.result()
+
+
+def check(tokenizer: ChatTokenizer, made: Sequence[Any]) -> None:
+    wanted = [params_of(schema, seed) for seed, schema in enumerate(made)]
+    with random_llm(tokenizer, users=1) as single:
+        alone = [
+            single.submit(f"question {number}", params=params).result()
+            for number, params in enumerate(wanted)
+        ]
+    with random_llm(tokenizer, users=USERS) as llm:
+        for schema, expected, result in zip(made, alone, beside_others(llm, wanted)):
+            assert result.token_ids == expected.token_ids
+            assert result.finish_reason == "stop", schema
+            jsonschema.validate(json.loads(result.text), schema)
+
+
+def test_a_few_schemas(small_tokenizer: ChatTokenizer) -> None:
+    number = sum(small_tokenizer.special_ids) % FAMILIES
+    check(small_tokenizer, schemas(FEW)[number::FAMILIES])
+
+
+@pytest.mark.rare
+@pytest.mark.timeout(3600)
+def test_a_thousand_schemas(small_tokenizer: ChatTokenizer) -> None:
+    check(small_tokenizer, schemas(THOUSAND))
