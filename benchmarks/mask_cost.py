@@ -40,9 +40,11 @@ def step_ms(llm: MultiUserLLM, users: int, tokens: int, structured: bool, mix: s
     """Milliseconds of a decode step of all users, the median."""
     seconds: list[float] = []
     llm.on_step(
-        lambda report: seconds.append(report.seconds)
-        if report.kind == "decode" and report.rows == users
-        else None
+        lambda report: (
+            seconds.append(report.seconds)
+            if report.kind == "decode" and report.rows == users
+            else None
+        )
     )
     grammar = Grammar.json_schema(SCHEMA) if structured else None
     settings = {"max_tokens": tokens, "ignore_eos": not structured, **MIXES[mix]}

@@ -13,10 +13,12 @@ Where it differs from the original:
   prompts in one request are answered as each alone.
 - `user` names a session, whose answers share a slot; the header X-Session-Id goes first. Several
   answers to one request run in any slots.
-- More than OpenAI has: `top_k`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`,
-  `cache_prompt`, and `return_token_ids`, which adds `token_ids` to every choice.
-- No tool can be forced upon a model; a `tool_choice` of "none" leaves the tools out of the prompt.
-- Streamed tool calls come whole, at the end: before, it is not certain that they are calls.
+- More than OpenAI has: `top_k`, `min_p`, `repetition_penalty`, `structured_outputs`, `min_tokens`,
+  `ignore_eos`, `stop_token_ids`, `cache_prompt`, and `return_token_ids`, which adds `token_ids` to
+  every choice.
+- A `tool_choice` of "none" leaves the tools out of the prompt. A forced answer is one call.
+- Streamed tool calls come whole, at the end, unless they are forced or strict: before, it is not
+  certain that they are calls.
 - Fields that would change the answer and are not implemented are rejected unless their
   value changes nothing; unknown fields are rejected, too, but those of messages are ignored.
 - Log-probabilities are those of every generated token but a final stop token; the tokens of a stop
