@@ -46,7 +46,7 @@ def command(
     """Generate an answer for every prompt of a file; one JSON line per prompt, in their order.
 
     A line that begins with { is a JSON object with "prompt" (text or token ids) and, if wanted,
-    "history" (pairs of question and answer), "user", and fields of SamplingParams ("max_tokens",
+    "history" (pairs of question and answer), "user", "json_schema", and fields of SamplingParams ("max_tokens",
     "temperature", "seed", "stop" and so on) that replace the options; any other line is a prompt
     itself. Empty lines are skipped. A prompt that fails gives a line with "error"; the others go
     on, and the exit code is 1.

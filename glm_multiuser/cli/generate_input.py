@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from glm_multiuser.errors import ConfigError, GLMMultiUserError, InvalidParameterError
+from glm_multiuser.grammar import Grammar
 
 if TYPE_CHECKING:
     from glm_multiuser.sampling import SamplingParams
 
 STDIN = Path("-")
-OWN_FIELDS = ("prompt", "history", "user")
+OWN_FIELDS = ("prompt", "history", "user", "json_schema")
 """Of a JSON line, beside those of `SamplingParams`."""
 
 
@@ -84,14 +85,24 @@ def read_object(job: Job, line: str) -> Job:
     job = replace(
         job, prompt=prompt, history=values.pop("history", ()), user=values.pop("user", None)
     )
-    known = [one.name for one in fields(job.params)]
+    known = [one.name for one in fields(job.params) if one.name != "grammar"]
+    schema = values.pop("json_schema", None)
     for name in values:
         if name not in known:
             return failed(job, f"{name} is no field; those are {', '.join((*OWN_FIELDS, *known))}")
     try:
+        if isinstance(values.get("logit_bias"), dict):
+            values["logit_bias"] = _with_numbers(values["logit_bias"])
+        if schema is not None:
+            values["grammar"] = Grammar.json_schema(schema)
         return replace(job, params=replace(job.params, **values))
     except InvalidParameterError as error:
         return replace(job, error=error)
+
+
+def _with_numbers(biases: dict[str, Any]) -> dict[Any, Any]:
+    """JSON writes token ids as texts."""
+    return {int(one) if one.isdecimal() else one: bias for one, bias in biases.items()}
 
 
 def failed(job: Job, problem: str) -> Job:

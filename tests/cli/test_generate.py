@@ -12,6 +12,7 @@ import pytest
 from glm_multiuser.cli import app, generate
 from glm_multiuser.cli.generate_input import read_jobs
 from glm_multiuser.errors import QueueFullError
+from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import SamplingParams
 from tests.cli.conftest import separate_streams
 from tests.cli.fake import FakeLLM, Handle, Params
@@ -225,11 +226,17 @@ def test_parameters_of_a_line(glm_tiny: Path) -> None:
         "ignore_eos": True,
         "logprobs": 2,
         "cache_prompt": False,
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {5: 2.0},
     }
-    assert {*values} == {field.name for field in fields(SamplingParams)}
-    lines = [json.dumps({"prompt": "?", **values}), "plain", '{"prompt": "!", "seed": 1}']
+    assert {*values, "grammar"} == {field.name for field in fields(SamplingParams)}
+    schema = {"type": "object"}
+    line = json.dumps({"prompt": "?", "json_schema": schema, **values})
+    lines = [line, "plain", '{"prompt": "!", "seed": 1}']
     first, second, third = read_jobs(lines, options)
-    assert first.params == SamplingParams(**values)
+    assert first.params == SamplingParams(**values, grammar=Grammar.json_schema(schema))
     assert second.params == options
     assert third.params == replace(options, seed=1)
 

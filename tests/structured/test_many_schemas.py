@@ -23,7 +23,9 @@ FEW = 40
 
 
 def params_of(schema: Any, seed: int) -> SamplingParams:
-    sampled = {"temperature": 1.0, "top_p": 0.95} if seed % 3 else {"temperature": 0.0}
+    sampled: dict[str, Any] = (
+        {"temperature": 1.0, "top_p": 0.95} if seed % 3 else {"temperature": 0}
+    )
     grammar = Grammar.json_schema(schema)
     return SamplingParams(grammar=grammar, seed=seed, max_tokens=1000, **sampled)
 
