@@ -90,6 +90,12 @@ class Grammar:
         except ValueError as error:
             raise _wrong(f"of kind {self.kind} is not JSON: {error}") from None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it only says how calls are written, if there are any."""
+        value = self.value if self.kind == "tool_call" else {"required": True}
+        return not value["required"] and value["content"] is None
+
     @classmethod
     def json_schema(cls, schema: Union[Mapping[str, Any], bool, str]) -> Grammar:
         """An answer that is JSON and fits a schema, given as a value or as its text."""

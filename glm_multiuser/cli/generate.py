@@ -46,10 +46,10 @@ def command(
     """Generate an answer for every prompt of a file; one JSON line per prompt, in their order.
 
     A line that begins with { is a JSON object with "prompt" (text or token ids) and, if wanted,
-    "history" (pairs of question and answer), "user", "json_schema", and fields of SamplingParams ("max_tokens",
-    "temperature", "seed", "stop" and so on) that replace the options; any other line is a prompt
-    itself. Empty lines are skipped. A prompt that fails gives a line with "error"; the others go
-    on, and the exit code is 1.
+    "history" (pairs of question and answer), "user", "json_schema", and fields of SamplingParams
+    ("max_tokens", "temperature", "seed", "stop" and so on) that replace the options; any other
+    line is a prompt itself. Empty lines are skipped. A prompt that fails gives a line with
+    "error"; the others go on, and the exit code is 1.
     """
     grammar = loading.json_grammar(json_schema)
     params = loading.sampling_params(**pick(Sampling, settings), **grammar)

@@ -106,9 +106,12 @@ class ChatTokenizer(ABC):
         special: id of each special token by its name.
         special_ids: ids that no text becomes.
         stop_token_ids: ids that end an answer.
+        calls_are_json: whether the family writes the arguments of calls as JSON, so that a grammar
+            for them does not change how an answer is written.
     """
 
     separator: ClassVar[str] = ""
+    calls_are_json: ClassVar[bool] = True
     stop_token_ids: tuple[int, ...]
     _strips_answers = False
     """Whether answers begin with whitespace that `answer_reader` drops."""

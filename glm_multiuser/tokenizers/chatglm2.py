@@ -70,6 +70,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         ConfigError: another version.
     """
 
+    calls_are_json = False
     _around_arguments = (f"{OPENING}tool_call(**", f")\n{CLOSING}")
 
     def __init__(self, file: Union[str, Path], *, version: int = 3) -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.errors import GenerationError
+from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import SEED_MAX, SamplingParams
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
@@ -162,7 +163,7 @@ async def start(
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
-        grammar=body.answer_grammar(),
+        grammar=_grammar(body, model.llm.tokenizer),
         cache_prompt=body.cache_prompt,
     )
     requests = [
@@ -203,6 +204,15 @@ async def start(
         per_prompt=body.choices,
         generations=generations,
     )
+
+
+def _grammar(body: BaseRequest, tokenizer: Optional[ChatTokenizer]) -> Optional[Grammar]:
+    """What the answers must be. Of a family that writes calls in a form of its own, free calls
+    stay as they are: a form that it was not trained on would spoil them."""
+    grammar = body.answer_grammar()
+    if grammar and grammar.is_free and tokenizer and not tokenizer.calls_are_json:
+        return None
+    return grammar
 
 
 def _with_seed(params: SamplingParams, choice: int) -> SamplingParams:
