@@ -15,9 +15,9 @@ from glm_multiuser.handle import Handle
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.random_model import random_llm
 from tests.structured.schemas import schemas
+from tests.tokenizers.conftest import SMALL
 
 USERS = 16
-FAMILIES = 8
 THOUSAND = 1000
 FEW = 40
 
@@ -63,12 +63,16 @@ def check(tokenizer: ChatTokenizer, made: Sequence[Any]) -> None:
             jsonschema.validate(json.loads(result.text), schema)
 
 
-def test_a_few_schemas(small_tokenizer: ChatTokenizer) -> None:
-    number = sum(small_tokenizer.special_ids) % FAMILIES
-    check(small_tokenizer, schemas(FEW)[number::FAMILIES])
+def share(request: pytest.FixtureRequest, count: int) -> Sequence[Any]:
+    """Of so many schemas, those for this family; together the families have them all."""
+    place = SMALL.index(request.node.callspec.params["small_tokenizer"])
+    return schemas(count)[place :: len(SMALL)]
+
+
+def test_a_few_schemas(small_tokenizer: ChatTokenizer, request: pytest.FixtureRequest) -> None:
+    check(small_tokenizer, share(request, FEW))
 
 
 @pytest.mark.rare
-@pytest.mark.timeout(3600)
-def test_a_thousand_schemas(small_tokenizer: ChatTokenizer) -> None:
-    check(small_tokenizer, schemas(THOUSAND))
+def test_a_thousand_schemas(small_tokenizer: ChatTokenizer, request: pytest.FixtureRequest) -> None:
+    check(small_tokenizer, share(request, THOUSAND))
