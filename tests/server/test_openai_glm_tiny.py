@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -50,6 +52,27 @@ def test_streams_join_to_whole_answers(server: ServerProcess, text: str) -> None
             logprobs=True if number % 2 else 2,
             return_token_ids=True,
         )
+
+
+def test_the_same_json_alone_and_beside_others(server: ServerProcess) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["好", "bad"]}, "note": {"type": "string", "maxLength": 9}},
+        "required": ["mood", "note"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "mood", "schema": schema}}
+
+    def answer(number: int) -> str:
+        body = {"messages": question(QUESTIONS[number]), "seed": number, "temperature": number % 2}
+        return ask(server.url, CHAT, response_format=wanted, **body).choices[0].text
+
+    numbers = range(len(QUESTIONS))
+    alone = [answer(number) for number in numbers]
+    for text in alone:
+        jsonschema.validate(json.loads(text), schema)
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        assert list(pool.map(answer, numbers)) == alone
 
 
 def test_an_emoji_comes_whole(server: ServerProcess) -> None:
