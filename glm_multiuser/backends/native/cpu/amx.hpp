@@ -42,7 +42,8 @@ struct Int8Tiles {
 #if defined(__AVX512BF16__)
       __m512bh wide[2];
       widen_to_bf16(from, wide);
-      std::memcpy(to, wide, sizeof wide);
+      _mm512_storeu_si512(to, (__m512i)wide[0]);
+      _mm512_storeu_si512(to + TILE_ROW_BYTES, (__m512i)wide[1]);
 #else
       for (int i = 0; i < line_bytes; ++i) {
         const uint16_t number = to_bf16((float)(int8_t)from[i]);
@@ -248,7 +249,10 @@ void tile_pass(const LinearPanel& panel, int64_t first, int64_t last, TiledWeigh
 
 template <class P>
 void tile_panel(const LinearPanel& panel) {
-  [[maybe_unused]] const UseTiles<> tiles;
+  if (panel.rows == 0) return;  // no tile may be empty
+  // Tiles of fewer rows are loaded and multiplied sooner.
+  const int64_t rows = panel.rows < TILE_ROWS ? panel.rows : TILE_ROWS;
+  [[maybe_unused]] const UseTiles<> tiles((int)rows);
   TiledWeights<P> weights(panel, panel.rows > BLOCK);
   for (int64_t row = 0; row < panel.rows; row += ROWS_OF_A_PASS) {
     const int64_t last = row + ROWS_OF_A_PASS;

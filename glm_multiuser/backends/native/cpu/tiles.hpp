@@ -46,7 +46,7 @@ thread_local int emulated_bytes;
 
 template <int BYTES = TILE_ROW_BYTES>
 struct UseTiles {
-  UseTiles() {
+  explicit UseTiles(int = TILE_ROWS) {
     std::memset(emulated_tiles, 0, sizeof emulated_tiles);
     emulated_bytes = BYTES;
   }
@@ -106,21 +106,23 @@ inline void emulate_int8(int to, int left, int right) {
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {64, 64, 64, 64, 0, 0, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
+  uint8_t rows[16] = {};
 
-  constexpr TileConfig(int bytes) {
+  TileConfig(int bytes, int count) {
+    std::memset(rows, count, 6);
     row_bytes[4] = row_bytes[5] = (uint16_t)bytes;
     rows[6] = rows[7] = (uint8_t)(bytes / 4);
   }
 };
-template <int BYTES>
-constexpr TileConfig TILE_CONFIG{BYTES};
 
-// This thread's tiles, while it exists, for so many bytes of a row. They are given back because a
-// thread that has some costs more to switch.
+// This thread's tiles, while it exists, for so many rows and bytes of a row. They are given back
+// because a thread that has some costs more to switch.
 template <int BYTES = TILE_ROW_BYTES>
 struct UseTiles {
-  UseTiles() { _tile_loadconfig(&TILE_CONFIG<BYTES>); }
+  explicit UseTiles(int rows = TILE_ROWS) {
+    const TileConfig config(BYTES, rows);
+    asm volatile("ldtilecfg %0" ::"m"(config));
+  }
   ~UseTiles() { _tile_release(); }
 };
 
