@@ -107,6 +107,7 @@ class GenerationResult:
         logprobs: one per token when the parameters asked for them, else None.
         error: why, for "error".
         tool_calls: what the answer calls, where it was read by an `AnswerReader`.
+        stop_string: which of the parameters' stop strings ended the answer; None: none did.
     """
 
     text: str
@@ -117,6 +118,7 @@ class GenerationResult:
     logprobs: Optional[tuple[Logprob, ...]] = None
     error: Optional[GLMMultiUserError] = None
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: Optional[str] = None
 
 
 class CallDeltas:
@@ -171,6 +173,12 @@ class AnswerCollector:
             self._detokenizer = self.tokenizer.detokenizer(continued=self.continued, exact=exact)
         self._stop_strings = StopStrings(self.request.params.stop)
 
+    @property
+    def usage(self) -> Usage:
+        """Counts of tokens so far; `cached_tokens` are known from the first token on."""
+        prompt_tokens = len(self.request.prompt_token_ids)
+        return Usage(prompt_tokens, len(self._tokens), self.request.cached_tokens)
+
     def take(self, event: Event) -> Piece:
         """Takes the next event in; the piece with a finish reason is the last one."""
         if isinstance(event, End):
@@ -215,18 +223,18 @@ class AnswerCollector:
 
     def _finish(self, text: str, tokens: tuple[Token, ...], end: End) -> Piece:
         self._texts.append(text)
-        prompt_tokens = len(self.request.prompt_token_ids)
         times = tuple(token.seconds for token in self._tokens)
         first = times[0] if times else None
         self.result = GenerationResult(
             text="".join(self._texts),
             token_ids=tuple(token.choice.token_id for token in self._tokens),
             finish_reason=end.finish_reason,
-            usage=Usage(prompt_tokens, len(self._tokens), self.request.cached_tokens),
+            usage=self.usage,
             timings=Timings(end.queued_seconds, first, end.total_seconds, times),
             logprobs=self._logprobs(self._tokens),
             error=end.error,
             tool_calls=self._tool_calls,
+            stop_string=self._stop_strings.found,
         )
         token_ids = tuple(token.choice.token_id for token in tokens)
         calls = self._calls.of(self._tool_calls)

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Callable, Generic, Optional, TypeVar
 
-from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
+from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece, Usage
 from glm_multiuser.engine.request import Event
 from glm_multiuser.errors import GenerationError
 
@@ -41,6 +41,11 @@ class RunningRequest(Generic[Events]):
     def finished(self) -> Optional[GenerationResult]:
         """The result, once the last piece has been read; None before."""
         return self._answer.result
+
+    @property
+    def usage(self) -> Usage:
+        """Counts of tokens so far, of what has been read."""
+        return self._answer.usage
 
     def cancel(self) -> None:
         """Ends the request; its slot is free within two steps. Harmless at any moment."""

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from glm_multiuser.deploy.ray_broadcast import IngressMetrics, is_broadcast, merge_responses
 from glm_multiuser.deploy.ray_replica import ReplicaRequest, ReplicaResponse
 from glm_multiuser.deploy.ray_response import Rejected, RelayedResponse, ReplicaLost
-from glm_multiuser.deploy.ray_route import STEP_PATH, Route, user_of
+from glm_multiuser.deploy.ray_route import STEP_PATH, STORED_PATH, Route, user_of
 from glm_multiuser.server.admission import Admission
 from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError, error_response
 from glm_multiuser.server.keys import Caller
@@ -93,7 +93,7 @@ class Ingress:
         """
         path = request.scope["path"]
         user = ""
-        if request.body:
+        if request.body or path.startswith(STORED_PATH):
             headers = Headers(scope=request.scope)
             user = user_of(path, headers, request.body, caller, self._limits.body_bytes)
         route = Route(user)

@@ -13,7 +13,7 @@ from starlette.types import Message, Send
 from glm_multiuser.deploy.ray_replica import REPLICA_HEADER
 from glm_multiuser.deploy.ray_route import Route
 from glm_multiuser.server.errors import APIError, error_body
-from glm_multiuser.server.events import event
+from glm_multiuser.server.events import NAMED_EVENTS, event
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,8 @@ class RelayedResponse:
         body = error_body(path, error)
         if path == "/":
             body["status"] = error.status
-        await self._send({"type": "http.response.body", "body": event(body)})
+        name = "error" if path.startswith(NAMED_EVENTS) else None
+        await self._send({"type": "http.response.body", "body": event(body, name)})
 
     def _is_rejection(self, first: Message) -> bool:
         """Whether the replica is full or unavailable, and another one should be tried.

@@ -10,11 +10,14 @@ from typing import Any, Optional
 from starlette.datastructures import Headers
 
 from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.server.errors import ANTHROPIC_PATH
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.kserve.infer_codec import JSON_LENGTH, decompress, split
 from glm_multiuser.server.request_context import SESSION_HEADER
 
 STEP_PATH = "/llm/generate"
+STORED_PATH = "/v1/responses/"
+"""What the paths of stored responses begin with."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,11 @@ def user_of(path: str, headers: Headers, body: bytes, caller: Caller, most: int)
 
 def _session_in(path: str, headers: Headers, body: bytes, most: int) -> Optional[str]:
     if path.startswith("/v1/"):
-        user = _member(_json(body), "user")
+        fields = _json(body)
+        if path.startswith(ANTHROPIC_PATH):
+            user = _member(_member(fields, "metadata"), "user_id")
+        else:
+            user = _member(fields, "user")
         return user if isinstance(user, str) else None
     if not path.startswith("/v2/models/"):
         return None

@@ -16,7 +16,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from glm_multiuser.errors import GLMMultiUserError
-from glm_multiuser.server import health, openai, simple, status, step
+from glm_multiuser.server import anthropic, health, openai, responses_api, simple, status, step
 from glm_multiuser.server.bodies import problem_of
 from glm_multiuser.server.cors import ClientCORSMiddleware
 from glm_multiuser.server.disconnect import ClientDisconnected
@@ -42,7 +42,8 @@ PAGE_HEADERS = {
 }
 CORS_HEADERS = (
     *("authorization", "content-type", "x-session-id", "x-request-timeout"),
-    *("openai-organization", "openai-project", "user-agent"),
+    *("openai-organization", "openai-project", "user-agent", "x-api-key", "anthropic-version"),
+    *("anthropic-beta", "anthropic-dangerous-direct-browser-access"),
 )
 """Of requests from other origins; besides what `ClientCORSMiddleware` lets pass."""
 CLIENT_CLOSED_REQUEST = 499
@@ -61,8 +62,9 @@ def create_app(service: Service) -> ASGIApp:
     app.state.service = service
     entries = step.Entries(service.settings.limits)
     app.state.step_entries = entries
+    app.state.response_store = responses_api.ResponseStore(service.settings.limits)
     service.metrics.step_entries.set_function(lambda: len(entries))
-    for protocol in (openai, kserve, step, simple, status, health):
+    for protocol in (openai, responses_api, anthropic, kserve, step, simple, status, health):
         app.include_router(protocol.router)
     app.add_api_route("/", page, methods=["GET"], response_class=HTMLResponse, tags=["page"])
     app.mount("/static", _PageFiles(directory=STATIC), name="static")
@@ -94,7 +96,7 @@ def wrap_middleware(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=CORS_HEADERS,
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after"],
         )
     guarded = HostMiddleware(guarded, settings.allowed_hosts)
     if settings.root_path:

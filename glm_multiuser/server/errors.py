@@ -57,6 +57,7 @@ class APIError(GLMMultiUserError):
 
 
 BAD_REQUEST = "invalid_value"
+ANTHROPIC_PATH = "/v1/messages"
 NOT_READY_RETRY_SECONDS = 2.0
 
 # (class, status, code): the first one that fits counts, so subclasses come first.
@@ -106,6 +107,24 @@ def openai_body(error: APIError) -> dict[str, Any]:
     }
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_body(error: APIError) -> dict[str, Any]:
+    """The error object of Anthropic's API, and our code in it."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, other)
+    return {"type": "error", "error": {"type": kind, "message": str(error), "code": error.code}}
+
+
 def plain_body(error: APIError) -> dict[str, Any]:
     """The error object of KServe v2, where `error` is a text, with the code beside it."""
     return {"error": str(error), "code": error.code}
@@ -113,6 +132,8 @@ def plain_body(error: APIError) -> dict[str, Any]:
 
 def error_body(path: str, error: APIError) -> dict[str, Any]:
     """In the shape of the protocol that `path` belongs to."""
+    if path.startswith(ANTHROPIC_PATH):
+        return anthropic_body(error)
     return openai_body(error) if path.startswith("/v1/") else plain_body(error)
 
 

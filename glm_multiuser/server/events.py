@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Optional, Protocol
 
-from sse_starlette import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from glm_multiuser.errors import GLMMultiUserError
@@ -16,15 +16,18 @@ from glm_multiuser.server.errors import APIError, api_error_of
 logger = logging.getLogger(__name__)
 
 PING_SECONDS = 15
+NAMED_EVENTS = ("/v1/messages", "/v1/responses")
+"""What the paths of protocols begin with whose events have names."""
 
 
 class Closeable(Protocol):
     def close(self) -> None: ...
 
 
-def event(data: Any) -> bytes:
+def event(data: Any, name: Optional[str] = None) -> bytes:
     """One event with JSON in it. ASCII: some clients end a line at U+2028 or U+0085."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
+    content = b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
+    return content if name is None else b"event: " + name.encode("ascii") + b"\n" + content
 
 
 class EventStream(EventSourceResponse):
@@ -34,6 +37,7 @@ class EventStream(EventSourceResponse):
         events: encoded by `event`.
         running: closed at the end, however it came.
         error_event: how this protocol encodes an error in the middle of a stream.
+        ping: what keeps the connection alive; default: a comment.
     """
 
     def __init__(
@@ -41,8 +45,14 @@ class EventStream(EventSourceResponse):
         events: AsyncIterator[bytes],
         running: Sequence[Closeable],
         error_event: Callable[[APIError], bytes],
+        ping: Optional[Callable[[], ServerSentEvent]] = None,
     ) -> None:
-        super().__init__(_with_errors(events, error_event), ping=PING_SECONDS, sep="\n")
+        super().__init__(
+            _with_errors(events, error_event),
+            ping=PING_SECONDS,
+            ping_message_factory=ping,
+            sep="\n",
+        )
         self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Callable, Optional
 
-from glm_multiuser.answer import GenerationResult, Piece
+from glm_multiuser.answer import GenerationResult, Piece, Usage
 from glm_multiuser.errors import GenerationError
 from glm_multiuser.handle import AsyncHandle
 from glm_multiuser.server.errors import APIError
@@ -39,6 +39,11 @@ class Generation(AsyncIterator[Piece]):
     def result(self) -> Optional[GenerationResult]:
         """The whole answer, once the last piece has been read."""
         return self._handle.finished
+
+    @property
+    def usage(self) -> Usage:
+        """Counts of tokens so far, of what has been read."""
+        return self._handle.usage
 
     @property
     def waiting_pieces(self) -> int:

@@ -17,7 +17,7 @@ from glm_multiuser.server.errors import APIError
 ENVIRONMENT = "GLM_MULTIUSER_API_KEYS"
 KEY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 KEY = re.compile(r"[\x21-\x7e]{16,512}")
-SESSION_LENGTH_MAX = 128
+SESSION_LENGTH_MAX = 256
 ANONYMOUS = "anonymous"
 WRONG_KEY = "invalid_api_key"
 """The code of the error about a wrong key."""
@@ -77,8 +77,12 @@ class KeyRing:
         self._digests = {name: _digest(key) for name, key in keys.items()}
         self._admins = frozenset(admins)
 
-    def caller(self, authorization: Optional[str]) -> Caller:
-        """The client that sent this `Authorization` header.
+    def caller(self, authorization: Optional[str], api_key: Optional[str] = None) -> Caller:
+        """The client that sent these headers.
+
+        Args:
+            authorization: `Authorization`; a bearer token goes first.
+            api_key: `x-api-key`, where Anthropic's clients put the key.
 
         Raises:
             APIError: 401, no key or a wrong one.
@@ -86,9 +90,13 @@ class KeyRing:
         if not self._digests:
             return Caller()
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
+        if scheme.lower() != "bearer":
+            key = api_key or ""
+        if not key:
             raise APIError(
-                401, "missing_api_key", "an API key is needed: send 'Authorization: Bearer KEY'"
+                401,
+                "missing_api_key",
+                "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             )
         digest = _digest(key.strip())
         # Every key is compared: the time must not depend on which one is close.

@@ -45,7 +45,7 @@ class GuardMiddleware:
         headers = Headers(scope=scope)
         try:
             if not _is_open(scope):
-                caller = self.keys.caller(headers.get("authorization"))
+                caller = self.keys.caller(headers.get("authorization"), headers.get("x-api-key"))
                 scope.setdefault("state", {})["caller"] = caller
                 await self.turns.wait(caller.key)
             self._check_origin(scope, headers)

@@ -16,6 +16,8 @@ from glm_multiuser.server.logs import FIELDS, request_id
 logger = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
+ANTHROPIC_HEADER = "request-id"
+"""Where Anthropic's clients look for the id."""
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -46,7 +48,8 @@ class RequestLogMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = current
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = headers[ANTHROPIC_HEADER] = current
             await send(message)
 
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 from pydantic import BaseModel
 
@@ -10,7 +10,7 @@ MEANINGS = {
     400: "A field is wrong; the message names it, its value and the limit.",
     401: "No API key, or a wrong one.",
     403: "A page of another origin that is not allowed, or a call that needs another key.",
-    404: "No such model.",
+    404: "No such model, or stored response.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     414: "The URL is too long.",
@@ -45,9 +45,25 @@ class OpenAIErrorBody(BaseModel):
     error: OpenAIError
 
 
+class AnthropicError(BaseModel):
+    """Anthropic's error object, and a code for programs."""
+
+    type: str
+    message: str
+    code: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """The body of Anthropic's error responses."""
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
 def _documented(body: type[BaseModel]) -> dict[Union[int, str], dict[str, Any]]:
     return {status: {"description": text, "model": body} for status, text in MEANINGS.items()}
 
 
 ERRORS = _documented(PlainError)
 OPENAI_ERRORS = _documented(OpenAIErrorBody)
+ANTHROPIC_ERRORS = _documented(AnthropicErrorBody)

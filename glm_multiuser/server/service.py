@@ -124,7 +124,7 @@ class Service:
             user = caller.user(session)
             self.admission.admit(caller, user, len(requests))
             try:
-                all_ids = [await self._token_ids(model, request) for request in requests]
+                all_ids = [await self.token_ids(model, request) for request in requests]
                 matchers = [await self._matcher(model, request) for request in requests]
             except BaseException:
                 for _ in requests:
@@ -220,7 +220,12 @@ class Service:
                 retry_after=NOT_READY_RETRY_SECONDS,
             )
 
-    async def _token_ids(self, model: Model, request: GenerationRequest) -> TokenIds:
+    async def token_ids(self, model: Model, request: GenerationRequest) -> TokenIds:
+        """The prompt's tokens; a long prompt is read in another thread.
+
+        Raises:
+            InvalidParameterError: a prompt that this model cannot read.
+        """
         if request.length > LONG_PROMPT:
             return await asyncio.to_thread(request.token_ids, model.llm)
         return request.token_ids(model.llm)

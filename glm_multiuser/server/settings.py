@@ -76,6 +76,12 @@ class Limits:
         above=0,
         option="--step-expiry",
     )
+    response_bytes: int = setting(
+        64 << 20,
+        "Bytes of stored responses of /v1/responses; keys share them",
+        above=0,
+        option="--response-store",
+    )
 
     def __post_init__(self) -> None:
         check(self)

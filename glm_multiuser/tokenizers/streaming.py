@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from typing import Optional
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.tokenizers.text import invalid, unfinished_match
@@ -97,6 +98,9 @@ class StopStrings:
     same character, the longest. So the result depends on the text alone and not on how it was
     split into pieces, and no further text is needed to decide. Without any, all text passes.
 
+    Attributes:
+        found: the stop string that was found; None so far.
+
     Raises:
         InvalidParameterError: a stop string that is empty or not a string.
     """
@@ -110,8 +114,8 @@ class StopStrings:
             if not isinstance(word, str) or not word:
                 raise invalid(f"stop[{place}]", word, "a string of at least one character", "stop")
         self._stop = tuple(stop)
+        self.found: Optional[str] = None
         self._held = ""
-        self._stopped = False
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Takes the next piece of text.
@@ -120,14 +124,13 @@ class StopStrings:
             The text that may be sent now, and whether a stop string has been found. After
             that, nothing more is ever returned.
         """
-        if self._stopped:
+        if self.found is not None:
             return "", True
         known = self._held + text
-        found = [(known.find(word), len(word)) for word in self._stop]
-        matches = [(start + length, start) for start, length in found if start >= 0]
+        found = [(known.find(word), word) for word in self._stop]
+        matches = [(start + len(word), start, word) for start, word in found if start >= 0]
         if matches:
-            _, start = min(matches)
-            self._stopped = True
+            _, start, self.found = min(matches)
             self._held = ""
             return known[:start], True
         held = max((unfinished_match(known, word) for word in self._stop), default=0)

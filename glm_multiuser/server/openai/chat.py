@@ -34,13 +34,8 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
 
     With `stream` it is an event stream of `chat.completion.chunk` objects that ends with `[DONE]`.
     """
-    wanted = GenerationRequest(
-        messages=conversation(body.messages),
-        tools=body.offered,
-        continue_final_message=_continues(body),
-    )
     kind = ("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion")
-    group = await start(request, body, [wanted], kind, _max_tokens(body), _logprobs(body))
+    group = await start_chat(request, body, kind)
     if body.stream:
         return stream(group, ChatChunks(group, body), body.include_usage)
     choices = [
@@ -48,6 +43,25 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
         for index, (result, pieces) in enumerate(await group.whole(request))
     ]
     return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+
+
+async def start_chat(request: Request, body: ChatRequest, kind: tuple[str, str]) -> GenerationGroup:
+    """Starts the answers to a conversation; arguments and errors as for `start`."""
+    wanted = generation_request(body)
+    return await start(request, body, [wanted], kind, _max_tokens(body), _logprobs(body))
+
+
+def generation_request(body: ChatRequest) -> GenerationRequest:
+    """The prompt of a conversation.
+
+    Raises:
+        APIError: 400, its messages do not fit each other or its fields.
+    """
+    return GenerationRequest(
+        messages=conversation(body.messages),
+        tools=body.offered,
+        continue_final_message=_continues(body),
+    )
 
 
 def _continues(body: ChatRequest) -> bool:

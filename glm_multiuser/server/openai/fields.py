@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Optional, Union
+from typing import Annotated, Any, Callable, Optional, Union
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -94,6 +95,44 @@ class Only:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         return {"enum": list(self.neutral), "description": f"Anything else {self.why}."}
+
+
+def one_of(wanted: str, default: Optional[str] = None) -> Discriminator:
+    """For a union of objects, each of which is `Annotated` with the `Tag` of its type.
+
+    Args:
+        wanted: the message about objects of other types.
+        default: the type of an object without one.
+    """
+
+    def type_of(value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return getattr(value, "type", default)
+        return value.get("type", default) if isinstance(value, dict) else None
+
+    return Discriminator(type_of, custom_error_type="one_of", custom_error_message=wanted)
+
+
+class OrText:
+    """A list of parts that may also be a text.
+
+    Args:
+        part: makes the only part of a text.
+    """
+
+    def __init__(self, part: Callable[[str], dict[str, Any]]) -> None:
+        self.part = part
+
+    def read(self, value: Any) -> Any:
+        return [self.part(value)] if isinstance(value, str) else value
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.read, handler(kind))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
 NoEffect = Annotated[Any, Field(description="Accepted, without effect.")]

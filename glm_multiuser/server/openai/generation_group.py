@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
@@ -81,12 +81,21 @@ class GenerationGroup:
             async for index, piece in self.pieces():
                 pieces[index].append(piece)
 
+        await self.run(request, read())
+        return list(zip(self.results(), pieces))
+
+    async def run(self, request: Request, reading: Coroutine[Any, Any, None]) -> None:
+        """Runs what reads every piece; the generations are closed then.
+
+        Raises:
+            ClientDisconnected: the client disconnected.
+            GLMMultiUserError: as for `pieces`.
+        """
         try:
-            await unless_disconnected(request, read())
+            await unless_disconnected(request, reading)
         finally:
             for generation in self.generations:
                 generation.close()
-        return list(zip(self.results(), pieces))
 
     def results(self) -> list[GenerationResult]:
         """Of all answers, once their last pieces have been read.

@@ -75,12 +75,13 @@ class DetokenizeResponse(BaseModel):
 @router.post("/tokenize", responses=ERRORS)
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     """The token ids of a text or of a conversation; a prompt may be longer than the model's."""
-    model = service_of(request).models.get(body.model)
+    service = service_of(request)
+    model = service.models.get(body.model)
     if body.messages is not None and body.prompt is None:
         wanted = GenerationRequest(
             messages=conversation(body.messages), tools=[one.offered() for one in body.tools or ()]
         )
-        tokens = await _run(wanted.length, lambda: list(wanted.token_ids(model.llm)))
+        tokens = list(await service.token_ids(model, wanted))
     elif body.prompt is not None and body.messages is None and not body.tools:
         text, tokenizer = body.prompt, _tokenizer_of(model, "prompt")
         tokens = await _run(len(text), lambda: tokenizer.encode(text))

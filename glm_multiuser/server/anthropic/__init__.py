@@ -1,0 +1,17 @@
+"""Anthropic's Messages API: `POST /v1/messages` and `/v1/messages/count_tokens`.
+
+An adapter: requests become chats, and are answered as those of `/v1/chat/completions` are.
+
+Where it differs from the original:
+
+- `model` may be left out: the first model of the server answers.
+- `metadata.user_id` names a session, whose answers share a slot; the header X-Session-Id goes
+  first.
+- More than Anthropic has: `seed`, `repetition_penalty`, `cache_prompt`, and `code` in errors.
+- Streamed tool calls come whole, at the end: before, it is not certain that they are calls.
+- `message_start` comes with the first token: then it is known how much of the prompt was cached.
+- Images, documents and tools that run on a server are rejected. Models do not think: `thinking`
+  can be "disabled" or "adaptive", and such blocks are ignored.
+"""
+
+from glm_multiuser.server.anthropic.routes import router as router

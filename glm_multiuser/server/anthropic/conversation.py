@@ -1,0 +1,118 @@
+"""From a request of the Messages API to a chat."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from glm_multiuser.server.anthropic.requests import (
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    TextBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool, chosen_tool
+from glm_multiuser.tokenizers.calls import write_json
+
+NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "response_format": "output_config.format",
+    "user": "metadata.user_id",
+}
+MODES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def as_chat(body: CountTokensRequest) -> Chat:
+    """The same request as a chat.
+
+    Raises:
+        APIError: 400, blocks that cannot be where they are.
+    """
+    messages, places = [], []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system)})
+        places.append("system")
+    for number, message in enumerate(body.messages):
+        for one in _chat_messages(message, f"messages[{number}]"):
+            messages.append(one)
+            places.append(f"messages[{number}]")
+    choice = body.tool_choice
+    one_call = choice is not None and choice.disable_parallel_tool_use
+    form = body.output_config and body.output_config.format
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": messages,
+        "tools": [chat_tool(tool, tool.input_schema) for tool in body.tools or ()] or None,
+        "tool_choice": _tool_choice(choice),
+        "parallel_tool_calls": False if one_call else None,
+        "response_format": _response_format(form) if form else None,
+        "continue_final_message": body.messages[-1].role == "assistant",
+    }
+    if isinstance(body, MessagesRequest):
+        fields.update(
+            body.sampling_fields(),
+            max_tokens=body.max_tokens,
+            stop=body.stop_sequences,
+            user=body.metadata and body.metadata.user_id,
+        )
+    return Chat(fields, NAMES, places)
+
+
+def _chat_messages(message: Message, place: str) -> list[dict[str, Any]]:
+    """One message, but every result is one, too, and comes before the text."""
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    texts: list[TextBlock] = []
+    for number, block in enumerate(message.content):
+        where = f"{place}.content[{number}]"
+        if isinstance(block, TextBlock):
+            texts.append(block)
+        elif isinstance(block, ToolUseBlock):
+            _check_role(message, "assistant", block.type, where)
+            try:
+                arguments = write_json(block.input)
+            except (ValueError, RecursionError) as error:
+                raise _invalid(where, f"{where}.input cannot be written as JSON: {error}") from None
+            calls.append(chat_call(block.id, block.name, arguments))
+        elif isinstance(block, ToolResultBlock):
+            _check_role(message, "user", block.type, where)
+            if texts:
+                raise _invalid(where, f"{where} is a tool_result; it must come before all texts")
+            content = _text(block.content or [])
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+    written: dict[str, Any] = {"role": message.role, "content": _text(texts)}
+    if calls:
+        written["tool_calls"] = calls
+    return [*results, written] if texts or not results else results
+
+
+def _check_role(message: Message, role: str, kind: str, where: str) -> None:
+    if message.role != role:
+        wanted = f"only a message of role {role!r} can have one"
+        raise _invalid(
+            where, f"{where} is a {kind} in a message of role {message.role!r}; {wanted}"
+        )
+
+
+def _invalid(field: str, message: str) -> APIError:
+    return APIError(400, BAD_REQUEST, message, field)
+
+
+def _text(blocks: list[TextBlock]) -> str:
+    return "".join(block.text for block in blocks)
+
+
+def _tool_choice(choice: Optional[ToolChoice]) -> Any:
+    if choice is None:
+        return None
+    return MODES[choice.type] if choice.name is None else chosen_tool(choice.name)
+
+
+def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
+    schema = {"name": "answer", "schema": wanted.get("schema"), "strict": True}
+    return {"type": wanted.get("type"), "json_schema": schema}

@@ -1,0 +1,143 @@
+"""Requests of other protocols as chats: all of them are answered as `/v1/chat/completions` is.
+
+Messages about errors name fields as the other protocol does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+
+from glm_multiuser.sampling import REPETITION_PENALTY_MAX
+from glm_multiuser.server.bodies import Seed, Temperature, TopP, problem_of
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.events import event
+from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.openai.chat import generation_request, start_chat
+from glm_multiuser.server.openai.fields import Strict
+from glm_multiuser.server.openai.generation_group import GenerationGroup
+from glm_multiuser.server.openai.requests import ChatRequest
+
+MESSAGE = re.compile(r"\bmessages(?:\[(\d+)\]|\.(\d+))")
+RUNS_NO_TOOL = "is a tool that runs on a server; this one runs no tools"
+
+
+class SamplingFields(Strict):
+    """What requests of other protocols have in common with a chat's; some are ours."""
+
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: Optional[int] = Field(None, ge=0, description="0: off.")
+    repetition_penalty: Optional[float] = Field(
+        None, gt=0, le=REPETITION_PENALTY_MAX, description="1: off."
+    )
+    seed: Seed = None
+    cache_prompt: Optional[bool] = Field(
+        None, description="false: does not use the session's prefix cache."
+    )
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """Of a chat."""
+        return self.model_dump(include=set(SamplingFields.model_fields))
+
+
+def chat_tool(tool: Any, parameters: Optional[dict[str, Any]]) -> dict[str, Any]:
+    """A tool of a chat, of one that has a name, a description and `strict`."""
+    named = {"name": tool.name, "description": tool.description}
+    function = {**named, "parameters": parameters, "strict": tool.strict}
+    return {"type": "function", "function": function}
+
+
+def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call of an assistant's message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def chosen_tool(name: str) -> dict[str, Any]:
+    """The `tool_choice` of a chat that must call this function."""
+    return {"type": "function", "function": {"name": name}}
+
+
+class AnswerEvents(AsyncIterable[dict[str, Any]]):
+    """Makes the events of one answer, each with its type, and what they are together.
+
+    Iterating raises GLMMultiUserError when the answer failed, or the server ended it.
+    """
+
+    async def encoded(self) -> AsyncIterator[bytes]:
+        """For an event stream."""
+        async for one in self:
+            yield event(one, one["type"])
+
+    async def read(self) -> None:
+        """Reads to the end of the answer. Raises as iterating does."""
+        async for _ in self:
+            pass
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A request in the form of a chat's.
+
+    Attributes:
+        fields: of `ChatRequest`; those that are None are left out.
+        names: what a field is called in the other protocol, where it has another name.
+        places: where each of its messages is in the other protocol's request.
+    """
+
+    fields: Mapping[str, Any]
+    names: Mapping[str, str]
+    places: Sequence[str]
+
+    async def start(self, request: Request) -> GenerationGroup:
+        """Puts it into the queue.
+
+        Raises:
+            APIError: a field that is not valid, or as `Service.start`.
+        """
+        try:
+            return await start_chat(request, self._body(), ("", ""))
+        except APIError as error:
+            raise self._renamed(error) from error
+
+    def generation_request(self) -> GenerationRequest:
+        """Its prompt.
+
+        Raises:
+            APIError: 400, a field that is not valid.
+        """
+        try:
+            return generation_request(self._body())
+        except APIError as error:
+            raise self._renamed(error) from error
+
+    def _body(self) -> ChatRequest:
+        given = {name: value for name, value in self.fields.items() if value is not None}
+        try:
+            return ChatRequest.model_validate(given)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            field, message = problem_of(problem, problem["loc"])
+            raise APIError(400, BAD_REQUEST, message, field) from error
+
+    def _renamed(self, error: APIError) -> APIError:
+        if error.field is None:
+            return error
+        field, message = self._rename(error.field), self._rename(str(error))
+        return APIError(error.status, error.code, message, field, error.retry_after)
+
+    def _rename(self, text: str) -> str:
+        """The text with the first name of a field that it has, as the other protocol calls it."""
+        message = MESSAGE.search(text)
+        if message is not None and int(message[1] or message[2]) < len(self.places):
+            place = self.places[int(message[1] or message[2])]
+            return text[: message.start()] + place + text[message.end() :]
+        words = re.search(rf"\b({'|'.join(self.names)})\b", text)
+        if words is None:
+            return text
+        return text[: words.start()] + self.names[words[1]] + text[words.end() :]

@@ -1,0 +1,69 @@
+"""From a request of `/v1/responses` to a chat, and from its response to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool, chosen_tool
+from glm_multiuser.server.responses_api.items import chat_messages
+from glm_multiuser.server.responses_api.requests import NamedFunction, ResponseRequest, TextFormat
+
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "logprobs": "include",
+}
+
+
+def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
+    """The same request as a chat.
+
+    Args:
+        body: of the request.
+        before: the messages of the previous response's conversation, and its answer.
+    """
+    instructions = []
+    if body.instructions is not None:
+        instructions.append({"role": "system", "content": body.instructions})
+    messages, places = chat_messages(body.input)
+    choice = body.tool_choice
+    fields = {
+        **body.sampling_fields(),
+        "model": body.model,
+        "messages": [*instructions, *before, *messages],
+        "tools": [chat_tool(tool, tool.parameters) for tool in body.tools or ()] or None,
+        "tool_choice": chosen_tool(choice.name) if isinstance(choice, NamedFunction) else choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body.text_format),
+        "max_tokens": body.max_output_tokens,
+        "stop": body.stop,
+        "logprobs": body.logprobs or None,
+        "top_logprobs": body.top_logprobs,
+        "user": body.user,
+    }
+    known = ["instructions"] * len(instructions) + ["previous_response_id"] * len(before)
+    return Chat(fields, NAMES, [*known, *places])
+
+
+def messages_after(chat: Chat, output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages that go before those of the next request: all but instructions."""
+    texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
+    calls = [
+        chat_call(item["call_id"], item["name"], item["arguments"])
+        for item in output
+        if item["type"] == "function_call"
+    ]
+    answer = {"role": "assistant", "content": "".join(texts), "tool_calls": calls or None}
+    messages = chat.fields["messages"][chat.places.count("instructions") :]
+    return [*messages, answer]
+
+
+def _response_format(wanted: Optional[TextFormat]) -> Optional[dict[str, Any]]:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "json_object"}
+    schema = wanted.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,95 @@
+"""Items of a request's input, and the messages of a chat that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Tag
+
+from glm_multiuser.server.openai.adapter import chat_call
+from glm_multiuser.server.openai.fields import Lenient, Only, OrText, one_of
+
+
+class TextPart(Lenient):
+    """A text: a client's, or that of an answer."""
+
+    type: Annotated[
+        Any, Only("input_text", "output_text", why="is no text; this server reads nothing else")
+    ]
+    text: str
+
+
+Texts = Annotated[list[TextPart], OrText(lambda text: {"type": "input_text", "text": text})]
+
+
+class MessageItem(Lenient):
+    """A message; its type may be left out."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+
+
+class CallItem(Lenient):
+    """A call, of an answer; `arguments` is the text of a JSON object."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutputItem(Lenient):
+    """What a call returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Texts
+
+
+class ReasoningItem(Lenient):
+    """What another model reasoned; ignored."""
+
+    type: Literal["reasoning"]
+
+
+InputItem = Annotated[
+    Union[
+        Annotated[MessageItem, Tag("message")],
+        Annotated[CallItem, Tag("function_call")],
+        Annotated[CallOutputItem, Tag("function_call_output")],
+        Annotated[ReasoningItem, Tag("reasoning")],
+    ],
+    one_of(
+        "must be an item of type message, function_call, function_call_output or reasoning; this "
+        "server reads nothing else",
+        default="message",
+    ),
+]
+
+
+def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], list[str]]:
+    """-> the messages of a chat, and where each of them is in the input.
+
+    Calls belong to the assistant's message before them.
+    """
+    messages: list[dict[str, Any]] = []
+    places: list[str] = []
+    for number, item in enumerate(items):
+        if isinstance(item, MessageItem):
+            messages.append({"role": item.role, "content": _text(item.content)})
+        elif isinstance(item, CallOutputItem):
+            content = _text(item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        elif isinstance(item, CallItem):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            call = chat_call(item.call_id, item.name, item.arguments)
+            messages[-1].setdefault("tool_calls", []).append(call)
+        places += [f"input[{number}]"] * (len(messages) - len(places))
+    return messages, places
+
+
+def _text(parts: Sequence[TextPart]) -> str:
+    return "".join(part.text for part in parts)

@@ -1,0 +1,110 @@
+"""`POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.events import EventStream
+from glm_multiuser.server.request_context import caller_of, session_of
+from glm_multiuser.server.responses import OPENAI_ERRORS
+from glm_multiuser.server.responses_api.conversation import as_chat, messages_after
+from glm_multiuser.server.responses_api.events import ResponseEvents
+from glm_multiuser.server.responses_api.requests import ResponseRequest
+from glm_multiuser.server.responses_api.response_models import DeletedResponse, ResponseCard
+from glm_multiuser.server.responses_api.store import ResponseStore
+
+router = APIRouter(tags=["responses"])
+
+
+@router.post(
+    "/v1/responses",
+    response_model=ResponseCard,
+    responses={200: {"content": {"text/event-stream": {}}}, **OPENAI_ERRORS},
+)
+async def responses(request: Request, body: ResponseRequest) -> Any:
+    """Answers the last item of a conversation.
+
+    With `stream` it is an event stream, from `response.created` to `response.completed`,
+    `response.incomplete` or `response.failed`.
+    """
+    store, user = _store_of(request), _user_of(request, body.user)
+    if body.store and user is None:
+        raise APIError(
+            400,
+            BAD_REQUEST,
+            "store is true; responses are stored for a session only: name it in the header "
+            "X-Session-Id or in user",
+            field="store",
+        )
+    before = _messages_before(store, user, body.previous_response_id)
+    chat = as_chat(body, before)
+    group = await chat.start(request)
+
+    def on_end(response: dict[str, Any]) -> None:
+        if body.store and user is not None:
+            store.put(user, response, messages_after(chat, response["output"]))
+
+    answer = ResponseEvents(group, body, on_end)
+    if body.stream:
+        return EventStream(answer.encoded(), group.generations, answer.error_event)
+    await group.run(request, answer.read())
+    return JSONResponse(answer.response)
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseCard, responses=OPENAI_ERRORS)
+async def stored_response(request: Request, response_id: str) -> Response:
+    """A stored response of the session that the header X-Session-Id names."""
+    found = _store_of(request).get(_user_of(request), response_id)
+    if found is None:
+        raise _not_found(response_id)
+    return Response(found.response, media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}", responses=OPENAI_ERRORS)
+async def delete_response(request: Request, response_id: str) -> DeletedResponse:
+    """Deletes a stored response of the session that the header X-Session-Id names."""
+    if not _store_of(request).delete(_user_of(request), response_id):
+        raise _not_found(response_id)
+    return DeletedResponse(id=response_id)
+
+
+def _store_of(request: Request) -> ResponseStore:
+    store: ResponseStore = request.app.state.response_store
+    return store
+
+
+def _user_of(request: Request, from_body: Optional[str] = None) -> Optional[str]:
+    return caller_of(request).user(session_of(request, from_body))
+
+
+def _not_found(response_id: str) -> APIError:
+    return APIError(
+        404,
+        "response_not_found",
+        f"this session has no stored response {response_id[:80]!r}",
+        field="response_id",
+    )
+
+
+def _messages_before(
+    store: ResponseStore, user: Optional[str], response_id: Optional[str]
+) -> Sequence[dict[str, Any]]:
+    if response_id is None:
+        return ()
+    found = store.get(user, response_id)
+    if found is None:
+        raise APIError(
+            400,
+            "previous_response_not_found",
+            f"previous_response_id is {response_id[:80]!r}; this session has no such stored "
+            "response",
+            field="previous_response_id",
+        )
+    messages: list[dict[str, Any]] = json.loads(found.messages)
+    return messages

@@ -1,0 +1,67 @@
+"""Stored responses, for `previous_response_id`, and to be read or deleted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+from glm_multiuser.server.settings import Limits
+
+
+class StoredResponse(NamedTuple):
+    """A response, and the messages that go before those of the next request, as JSON."""
+
+    response: bytes
+    messages: bytes
+
+
+class ResponseStore:
+    """Responses of every session, in memory. Lives on the event loop, so it needs no lock.
+
+    A session's user, `KEY/SESSION`, is part of every look-up: what belongs to another user is not
+    there. When all keys together store too much, the key that stores most loses the response that
+    it has not used for longest, so other keys' requests never take a key's equal share.
+
+    Args:
+        limits: how many bytes are stored.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limit = limits.response_bytes
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._bytes_of: Counter[str] = Counter()
+
+    def put(self, user: str, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
+        """Stores a response of this user."""
+        stored = StoredResponse(json.dumps(response).encode(), json.dumps(messages).encode())
+        self._stored[user, response["id"]] = stored
+        self._bytes_of[_key_of(user)] += sum(map(len, stored))
+        while sum(self._bytes_of.values()) > self._limit:
+            ((key, _),) = self._bytes_of.most_common(1)
+            self._forget(next(name for name in self._stored if _key_of(name[0]) == key))
+
+    def get(self, user: Optional[str], response_id: str) -> Optional[StoredResponse]:
+        """This user's response; None if there is none, or it belongs to another one."""
+        found = self._stored.get((user or "", response_id))
+        if found is not None:
+            self._stored.move_to_end((user or "", response_id))
+        return found
+
+    def delete(self, user: Optional[str], response_id: str) -> bool:
+        """Whether there was such a response of this user."""
+        if user is None or (user, response_id) not in self._stored:
+            return False
+        self._forget((user, response_id))
+        return True
+
+    def _forget(self, name: tuple[str, str]) -> None:
+        key = _key_of(name[0])
+        self._bytes_of[key] -= sum(map(len, self._stored.pop(name)))
+        if not self._bytes_of[key]:
+            del self._bytes_of[key]
+
+
+def _key_of(user: str) -> str:
+    return user.partition("/")[0]
