@@ -125,6 +125,8 @@ def test_a_stream_that_had_not_begun_goes_to_another_replica() -> None:
     [
         ("/v1/completions", {"error": {"type": "server_error", "param": None}}),
         ("/v2/models/m/generate_stream", {"code": "replica_ended"}),
+        ("/v1/messages", {"error": {"type": "api_error"}}),
+        ("/v1/responses", {"error": {"type": "server_error", "param": None}}),
         ("/", {"code": "replica_ended", "status": 502}),
     ],
 )
@@ -134,6 +136,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_event(path: str, error: dict[st
     first, last = events_of(answer.text)
     assert first == {"delta": "x"}
     assert "the replica of this response has ended" in json.dumps(last)
+    assert ("event: error\n" in answer.text) == path.startswith(("/v1/messages", "/v1/responses"))
     if isinstance(error.get("error"), dict):
         last, error = last["error"], {**error["error"], "code": "replica_ended"}
     assert {**last, **error} == last
@@ -222,6 +225,21 @@ def test_the_limit_of_a_key_holds_for_all_replicas_together() -> None:
     (refused,) = [answer for answer in answers if answer.status_code == 429]
     assert refused.json()["error"]["code"] == "key_busy"
     assert "retry-after" in refused.headers
+
+
+def test_a_stored_response_is_looked_for_where_its_session_is() -> None:
+    replicas = FakeReplicas(a=says("a"))
+    app = Ingress(replicas, Limits())
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for method in ("GET", "DELETE"):
+                for headers in ({"x-session-id": "me"}, {}):
+                    await client.request(method, "/v1/responses/resp_1", headers=headers)
+
+    asyncio.run(run())
+    assert [route.user for route in replicas.routes] == ["anonymous/me", ""] * 2
 
 
 def test_a_generation_of_the_step_api_never_begins_anew_elsewhere() -> None:

@@ -56,6 +56,7 @@ def make_request(path: str, body: Any, method: str = "POST", **headers: str) -> 
 
 
 INFER = {"inputs": [{"name": "prompt", "datatype": "BYTES", "shape": [1, 1], "data": ["ab"]}]}
+MESSAGES = {"max_tokens": 9, "messages": [{"role": "user", "content": "ab"}]}
 SEQUENCE = {"parameters": {"sequence_id": 7}}
 
 
@@ -66,6 +67,9 @@ SEQUENCE = {"parameters": {"sequence_id": 7}}
         (make_request("/v1/completions", {"prompt": "ab", "user": "u"}), "red/u"),
         (make_request("/v1/completions", {"prompt": "ab", "user": "u"}, x_session_id="h"), "red/h"),
         (make_request("/v1/completions", {"prompt": "ab"}), None),
+        (make_request("/v1/responses", {"input": "ab", "user": "u"}), "red/u"),
+        (make_request("/v1/messages", {**MESSAGES, "metadata": {"user_id": "u"}}), "red/u"),
+        (make_request("/v1/messages", MESSAGES, x_session_id="h"), "red/h"),
         (make_request("/", {"prompt": "ab"}, x_session_id="h"), "red/h"),
         (make_request(f"/v2/models/{MODEL}/generate", {"prompt": "ab", **SEQUENCE}), "red/7"),
         (
@@ -105,9 +109,9 @@ def test_the_ingress_knows_the_user_as_the_replica_does(
     assert found == (user or "")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"user": 3}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"user": 3, "metadata": 3}'])
 def test_a_body_that_cannot_be_read_has_no_user(body: bytes) -> None:
-    for path in ("/v1/completions", "/v2/models/m/infer", "/llm/generate"):
+    for path in ("/v1/completions", "/v1/messages", "/v2/models/m/infer", "/llm/generate"):
         user = user_of(path, Headers({}), body, Caller("red"), 1 << 20)
         assert user in ("", "red/None")
 

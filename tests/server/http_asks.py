@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
+import anthropic
 import httpx
 import openai
 
@@ -51,10 +52,14 @@ class Clients:
         self.openai = openai.OpenAI(
             base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE
         )
+        self.anthropic = anthropic.Anthropic(
+            base_url=url, api_key="none", max_retries=0, timeout=PATIENCE
+        )
 
     def close(self) -> None:
         self.http.close()
         self.openai.close()
+        self.anthropic.close()
 
     def ask(self, ask: Ask) -> Heard:
         """The whole answer, or as much of it as the client stayed for."""
@@ -99,6 +104,52 @@ def _chat_whole(clients: Clients, ask: Ask) -> Heard:
     )
     (choice,) = whole.choices
     return Heard(choice.message.content or "", choice.finish_reason)
+
+
+def _anthropic_messages(clients: Clients, ask: Ask) -> Heard:
+    sampling = dict(ask.sampling)
+    stream = clients.anthropic.messages.create(
+        model=MODEL,
+        messages=_messages(ask),
+        stream=True,
+        max_tokens=sampling.pop("max_tokens"),
+        metadata={"user_id": ask.session},
+        extra_body=sampling,
+    )
+    texts: list[str] = []
+    reason: Optional[str] = None
+    with stream:
+        for event in stream:
+            if len(texts) == ask.leave_after:
+                break
+            if event.type == "content_block_delta" and event.delta.type == "text_delta":
+                texts.append(event.delta.text)
+            elif event.type == "message_delta":
+                reason = event.delta.stop_reason
+    return Heard("".join(texts), reason)
+
+
+def _responses(clients: Clients, ask: Ask) -> Heard:
+    sampling = dict(ask.sampling)
+    stream = clients.openai.responses.create(
+        model=MODEL,
+        input=_messages(ask),
+        stream=True,
+        max_output_tokens=sampling.pop("max_tokens"),
+        user=ask.session or openai.omit,
+        extra_body=sampling,
+    )
+    texts: list[str] = []
+    status: Optional[str] = None
+    with stream:
+        for event in stream:
+            if len(texts) == ask.leave_after:
+                break
+            if event.type == "response.output_text.delta":
+                texts.append(event.delta)
+            elif event.type in ("response.completed", "response.incomplete"):
+                status = event.type
+    return Heard("".join(texts), status)
 
 
 def _events(clients: Clients, path: str, ask: Ask, body: dict[str, Any]) -> Iterator[Any]:
@@ -172,7 +223,7 @@ def _step(clients: Clients, ask: Ask) -> Heard:
         "max_length": 240,
     }
     texts: list[str] = []
-    while len(texts) != ask.leave_after:
+    while not texts or len(texts) != ask.leave_after:  # without a call there is no request
         response = clients.http.post("/llm/generate", json=body, headers=_headers(ask))
         response.raise_for_status()
         step = response.json()
@@ -185,10 +236,12 @@ def _step(clients: Clients, ask: Ask) -> Heard:
 PROTOCOLS: dict[str, Callable[[Clients, Ask], Heard]] = {
     "chat": _chat,
     "chat, whole": _chat_whole,
+    "messages": _anthropic_messages,
+    "responses": _responses,
     "generate_stream": _generate_stream,
     "infer": _infer,
     "simple": _simple,
     "step": _step,
 }
-CAN_BE_LEFT = ("chat", "generate_stream", "simple", "step")
+CAN_BE_LEFT = ("chat", "messages", "responses", "generate_stream", "simple", "step")
 """Whose clients can go away in the middle of an answer."""

@@ -62,10 +62,10 @@ def test_the_sequence_is_the_session(
 
 
 def test_a_session_that_cannot_be(server: InProcessServer) -> None:
-    body = {"inputs": [column("prompt", "q")], "parameters": {"sequence_id": "x" * 129}}
+    body = {"inputs": [column("prompt", "q")], "parameters": {"sequence_id": "x" * 257}}
     status, error = refusal(server, body)
     assert status == 400
-    assert "129 characters" in error
+    assert "257 characters" in error
 
 
 @pytest.mark.parametrize("path", ["infer", "generate", "generate_stream"])

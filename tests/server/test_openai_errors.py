@@ -65,7 +65,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["x"] * 17}, "stop"),
     ({"top_logprobs": 5}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"user": "x" * 129}, "user"),
+    ({"user": "x" * 257}, "user"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"logit_bias": {"500000": 100}}, "logit_bias"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),

@@ -50,5 +50,7 @@ def test_every_path_of_every_protocol_is_described() -> None:
             "paths"
         ]
     assert {"/", "/llm/generate", "/status", "/metrics", "/v1/chat/completions"} <= set(paths)
+    assert {"/v1/messages", "/v1/messages/count_tokens"} <= set(paths)
+    assert {"/v1/responses", "/v1/responses/{response_id}"} <= set(paths)
     assert {"/v2/health/ready", "/v2/models/{name}/infer"} <= set(paths)
     assert {"/health", "/ping", "/version", "/tokenize", "/detokenize"} <= set(paths)
