@@ -1,0 +1,136 @@
+"""Structured output and forced calls in `/v1/messages` and `/v1/responses`, as in the chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import jsonschema
+import openai
+import pytest
+from anthropic.types import ToolUseBlock
+from openai.types.responses import ResponseFunctionToolCall
+
+from tests.server.anthropic_reading import anthropic_client
+from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
+from tests.server.openai_reading import CHAT, ask, question, sync_client
+from tests.server.test_structured import FORMAT, NAMED, SCHEMA, TOOLS
+from tests.structured.random_model import chatglm3_llm
+
+NO_ARGUMENTS = {"type": "object"}
+FUNCTIONS = [
+    {**tool["function"], "parameters": tool["function"].get("parameters") or NO_ARGUMENTS}
+    for tool in TOOLS
+]
+SAMPLING: Any = {"extra_body": {"temperature": 1.0, "seed": 5}}
+ASKED: Any = {"messages": question("q"), "max_tokens": 300, "temperature": 1.0, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[InProcessServer]:
+    with in_process_server(mock_settings(users=4, max_queue=64), chatglm3_llm) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def messages(server: InProcessServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic_client(server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def responses(server: InProcessServer) -> Iterator[openai.OpenAI]:
+    with sync_client(server.url) as client:
+        yield client
+
+
+def test_json_is_that_of_the_chat(
+    server: InProcessServer, messages: anthropic.Anthropic, responses: openai.OpenAI
+) -> None:
+    text = ask(server.url, CHAT, response_format=FORMAT, **ASKED).choices[0].text
+    jsonschema.validate(json.loads(text), SCHEMA)
+    response = responses.responses.create(
+        model=MODEL,
+        input="q",
+        max_output_tokens=300,
+        text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}},
+        **SAMPLING,
+    )
+    answer = messages.messages.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "q"}],
+        max_tokens=300,
+        output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        **SAMPLING,
+    )
+    (block,) = answer.content
+    assert block.type == "text"
+    assert response.output_text == block.text == text
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_forced_calls_are_those_of_the_chat(
+    server: InProcessServer,
+    messages: anthropic.Anthropic,
+    responses: openai.OpenAI,
+    named: bool,
+) -> None:
+    choice = NAMED if named else "required"
+    offered = [{"type": "function", "function": function} for function in FUNCTIONS]
+    chat = ask(server.url, CHAT, tools=offered, tool_choice=choice, **ASKED).choices[0]
+    (call,) = chat.tool_calls
+    tools: Any = [{"type": "function", "strict": None, **function} for function in FUNCTIONS]
+    flat: Any = {"type": "function", "name": NAMED["function"]["name"]} if named else "required"
+    wanted: Any = {"type": "tool", "name": flat["name"]} if named else {"type": "any"}
+    body: Any = {"model": MODEL, "input": "q", "max_output_tokens": 300, **SAMPLING}
+    *_, last = responses.responses.create(tools=tools, tool_choice=flat, stream=True, **body)
+    assert last.type == "response.completed"
+    (item,) = last.response.output
+    assert isinstance(item, ResponseFunctionToolCall)
+    assert (item.name, item.arguments) == call
+    with messages.messages.stream(
+        model=MODEL,
+        messages=[{"role": "user", "content": "q"}],
+        max_tokens=300,
+        tools=[{"name": one["name"], "input_schema": one["parameters"]} for one in FUNCTIONS],
+        tool_choice=wanted,
+        **SAMPLING,
+    ) as stream:
+        answer = stream.get_final_message()
+    (block,) = answer.content
+    assert isinstance(block, ToolUseBlock)
+    assert (block.name, block.input) == (call[0], json.loads(call[1]))
+    assert answer.stop_reason == "tool_use"
+
+
+def test_a_call_that_is_cut_off(messages: anthropic.Anthropic, responses: openai.OpenAI) -> None:
+    answer = messages.messages.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "q"}],
+        max_tokens=8,
+        tools=[{"name": "get_weather", "input_schema": SCHEMA}],
+        tool_choice={"type": "any"},
+    )
+    assert answer.stop_reason == "max_tokens"
+    assert all(block.input == {} for block in answer.content if isinstance(block, ToolUseBlock))
+
+
+def test_what_cannot_be_served_is_named(
+    messages: anthropic.Anthropic, responses: openai.OpenAI
+) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError) as error:
+        responses.responses.create(model=MODEL, input="q", text=text)
+    assert error.value.param == "text.format"
+    with pytest.raises(openai.BadRequestError) as error:
+        responses.responses.create(model=MODEL, input="q", tool_choice="required")
+    assert error.value.param == "tool_choice"
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
+        messages.messages.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "q"}],
+            max_tokens=8,
+            output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}},
+        )
