@@ -186,7 +186,8 @@ class FakeServer:
         return self.process
 
     def state(self, model: str) -> str:
-        self._looks += 1
+        # A dead process is replaced first, however late the thread that sees it comes.
+        self._looks += self.process is not None or self._state != "READY"
         if self._looks > 20:
             self._stop.set()
         return self._state
