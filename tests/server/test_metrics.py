@@ -113,7 +113,7 @@ def test_every_way_to_be_refused_is_counted() -> None:
     settings = mock_settings(users=1, max_queue=1, limits={"requests_per_user": 1})
     with in_process_server(settings) as server:
         ask(server, "a" * 96)
-        post(server, "/", {"prompt": "ab"}, x_session_id="x" * 200)
+        post(server, "/", {"prompt": "ab"}, x_session_id="x" * 257)
         with SingleSteps():
             running = in_background(post, server, "/", {"prompt": "ab"}, x_session_id="me")
             wait_until(lambda: server.service.running == 1)

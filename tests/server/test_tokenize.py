@@ -13,9 +13,8 @@ from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.server.service import LONG_PROMPT
 from glm_multiuser.server.settings import ModelSettings
 from glm_multiuser.tokenizers import load_tokenizer
-from tests.engine.mock_runner import SEQ_LENGTH
 from tests.server.asking import KEYS, RED, post
-from tests.server.echoing import BYTES, END, MESSAGE, VOCAB, echo_llm
+from tests.server.echoing import BYTES, END, MESSAGE, SEQ_LENGTH, VOCAB, echo_llm
 from tests.server.in_process import (
     FOLDER,
     MODEL,
