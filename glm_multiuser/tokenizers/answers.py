@@ -141,9 +141,10 @@ class TaggedAnswerReader(AnswerReader):
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         try:
+            text = write_json(arguments)
             begun = BEGUN.match(written)
             if begun and read_json_arguments(begun.group(2)[: -len(AFTER)]) == arguments:
-                return ToolCall(name, begun.group(2)[: -len(AFTER)])
-            return ToolCall(name, write_json(arguments))
+                text = begun.group(2)[: -len(AFTER)]
+            return ToolCall(name, text)
         except ValueError:
             return None

@@ -82,9 +82,11 @@ def read_python_call(text: str) -> Optional[str]:
     if len(code) > LONGEST_CALL:
         return None
     written = JSON_CALL.fullmatch(code)
-    if written and read_json_arguments(written.group(1)) is not None:
-        return written.group(1)
+    values = read_json_arguments(written.group(1)) if written else None
     try:
+        if written and values is not None:
+            write_json(values)  # whether JSON can say it
+            return written.group(1)
         call = ast.parse(code, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             return None

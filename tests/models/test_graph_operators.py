@@ -129,5 +129,5 @@ def test_the_table_goes_between_the_markers(script: Any) -> None:
     new = script.replace_table(page, script.table(found))
     assert new.startswith(f"before\n{script.BEGIN}\n| operator | one | other |")
     assert new.endswith(f"{script.END}\nafter\n")
-    assert "| `MatMul` | x | x | Ascend, GPU, CPU |" in new
-    assert "| `NoSuchOperator` |  | x | **not stated** |" in new
+    assert "| `MatMul` | x | x | aclnn | Ascend, GPU, CPU |" in new
+    assert "| `NoSuchOperator` |  | x | aclnn | **not stated** |" in new

@@ -227,6 +227,7 @@ def status_of(**changes: Any) -> Callable[[Route], None]:
         "slots": [],
         "queue": {"waiting": 3, "limit": 64},
         "cache_bytes": {"reserved": 8_400_000_000, "resident": 96_300_000},
+        "sessions": {"in_memory": 3, "on_disk": 1500, "restored": 7},
         "tokens_per_second": {"now": 12.4, "last_minute": [0.0, 88.0, 12.4]},
         "totals": {"requests": 1234567, "tokens_generated": 0, "compiles_after_ready": 0},
     }

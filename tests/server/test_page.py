@@ -667,6 +667,7 @@ def test_the_panel_shows_the_start_and_the_other_users(visit: Visit) -> None:
     expect(panel.get_by_text("3 of 64")).to_be_visible()
     expect(panel.get_by_text("1,234,567")).to_be_visible()
     expect(panel.get_by_text("96 of 8,400 MB")).to_be_visible()
+    expect(panel.get_by_text("3 in memory, 1,500 on disk, 7 restored")).to_be_visible()
     for state, text in {"draining": "Finishing", "failed": "Failed"}.items():
         visit.page.route("**/status", status_of(state=state))
         expect(visit.page.get_by_text(text, exact=True)).to_be_visible()
