@@ -13,7 +13,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache
-from typing import Any
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +68,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     @cached_property
-    def _tokens(self) -> Any:
+    def _tokens(self) -> object:
         tokens = _Tokens(self._tokenizer, self.vocab_size)
         missing = [byte for byte in range(256) if bytes([byte]) not in tokens.ids]
         if missing:
@@ -160,6 +162,16 @@ class GrammarCompiler:
             ) from None
 
 
+class TokenMatcher(Protocol):
+    """What is used of llguidance's `LLMatcher`."""
+
+    def consume_token(self, token: int) -> bool: ...
+    def is_stopped(self) -> bool: ...
+    def compute_bitmask(self) -> bytes: ...
+    def is_error(self) -> bool: ...
+    def get_error(self) -> str: ...
+
+
 class GrammarMatcher:
     """Where one answer is in its grammar.
 
@@ -172,7 +184,7 @@ class GrammarMatcher:
 
     def __init__(
         self,
-        matcher: Any,
+        matcher: TokenMatcher,
         vocab_size: int,
         stop_token_ids: NDArray[np.intp],
         never: NDArray[np.intp],
@@ -253,7 +265,7 @@ class _Tokens:
         ordinary = [at for at in range(len(self.tokens)) if at not in special]
         return {self.tokens[at]: at for at in reversed(ordinary)}
 
-    def __call__(self, written: Any) -> list[int]:
+    def __call__(self, written: Union[str, bytes]) -> list[int]:
         """Ids that are exactly this text: the tokenizer's, or else the longest ones in turn."""
         content = written.encode("utf-8") if isinstance(written, str) else bytes(written)
         ids = self._tokenizer.encode_inside(content.decode("utf-8"))
@@ -271,14 +283,13 @@ class _Tokens:
         return ids
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     try:
-        import llguidance
+        return import_module("llguidance")
     except ImportError:
         raise InvalidParameterError(
             f"grammar needs the package llguidance, which is not installed: {INSTALL}", "grammar"
         ) from None
-    return llguidance
 
 
 @lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -100,7 +100,7 @@ def read_object(job: Job, line: str) -> Job:
         return replace(job, error=error)
 
 
-def _with_numbers(biases: dict[str, Any]) -> dict[Any, Any]:
+def _with_numbers(biases: Mapping[str, object]) -> dict[Union[int, str], object]:
     """JSON writes token ids as texts."""
     return {int(one) if one.isdecimal() else one: bias for one, bias in biases.items()}
 

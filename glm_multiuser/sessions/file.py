@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkstemp
 from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from glm_multiuser.errors import SessionError
 from glm_multiuser.sessions.session import TOKEN_BYTES, Session
@@ -122,7 +124,7 @@ def _sizes(path: Path, metadata: dict[str, Any]) -> tuple[int, list[int]]:
     return numbers[0], numbers[1:]
 
 
-def _digest(parts: list[Any]) -> str:
+def _digest(parts: Sequence[NDArray[np.uint8]]) -> str:
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from glm_multiuser.server.anthropic.requests import (
     CountTokensRequest,
@@ -107,7 +107,7 @@ def _text(blocks: list[TextBlock]) -> str:
     return "".join(block.text for block in blocks)
 
 
-def _tool_choice(choice: Optional[ToolChoice]) -> Any:
+def _tool_choice(choice: Optional[ToolChoice]) -> Union[str, dict[str, Any], None]:
     if choice is None:
         return None
     return MODES[choice.type] if choice.name is None else chosen_tool(choice.name)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from glm_multiuser.server.anthropic.conversation import as_chat
 from glm_multiuser.server.anthropic.events import MessageEvents, error_event, ping_event
@@ -23,7 +21,7 @@ router = APIRouter(tags=["anthropic"])
     response_model=MessageCard,
     responses={200: {"content": {"text/event-stream": {}}}, **ANTHROPIC_ERRORS},
 )
-async def messages(request: Request, body: MessagesRequest) -> Any:
+async def messages(request: Request, body: MessagesRequest) -> Response:
     """Answers the last message of a conversation.
 
     With `stream` it is an event stream, from `message_start` to `message_stop`.

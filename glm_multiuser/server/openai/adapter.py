@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 from pydantic import Field, ValidationError
 from starlette.requests import Request
@@ -46,8 +46,19 @@ class SamplingFields(Strict):
         return self.model_dump(include=set(SamplingFields.model_fields))
 
 
-def chat_tool(tool: Any, parameters: Optional[dict[str, Any]]) -> dict[str, Any]:
-    """A tool of a chat, of one that has a name, a description and `strict`."""
+class NamedTool(Protocol):
+    """What tools of other protocols have in common with a chat's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> Optional[str]: ...
+    @property
+    def strict(self) -> Optional[bool]: ...
+
+
+def chat_tool(tool: NamedTool, parameters: Optional[dict[str, Any]]) -> dict[str, Any]:
+    """A tool of a chat."""
     named = {"name": tool.name, "description": tool.description}
     function = {**named, "parameters": parameters, "strict": tool.strict}
     return {"type": "function", "function": function}

@@ -27,7 +27,7 @@ router = APIRouter(tags=["responses"])
     response_model=ResponseCard,
     responses={200: {"content": {"text/event-stream": {}}}, **OPENAI_ERRORS},
 )
-async def responses(request: Request, body: ResponseRequest) -> Any:
+async def responses(request: Request, body: ResponseRequest) -> Response:
     """Answers the last item of a conversation.
 
     With `stream` it is an event stream, from `response.created` to `response.completed`,
