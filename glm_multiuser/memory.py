@@ -228,7 +228,7 @@ def check_cache_memory(config: AnyModelConfig, engine: EngineConfig) -> None:
 
 
 def cache_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """The most that everybody's caches take."""
+    """The most that the caches of all users take."""
     caches = engine.users * user_bytes(config, engine)
     return caches if engine.cache_limit is None else min(caches, engine.cache_limit)
 

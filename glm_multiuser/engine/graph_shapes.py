@@ -48,7 +48,7 @@ def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
     """How many users the decode graphs serve: at most three sizes, however many users there are.
 
     A graph for fewer than all users copies their rows out of the caches, which pays up to about a
-    third of them, and only if one cell holds everybody.
+    third of them, and only if one cell holds all users.
     """
     users = layout.users
     if len(layout.sizes) > 1:
@@ -60,7 +60,7 @@ def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
 def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
     """How many prompts of one length the prefill graphs take in: one, and as many as pay.
 
-    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds everybody.
+    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds all users.
     """
     if len(layout.sizes) > 1:
         return (1,)

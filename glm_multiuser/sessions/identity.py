@@ -1,4 +1,4 @@
-"""Whose a session is: a keyed hash, so that nobody can compute the name of another's file."""
+"""Whose a session is: a keyed hash, so that no one can compute the name of another's file."""
 
 from __future__ import annotations
 
