@@ -11,6 +11,7 @@ the part that knows the device; what an Ascend card makes of them is not seen he
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -41,13 +42,11 @@ NO_OPERATORS = {"Depend", "Load", "MakeTuple", "Return", "TupleGetItem", "Update
 DOCUMENTED_AS = {"Muls": "mul", "SumExt": "sum"}
 """Operators without a documentation of their own -> the function of `mindspore.ops` behind them."""
 
-ACLOP = {
-    *("Argmax", "Gather", "LayerNorm", "ReduceMean", "ScatterNdAdd", "ScatterUpdate", "Split"),
-    "StridedSlice",
-}
-"""Operators whose kernel on Ascend is of the older kind; `make ascend-dryrun` prints them."""
+KERNELS = Path(__file__).resolve().parent / "ascend_dryrun" / "kernels.json"
+"""Kinds of kernels by operator; `python -m scripts.ascend_dryrun --write` finds them."""
 
 NO_KERNEL = {"Reshape"}
+"""Operators that a card does nothing for."""
 
 BLOCK_LENGTH, SEQ_LENGTH, USERS = 16, 24, 8
 """Two blocks of positions, prompts of two lengths, and decode steps of a few users and of all."""
@@ -161,6 +160,7 @@ def _platforms_in(text: Optional[str]) -> tuple[str, ...]:
 
 def table(found: Mapping[str, Iterable[str]]) -> str:
     """Operators as rows, families as columns, and the documented platforms."""
+    kernels = json.loads(KERNELS.read_text(encoding="utf-8"))
     lines = [
         f"| operator | {' | '.join(found)} | kernel | documented for |",
         f"| --- | {' | '.join(':---:' for _ in found)} | --- | --- |",
@@ -168,7 +168,7 @@ def table(found: Mapping[str, Iterable[str]]) -> str:
     for operator in sorted(set().union(*found.values())):
         used = " | ".join("x" if operator in one else "" for one in found.values())
         documented = ", ".join(platforms(operator)) or "**not stated**"
-        kernel = "" if operator in NO_KERNEL else "aclop" if operator in ACLOP else "aclnn"
+        kernel = "" if operator in NO_KERNEL else kernels.get(operator, "**not found**")
         lines.append(f"| `{operator}` | {used} | {kernel} | {documented} |")
     lines.append("")
     lines.append(f"Graphs and documentation of MindSpore {mindspore.__version__}.")

@@ -18,20 +18,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from glm_multiuser.device_thread import DEVICE_THREAD
 from scripts.ascend_dryrun import stubs
 from scripts.ascend_dryrun.graphs import NO_SESSION, one_line
-
-
-class Invented(ops.PrimitiveWithInfer):
-    """An operator that no device has."""
-
-    def __init__(self) -> None:
-        super().__init__("Invented")
-        self.init_prim_io_names(inputs=["x"], outputs=["y"])
-
-    def infer_shape(self, x: Any) -> Any:
-        return x
-
-    def infer_dtype(self, x: Any) -> Any:
-        return x
+from scripts.ascend_dryrun.invented import Invented
 
 
 class Calls(nn.Cell):

@@ -42,11 +42,19 @@ class Outcome:
     problems: list[str]
 
 
-def compile_family(folder: Path, soc: str, jit_level: str, family: str) -> Outcome:
-    """Every graph of a family; with O2 only those of the first layout."""
-    layouts = LAYOUTS if jit_level == "O0" else LAYOUTS[:1]
+def compile_family(
+    folder: Path, soc: str, jit_level: str, family: str, broken: bool = False
+) -> Outcome:
+    """Every graph of a family; with O2 only those of the first layout.
+
+    Args:
+        broken: with an invented operator in the place of softmax, which must be a problem; only
+            the first layout.
+    """
+    layouts = LAYOUTS if jit_level == "O0" and not broken else LAYOUTS[:1]
+    options = ["--broken"] if broken else []
     started = time.monotonic()
-    lines, text, code = start("graphs", folder, soc, jit_level, family, *layouts)
+    lines, text, code = start("graphs", folder, soc, jit_level, family, *layouts, *options)
     found = log.read(text)
     problems = [
         f"{line['layout']}, {line['graph']}: {line['problem']}" for line in lines if line["problem"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.ascend_dryrun import log, stubs
+from scripts.ascend_dryrun import kernels, log, stubs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,12 +55,42 @@ def test_a_stub_is_a_function_of_its_name() -> None:
     }
 
 
+def test_a_kernel_that_is_not_the_recorded_one_is_a_difference() -> None:
+    kept = {"Gather": "aclop", "MatMul": "aclnn"}
+    found = kernels.of([{"MatMul": "aclnn"}, {"MatMul": "aclop", "Add": "aclnn"}])
+    assert found == {"Add": "aclnn", "MatMul": "aclnn, aclop"}
+    changed = [
+        "Add: the kernel is aclnn, recorded is none",
+        "MatMul: the kernel is aclnn, aclop, recorded is aclnn",
+    ]
+    assert kernels.differences(found, kept, is_part=True) == changed
+    gone = "Gather: the kernel is none, recorded is aclop"
+    assert kernels.differences(found, kept, is_part=False) == [changed[0], gone, changed[1]]
+    assert kernels.differences(kept, kept, is_part=False) == []
+
+
+def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    if not all(map(shutil.which, ("g++", "nm"))):
+        pytest.skip("there is no g++ or no nm to build the stubs with")
+    command = [sys.executable, "-m", "scripts.ascend_dryrun", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.rare
+@pytest.mark.timeout(3600)
+def test_an_operator_without_a_kernel_in_the_portable_backend_fails() -> None:
+    result = dry_run("--family", "Qwen3", "--soc", "ascend910b", "--broken")
+    assert result.returncode == 1
+    assert "ascend910b O0: what must be noticed is noticed" in result.stdout
+    assert "1 of 1 have problems" in result.stderr
+    reason = "needs to be supplemented with an adapter.*Invented-op"
+    for graph in ("prefill", "decode"):
+        assert re.search(f"ascend910b O0 Qwen3: .*{graph}.*{reason}", result.stdout)
+
+
 @pytest.mark.rare
 @pytest.mark.timeout(3 * 3600)
 def test_every_graph_gets_a_kernel_of_the_card() -> None:
-    if not all(map(shutil.which, ("g++", "nm"))):
-        pytest.skip("there is no g++ or no nm to build the stubs with")
-    command = [sys.executable, "-m", "scripts.ascend_dryrun"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = dry_run()
     assert result.returncode == 0, result.stdout + result.stderr
     assert "every operator has a kernel for the card" in result.stdout
