@@ -39,7 +39,7 @@ BEGIN, END = "<!-- operators: begin -->", "<!-- operators: end -->"
 NO_OPERATORS = {"Depend", "Load", "MakeTuple", "Return", "TupleGetItem", "UpdateState"}
 """Nodes that order others or hold them together, and compute nothing."""
 
-DOCUMENTED_AS = {"Muls": "mul", "SumExt": "sum"}
+DOCUMENTED_AS = {"MeanExt": "mean", "Muls": "mul", "SumExt": "sum"}
 """Operators without a documentation of their own -> the function of `mindspore.ops` behind them."""
 
 KERNELS = Path(__file__).resolve().parent / "ascend_dryrun" / "kernels.json"

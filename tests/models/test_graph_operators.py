@@ -130,4 +130,4 @@ def test_the_table_goes_between_the_markers(script: Any) -> None:
     assert new.startswith(f"before\n{script.BEGIN}\n| operator | one | other |")
     assert new.endswith(f"{script.END}\nafter\n")
     assert "| `MatMul` | x | x | aclnn | Ascend, GPU, CPU |" in new
-    assert "| `NoSuchOperator` |  | x | aclnn | **not stated** |" in new
+    assert "| `NoSuchOperator` |  | x | **not found** | **not stated** |" in new

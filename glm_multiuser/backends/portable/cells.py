@@ -7,7 +7,7 @@ from typing import Optional
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 
 from glm_multiuser.backends.portable.attention import Attention
 from glm_multiuser.backends.portable.types import tensor_type, zeros
@@ -199,14 +199,13 @@ class RMSNormed(nn.Cell):
     def __init__(self, epsilon: float, backend: PortableBackend) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.mean = ops.ReduceMean(keep_dims=True)
         self.rsqrt = ops.Rsqrt()
         self.softmax_type = tensor_type(backend.softmax_dtype)
         self.compute_type = tensor_type(backend.dtype)
 
     def construct(self, x: Tensor, weight: Tensor) -> Tensor:
         x = ops.cast(x, self.softmax_type)
-        y = x * self.rsqrt(self.mean(x * x, -1) + self.epsilon) * weight
+        y = x * self.rsqrt(mint.mean(x * x, -1, True) + self.epsilon) * weight
         return ops.cast(y, self.compute_type)
 
 
