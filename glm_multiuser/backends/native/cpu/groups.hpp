@@ -142,16 +142,24 @@ struct Quad {
   }
 };
 
-// Memory behind what is read is asked for early.
-constexpr int64_t GROUPS_AHEAD = 4096;  // bytes
+// Memory behind what is read is asked for early, so many bytes behind it. Of two panels that are read
+// side by side, the second lies behind the first: at their end, what is wanted next lies behind both.
+constexpr int64_t GROUPS_AHEAD = 4096;
+
+template <class T>
+inline int64_t groups_ahead(const glm::LinearPanel& panel, int64_t part) {
+  const int64_t rest = (panel.depth / PART - part - 1) * T::type.part_bytes();
+  return GROUPS_AHEAD + (rest < GROUPS_AHEAD ? panel.bytes : 0);
+}
 
 // One part of a panel: V vectors of columns from `column` on. Vectors that the panel has not are
-// those of the next one, so many `bytes` behind it. Calls group(a, b, each) for each group: a(v) and
+// those of the next one, so many `bytes` behind it. `ahead` is how far behind what is read memory is
+// asked for. Calls group(a, b, each) for each group: a(v) and
 // b(v) are its two numbers, and each(use) calls use(quads) for every four inputs, with their numbers
 // as they are stored, one in each byte.
 template <class T, int V, class Group>
 inline INLINE void read_part(const char* panel, int64_t part, int column, int64_t bytes,
-                             Group group) {
+                             int64_t ahead, Group group) {
   constexpr GroupType type = T::type;
   constexpr int UPPER = type.bits - 4, QUADS = type.bits == 8 ? 1 : 2;
   constexpr int OF_PANEL = PANEL / WIDTH;
@@ -172,8 +180,8 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
       }
       for (int i = 0; i < type.words(); ++i) {
         for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
-          __builtin_prefetch(words + behind(v) + GROUPS_AHEAD, 0, 3);
-          __builtin_prefetch(words + behind(v) + GROUPS_AHEAD + 64, 0, 3);
+          __builtin_prefetch(words + behind(v) + ahead, 0, 3);
+          __builtin_prefetch(words + behind(v) + ahead + 64, 0, 3);
         }
 #pragma GCC unroll 2
         for (int half = 0; half < QUADS; ++half) {
@@ -197,9 +205,9 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
 // As `read_part`, but calls use(input, values) for each input.
 template <class T, int V, class Use>
 inline INLINE void widen_part(const char* panel, int64_t part, int column, int64_t bytes,
-                              Use use) {
+                              int64_t ahead, Use use) {
   int input = 0;
-  read_part<T, V>(panel, part, column, bytes, [&](auto scale, auto minimum, auto each) INLINE {
+  const auto group = [&](auto scale, auto minimum, auto each) INLINE {
     vec a[V], b[V];
     for (int v = 0; v < V; ++v) a[v] = scale(v);
     for (int v = 0; v < V; ++v) b[v] = minimum(v);
@@ -213,7 +221,8 @@ inline INLINE void widen_part(const char* panel, int64_t part, int column, int64
         use(input++, w);
       }
     });
-  });
+  };
+  read_part<T, V>(panel, part, column, bytes, ahead, group);
 }
 
 // WIDTH columns of one input.
@@ -245,7 +254,7 @@ vec widen_input(const char* panel, int64_t input, int column) {
 template <class T, int V>
 void widen_columns(const char* panel, int64_t first, int64_t count, int column, float* to) {
   for (int64_t part = first; part < first + count; ++part)
-    widen_part<T, V>(panel, part, column, 0, [&](int, const vec* w) {
+    widen_part<T, V>(panel, part, column, 0, GROUPS_AHEAD, [&](int, const vec* w) {
       for (int v = 0; v < V; ++v) store(to + v * WIDTH, w[v]);
       to += V * WIDTH;
     });

@@ -20,7 +20,8 @@ void few_rows(const LinearPanel& panel) {
     vec sums[M][V] = {};
     for (int64_t part = 0; part < panel.depth / PART; ++part) {
       const auto* weight = (const char*)panel.weight;
-      widen_part<T, V>(weight, part, column, panel.bytes, [&](int input, const vec* w) {
+      const int64_t ahead = groups_ahead<T>(panel, part);
+      widen_part<T, V>(weight, part, column, panel.bytes, ahead, [&](int input, const vec* w) {
         add<M, V>(x + input, width, w, sums);
       });
       x += PART;

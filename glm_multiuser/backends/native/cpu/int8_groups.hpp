@@ -59,7 +59,7 @@ void unpack_panel(const char* panel, int64_t depth, char* to) {
     to += 4 * PANEL;
   };
   for (int64_t part = 0; part < depth / PART; ++part)
-    read_part<T, V>(panel, part, 0, 0, [&](auto a, auto b, auto each) INLINE {
+    read_part<T, V>(panel, part, 0, 0, GROUPS_AHEAD, [&](auto a, auto b, auto each) INLINE {
       put(a);
       if (T::minimum != 0) put([&](int v) INLINE { return with_sign<T>(b(v)); });
       each([&](const uvec* quads) INLINE {
@@ -171,7 +171,7 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
   for (int64_t part = 0; part < panel.depth / PART; ++part) {
     for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
     ahead += ahead_bytes;
-    read_part<T, V>(weight, part, column, panel.bytes, [&](auto a, auto b, auto each) INLINE {
+    const auto group = [&](auto a, auto b, auto each) INLINE {
       ivec dots[M][V];
       for (int m = 0; m < M; ++m) {
         const auto start = load_as<int32_t>(starts + m * panel.row_bytes);
@@ -194,7 +194,9 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
         }
       }
       starts += sizeof(GroupStart);
-    });
+    };
+    const int64_t in_memory = groups_ahead<T>(panel, part);
+    read_part<T, V>(weight, part, column, panel.bytes, in_memory, group);
   }
   for (int m = 0; m < M; ++m)
     finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);
