@@ -26,6 +26,7 @@ from glm_multiuser.server.keys import KeyRing
 from glm_multiuser.server.kserve import routes as kserve
 from glm_multiuser.server.middleware import GuardMiddleware
 from glm_multiuser.server.request_log import RequestLogMiddleware
+from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.service import Service
 from glm_multiuser.server.settings import ServerSettings
 
@@ -62,7 +63,7 @@ def create_app(service: Service) -> ASGIApp:
     app.state.service = service
     entries = step.Entries(service.settings.limits)
     app.state.step_entries = entries
-    app.state.response_store = responses_api.ResponseStore(service.settings.limits)
+    app.state.response_store = ResponseStore(service.settings.limits)
     service.metrics.step_entries.set_function(lambda: len(entries))
     for protocol in (openai, responses_api, anthropic, kserve, step, simple, status, health):
         app.include_router(protocol.router)

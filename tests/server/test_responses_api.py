@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from glm_multiuser.server.responses_api.store import ResponseStore
+from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.settings import Limits
 from tests.server.anthropic_reading import named_events
 from tests.server.asking import FAILS, KEYS, get, llm_that_fails, post

@@ -4,81 +4,88 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from glm_multiuser.answer import GenerationResult, Usage
+from glm_multiuser.answer import GenerationResult, Piece, Usage
 from glm_multiuser.server.errors import APIError, anthropic_body
 from glm_multiuser.server.events import event
-from glm_multiuser.server.openai.adapter import AnswerEvents
+from glm_multiuser.server.openai.answer_parts import AnswerEvents, Event
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.tokenizers.calls import read_json_arguments
 
-Event = dict[str, Any]
 PING = {"type": "ping"}
 
 
 class MessageEvents(AnswerEvents):
-    """Makes the events of one answer.
-
-    Args:
-        group: with its generation.
+    """Makes the events of one answer; the first one has the counts of the prompt's tokens.
 
     Attributes:
         message: what the events so far make.
     """
 
     def __init__(self, group: GenerationGroup) -> None:
-        self._group = group
+        super().__init__(group)
+        self._content: list[dict[str, Any]] = []
+        self._arguments = ""
         self.message: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
             "model": group.head["model"],
-            "content": [],
+            "content": self._content,
             "stop_reason": None,
             "stop_sequence": None,
         }
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """The first one has the counts of the prompt's tokens."""
-        content: list[dict[str, Any]] = self.message["content"]
-        generation = self._group.generations[0]
-        begun = False
-        async for _, piece in self._group.pieces():
-            if not begun:
-                begun = True
-                usage = {**_usage(generation.usage), "output_tokens": 0}
-                yield {
-                    "type": "message_start",
-                    "message": {**self.message, "content": [], "usage": usage},
-                }
-                yield PING
-            if piece.text:
-                if not content:
-                    content.append({"type": "text", "text": ""})
-                    yield _start(0, dict(content[0]))
-                content[0]["text"] += piece.text
-                yield _delta(0, {"type": "text_delta", "text": piece.text})
-        if content:
-            yield _stop(0)
-        (result,) = self._group.results()
-        for call in result.tool_calls:
-            place = len(content)
-            block = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex}", "name": call.name}
-            # An answer that max_tokens ends may end in a call: then there is no JSON.
-            content.append({**block, "input": read_json_arguments(call.arguments) or {}})
-            yield _start(place, {**block, "input": {}})
-            yield _delta(place, {"type": "input_json_delta", "partial_json": call.arguments})
-            yield _stop(place)
+    def begin(self) -> Iterable[Event]:
+        usage = {**_usage(self.group.generations[0].usage), "output_tokens": 0}
+        message = {**self.message, "content": [], "usage": usage}
+        return {"type": "message_start", "message": message}, PING
+
+    def begin_text(self) -> Iterable[Event]:
+        return [self._begin({"type": "text", "text": ""})]
+
+    def add_text(self, piece: Piece) -> Iterable[Event]:
+        self._content[-1]["text"] += piece.text
+        return [self._delta({"type": "text_delta", "text": piece.text})]
+
+    def end_text(self, is_cut: bool) -> Iterable[Event]:
+        return [self._block_event("stop")]
+
+    def begin_call(self, name: str) -> Iterable[Event]:
+        self._arguments = ""
+        call_id = f"toolu_{uuid.uuid4().hex}"
+        return [self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})]
+
+    def add_arguments(self, text: str) -> Iterable[Event]:
+        self._arguments += text
+        return [self._delta({"type": "input_json_delta", "partial_json": text})]
+
+    def end_call(self) -> Iterable[Event]:
+        self._content[-1]["input"] = read_json_arguments(self._arguments) or {}
+        return [self._block_event("stop")]
+
+    def end(self, result: GenerationResult) -> Iterable[Event]:
         end = {"stop_reason": _stop_reason(result), "stop_sequence": None}
         if end["stop_reason"] == "stop_sequence":
             end["stop_sequence"] = result.stop_string
         self.message.update(end, usage=_usage(result.usage))
-        yield {"type": "message_delta", "delta": end, "usage": self.message["usage"]}
-        yield {"type": "message_stop"}
+        usage = self.message["usage"]
+        return {"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}
+
+    def _begin(self, block: dict[str, Any]) -> Event:
+        self._content.append(block)
+        return self._block_event("start", content_block={**block})
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return self._block_event("delta", delta=delta)
+
+    def _block_event(self, kind: str, **fields: Any) -> Event:
+        index = len(self._content) - 1
+        return {"type": f"content_block_{kind}", "index": index, **fields}
 
 
 def error_event(error: APIError) -> bytes:
@@ -89,18 +96,6 @@ def error_event(error: APIError) -> bytes:
 def ping_event() -> ServerSentEvent:
     """What keeps the connection alive."""
     return ServerSentEvent(json.dumps(PING), event="ping", sep="\n")
-
-
-def _start(index: int, block: dict[str, Any]) -> Event:
-    return {"type": "content_block_start", "index": index, "content_block": block}
-
-
-def _delta(index: int, delta: dict[str, Any]) -> Event:
-    return {"type": "content_block_delta", "index": index, "delta": delta}
-
-
-def _stop(index: int) -> Event:
-    return {"type": "content_block_stop", "index": index}
 
 
 def _stop_reason(result: GenerationResult) -> str:

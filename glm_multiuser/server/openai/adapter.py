@@ -6,7 +6,7 @@ Messages about errors name fields as the other protocol does.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Protocol
 
@@ -16,7 +16,6 @@ from starlette.requests import Request
 from glm_multiuser.sampling import REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import Seed, Temperature, TopP, problem_of
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
-from glm_multiuser.server.events import event
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.chat import generation_request, start_chat
 from glm_multiuser.server.openai.fields import Strict
@@ -72,23 +71,6 @@ def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 def chosen_tool(name: str) -> dict[str, Any]:
     """The `tool_choice` of a chat that must call this function."""
     return {"type": "function", "function": {"name": name}}
-
-
-class AnswerEvents(AsyncIterable[dict[str, Any]]):
-    """Makes the events of one answer, each with its type, and what they are together.
-
-    Iterating raises GLMMultiUserError when the answer failed, or the server ended it.
-    """
-
-    async def encoded(self) -> AsyncIterator[bytes]:
-        """For an event stream."""
-        async for one in self:
-            yield event(one, one["type"])
-
-    async def read(self) -> None:
-        """Reads to the end of the answer. Raises as iterating does."""
-        async for _ in self:
-            pass
 
 
 @dataclass(frozen=True)

@@ -16,4 +16,3 @@ Where it differs from the original:
 """
 
 from glm_multiuser.server.responses_api.routes import router as router
-from glm_multiuser.server.responses_api.store import ResponseStore as ResponseStore

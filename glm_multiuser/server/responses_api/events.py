@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Callable
 
-from glm_multiuser.answer import Piece
+from glm_multiuser.answer import GenerationResult, Piece, Usage
 from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.events import event
-from glm_multiuser.server.openai.adapter import AnswerEvents
+from glm_multiuser.server.openai.answer_parts import AnswerEvents, Event
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.server.openai.logprobs import chat_logprobs
 from glm_multiuser.server.responses_api.requests import ResponseRequest
+from glm_multiuser.tokenizers.calls import read_json_arguments
 
-Event = dict[str, Any]
 ECHOED = {
     *("instructions", "max_output_tokens", "previous_response_id", "temperature", "tool_choice"),
     *("top_logprobs", "top_p", "user"),
@@ -43,40 +44,64 @@ class ResponseEvents(AnswerEvents):
         body: ResponseRequest,
         on_end: Callable[[dict[str, Any]], None],
     ) -> None:
+        super().__init__(group, body.logprobs)
         self.response = _begun(body, group.head)
-        self._group = group
-        self._tokens = group.tokens() if body.logprobs else None
+        self._output: list[dict[str, Any]] = self.response["output"]
+        self._tokens = group.tokens()
         self._on_end = on_end
         self._numbers = itertools.count()
-        self._text = ""
-        self._logprobs: list[dict[str, Any]] = []
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Every event, as it comes."""
-        yield self._event("created", response={**self.response, "output": []})
-        yield self._event("in_progress", response={**self.response, "output": []})
-        output: list[dict[str, Any]] = self.response["output"]
-        async for _, piece in self._group.pieces():
-            logprobs = self._logprobs_of(piece)
-            if piece.text or logprobs:
-                for one in () if output else self._begin_message():
-                    yield one
-                self._text += piece.text
-                new = [_without_bytes(one) for one in logprobs]
-                yield self._part_event("output_text.delta", delta=piece.text, logprobs=new)
-        (result,) = self._group.results()
-        status = "incomplete" if result.finish_reason == "length" else "completed"
-        if not (output or result.tool_calls):
-            for one in self._begin_message():
-                yield one
-        for one in self._end_message(status) if output else ():
+        for kind in ("created", "in_progress"):
+            yield self._event(kind, response={**self.response, "output": []})
+        async for one in super().__aiter__():
             yield one
-        for call in result.tool_calls:
-            for one in self._call(call.name, call.arguments):
-                yield one
-        if status == "incomplete":
+
+    def begin(self) -> Iterable[Event]:
+        return ()
+
+    def begin_text(self) -> Iterable[Event]:
+        content = [{"type": "output_text", "annotations": [], "logprobs": [], "text": ""}]
+        message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+        yield self._begin_item({**message, "content": content}, content=[])
+        yield self._part_event("content_part.added", part=copy.deepcopy(content[0]))
+
+    def add_text(self, piece: Piece) -> Iterable[Event]:
+        part, logprobs = self._output[-1]["content"][0], self._logprobs_of(piece)
+        part["text"] += piece.text
+        part["logprobs"] += logprobs
+        new = list(map(_without_bytes, logprobs))
+        yield self._part_event("output_text.delta", delta=piece.text, logprobs=new)
+
+    def end_text(self, is_cut: bool) -> Iterable[Event]:
+        part = self._output[-1]["content"][0]
+        logprobs = list(map(_without_bytes, part["logprobs"]))
+        yield self._part_event("output_text.done", text=part["text"], logprobs=logprobs)
+        yield self._part_event("content_part.done", part=part)
+        yield self._end_item(is_cut)
+
+    def begin_call(self, name: str) -> Iterable[Event]:
+        ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex}"}
+        yield self._begin_item({**ids, "type": "function_call", "name": name, "arguments": ""})
+
+    def add_arguments(self, text: str) -> Iterable[Event]:
+        self._output[-1]["arguments"] += text
+        yield self._item_event("function_call_arguments.delta", delta=text)
+
+    def end_call(self) -> Iterable[Event]:
+        name, arguments = self._output[-1]["name"], self._output[-1]["arguments"]
+        yield self._item_event("function_call_arguments.done", name=name, arguments=arguments)
+        yield self._end_item(read_json_arguments(arguments) is None)
+
+    def end(self, result: GenerationResult) -> Iterable[Event]:
+        is_cut = result.finish_reason == "length"
+        if not self._output:
+            yield from self.begin_text()
+            yield from self.end_text(is_cut)
+        if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        self.response.update(status=status, usage=_usage(self._group.usage()))
+        status = "incomplete" if is_cut else "completed"
+        self.response.update(status=status, usage=_usage(result.usage))
         self._on_end(self.response)
         yield self._event(status, response=self.response)
 
@@ -90,43 +115,29 @@ class ResponseEvents(AnswerEvents):
     def _event(self, kind: str, **fields: Any) -> Event:
         return {"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields}
 
-    def _part_event(self, kind: str, **fields: Any) -> Event:
-        at = {"item_id": self.response["output"][0]["id"], "output_index": 0, "content_index": 0}
+    def _item_event(self, kind: str, **fields: Any) -> Event:
+        at = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
         return self._event(kind, **at, **fields)
 
-    def _begin_message(self) -> Iterator[Event]:
-        item: dict[str, Any] = {"id": f"msg_{uuid.uuid4().hex}", "type": "message"}
-        item.update(role="assistant", status="in_progress", content=[])
-        self.response["output"].append(item)
-        yield self._event("output_item.added", output_index=0, item={**item})
-        yield self._part_event("content_part.added", part=_part("", []))
+    def _part_event(self, kind: str, **fields: Any) -> Event:
+        return self._item_event(kind, content_index=0, **fields)
 
-    def _end_message(self, status: str) -> Iterator[Event]:
-        item, part = self.response["output"][0], _part(self._text, self._logprobs)
-        logprobs = [_without_bytes(one) for one in self._logprobs]
-        yield self._part_event("output_text.done", text=self._text, logprobs=logprobs)
-        yield self._part_event("content_part.done", part=part)
-        item.update(status=status, content=[part])
-        yield self._event("output_item.done", output_index=0, item=item)
+    def _begin_item(self, item: dict[str, Any], **shown: Any) -> Event:
+        item["status"] = "in_progress"
+        self._output.append(item)
+        place = len(self._output) - 1
+        return self._event("output_item.added", output_index=place, item={**item, **shown})
 
-    def _call(self, name: str, arguments: str) -> Iterator[Event]:
-        item_id, place = f"fc_{uuid.uuid4().hex}", len(self.response["output"])
-        item = {"id": item_id, "type": "function_call", "call_id": f"call_{uuid.uuid4().hex}"}
-        item.update(name=name, arguments=arguments, status="completed")
-        self.response["output"].append(item)
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        at = {"item_id": item_id, "output_index": place}
-        yield self._event("output_item.added", output_index=place, item=begun)
-        yield self._event("function_call_arguments.delta", **at, delta=arguments)
-        yield self._event("function_call_arguments.done", **at, name=name, arguments=arguments)
-        yield self._event("output_item.done", output_index=place, item=item)
+    def _end_item(self, is_cut: bool) -> Event:
+        item = self._output[-1]
+        item["status"] = "incomplete" if is_cut else "completed"
+        return self._event("output_item.done", output_index=len(self._output) - 1, item=item)
 
     def _logprobs_of(self, piece: Piece) -> list[dict[str, Any]]:
-        new: list[dict[str, Any]] = []
-        if self._tokens is not None and piece.logprobs:
-            new = chat_logprobs(self._tokens, piece.logprobs)["content"]
-        self._logprobs += new
-        return new
+        if not piece.logprobs:
+            return []
+        found: list[dict[str, Any]] = chat_logprobs(self._tokens, piece.logprobs)["content"]
+        return found
 
 
 def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,23 +167,17 @@ def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
-
-
 def _without_bytes(logprob: dict[str, Any]) -> dict[str, Any]:
     """As events have it."""
     best = [{name: one[name] for name in ("token", "logprob")} for one in logprob["top_logprobs"]]
     return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": best}
 
 
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """The counts of a chat by their names here."""
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
+def _usage(usage: Usage) -> dict[str, Any]:
     return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage["total_tokens"],
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -12,12 +12,12 @@ from starlette.responses import JSONResponse, Response
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.events import EventStream
 from glm_multiuser.server.request_context import caller_of, session_of
+from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.responses import OPENAI_ERRORS
 from glm_multiuser.server.responses_api.conversation import as_chat, messages_after
 from glm_multiuser.server.responses_api.events import ResponseEvents
 from glm_multiuser.server.responses_api.requests import ResponseRequest
 from glm_multiuser.server.responses_api.response_models import DeletedResponse, ResponseCard
-from glm_multiuser.server.responses_api.store import ResponseStore
 
 router = APIRouter(tags=["responses"])
 
