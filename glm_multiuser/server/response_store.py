@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.settings import Limits
 
 
@@ -42,19 +43,39 @@ class ResponseStore:
             ((key, _),) = self._bytes_of.most_common(1)
             self._forget(next(name for name in self._stored if _key_of(name[0]) == key))
 
-    def get(self, user: Optional[str], response_id: str) -> Optional[StoredResponse]:
-        """This user's response; None if there is none, or it belongs to another one."""
+    def get(self, user: Optional[str], response_id: str) -> StoredResponse:
+        """This user's response.
+
+        Raises:
+            APIError: there is none, or it belongs to another one.
+        """
         found = self._stored.get((user or "", response_id))
-        if found is not None:
-            self._stored.move_to_end((user or "", response_id))
+        if found is None:
+            message = f"response_id is {response_id[:80]!r}; this session has no such response"
+            raise APIError(404, "response_not_found", message, "response_id")
+        self._stored.move_to_end((user or "", response_id))
         return found
 
-    def delete(self, user: Optional[str], response_id: str) -> bool:
-        """Whether there was such a response of this user."""
-        if user is None or (user, response_id) not in self._stored:
-            return False
-        self._forget((user, response_id))
-        return True
+    def messages_before(self, user: Optional[str], previous: Optional[str]) -> list[dict[str, Any]]:
+        """Those of the conversation that the previous response ends, if there is one.
+
+        Raises:
+            APIError: this user has no such response.
+        """
+        if previous is None:
+            return []
+        try:
+            messages: list[dict[str, Any]] = json.loads(self.get(user, previous).messages)
+        except APIError as error:
+            message = f"previous_{error}"
+            code = "previous_response_not_found"
+            raise APIError(400, code, message, "previous_response_id") from None
+        return messages
+
+    def delete(self, user: Optional[str], response_id: str) -> None:
+        """Raises as `get`."""
+        self.get(user, response_id)
+        self._forget((user or "", response_id))
 
     def _forget(self, name: tuple[str, str]) -> None:
         key = _key_of(name[0])

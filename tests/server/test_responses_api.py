@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.settings import Limits
 from tests.server.anthropic_reading import named_events
@@ -372,23 +373,32 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
     def put(user: str, name: str, size: int = 20) -> None:
         store.put(user, {"id": name}, [{"content": "x" * size}])
 
+    def has(user: Optional[str], name: str) -> bool:
+        try:
+            return bool(store.get(user, name).response)
+        except APIError:
+            return False
+
     store = ResponseStore(Limits(response_bytes=300))
     for number in range(9):
         put("red/a", str(number))
-        assert store.get("red/a", "0") is not None, "it was used"
-    kept = [number for number in range(9) if store.get("red/a", str(number)) is not None]
+        assert has("red/a", "0"), "it was used"
+    kept = [number for number in range(9) if has("red/a", str(number))]
     assert 2 < len(kept) < 9
     assert kept == [0, *range(10 - len(kept), 9)]
     # Another key's half is taken from the key that stores most, and never the other way round.
     put("blue/a", "1")
     for number in range(9):
         put("red/b", str(number))
-    assert store.get("blue/a", "1") is not None
-    assert store.get("red/a", "1") is store.get("blue/b", "1") is store.get(None, "1") is None
+    assert has("blue/a", "1")
+    assert not has("red/a", "1")
+    assert not has("blue/b", "1")
+    assert not has(None, "1")
     put("red/a", "large", size=300)
-    assert store.get("red/a", "large") is None
-    assert store.get("blue/a", "1") is not None
-    assert store.delete("blue/a", "1")
-    assert not store.delete("blue/a", "1")
-    assert not store.delete(None, "1")
+    assert not has("red/a", "large")
+    assert has("blue/a", "1")
+    store.delete("blue/a", "1")
+    for user in ("blue/a", None):
+        with pytest.raises(APIError, match="response_id is '1'; this session has no such response"):
+            store.delete(user, "1")
     assert store._bytes_of.total() == 0

@@ -24,6 +24,8 @@ FUNCTIONS = [
     {**tool["function"], "parameters": tool["function"].get("parameters") or NO_ARGUMENTS}
     for tool in TOOLS
 ]
+CUT_INSIDE = 32
+"""Tokens, of which the last is one of a call's arguments."""
 SAMPLING: Any = {"extra_body": {"temperature": 1.0, "seed": 5}}
 ASKED: Any = {"messages": question("q"), "max_tokens": 300, "temperature": 1.0, "seed": 5}
 
@@ -85,11 +87,15 @@ def test_forced_calls_are_those_of_the_chat(
     flat: Any = {"type": "function", "name": NAMED["function"]["name"]} if named else "required"
     wanted: Any = {"type": "tool", "name": flat["name"]} if named else {"type": "any"}
     body: Any = {"model": MODEL, "input": "q", "max_output_tokens": 300, **SAMPLING}
-    *_, last = responses.responses.create(tools=tools, tool_choice=flat, stream=True, **body)
+    events = list(responses.responses.create(tools=tools, tool_choice=flat, stream=True, **body))
+    last = events[-1]
     assert last.type == "response.completed"
     (item,) = last.response.output
     assert isinstance(item, ResponseFunctionToolCall)
     assert (item.name, item.arguments) == call
+    pieces = [one.delta for one in events if one.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == item.arguments
+    assert len(pieces) > 1, "they come as they are written"
     with messages.messages.stream(
         model=MODEL,
         messages=[{"role": "user", "content": "q"}],
@@ -98,7 +104,10 @@ def test_forced_calls_are_those_of_the_chat(
         tool_choice=wanted,
         **SAMPLING,
     ) as stream:
+        written = [one.partial_json for one in stream if one.type == "input_json"]
         answer = stream.get_final_message()
+    assert "".join(written) == call[1]
+    assert len(written) > 1
     (block,) = answer.content
     assert isinstance(block, ToolUseBlock)
     assert (block.name, block.input) == (call[0], json.loads(call[1]))
@@ -115,6 +124,18 @@ def test_a_call_that_is_cut_off(messages: anthropic.Anthropic, responses: openai
     )
     assert answer.stop_reason == "max_tokens"
     assert all(block.input == {} for block in answer.content if isinstance(block, ToolUseBlock))
+    tool: Any = {"type": "function", "strict": None, "name": "get_weather", "parameters": SCHEMA}
+    body: Any = {"tools": [tool], "tool_choice": "required", **SAMPLING}
+    response = responses.responses.create(
+        model=MODEL, input="q", max_output_tokens=CUT_INSIDE, **body
+    )
+    assert response.status == "incomplete"
+    (item,) = response.output
+    assert isinstance(item, ResponseFunctionToolCall)
+    assert (item.name, item.status) == ("get_weather", "incomplete")
+    assert item.arguments.startswith("{")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(item.arguments)
 
 
 def test_what_cannot_be_served_is_named(

@@ -8,7 +8,8 @@ Where it differs from the original:
 - `metadata.user_id` names a session, whose answers share a slot; the header X-Session-Id goes
   first.
 - More than Anthropic has: `seed`, `repetition_penalty`, `cache_prompt`, and `code` in errors.
-- Streamed tool calls come whole, at the end: before, it is not certain that they are calls.
+- Streamed tool calls come whole, at the end, unless they are forced or strict: before, it is not
+  certain that they are calls.
 - `message_start` comes with the first token: then it is known how much of the prompt was cached.
 - Images, documents and tools that run on a server are rejected. Models do not think: `thinking`
   can be "disabled" or "adaptive", and such blocks are ignored.

@@ -30,9 +30,9 @@ class AnswerEvents(AsyncIterable[Event]):
         self._logprobs = logprobs
         self._open: Optional[int] = None
 
-    @abstractmethod
     def begin(self) -> Iterable[Event]:
-        """Before anything else, when the first token has come."""
+        """Before all parts, when the first token has come."""
+        return ()
 
     @abstractmethod
     def begin_text(self) -> Iterable[Event]: ...

@@ -9,7 +9,8 @@ Where it differs from the original:
 - `model` may be left out: the first model of the server answers. `user` names a session; the
   header X-Session-Id goes first.
 - More than OpenAI has: `seed`, `stop`, `top_k`, `repetition_penalty`, `cache_prompt`.
-- Streamed tool calls come whole, at the end: before, it is not certain that they are calls.
+- Streamed tool calls come whole, at the end, unless they are forced or strict: before, it is not
+  certain that they are calls.
 - Tools that run on a server, `background`, `conversation`, `prompt` and `truncation` "auto" are
   rejected. Models do not reason apart from their answer: `reasoning.effort` can be "none", and
   such items of the input are ignored.

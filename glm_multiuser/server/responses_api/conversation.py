@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool, chosen_tool
 from glm_multiuser.server.responses_api.items import chat_messages
@@ -24,9 +24,8 @@ def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
         body: of the request.
         before: the messages of the previous response's conversation, and its answer.
     """
-    instructions = []
-    if body.instructions is not None:
-        instructions.append({"role": "system", "content": body.instructions})
+    system = {"role": "system", "content": body.instructions}
+    instructions = [system] if body.instructions is not None else []
     messages, places = chat_messages(body.input)
     choice = body.tool_choice
     fields = {
@@ -60,10 +59,8 @@ def messages_after(chat: Chat, output: Sequence[Mapping[str, Any]]) -> list[dict
     return [*messages, answer]
 
 
-def _response_format(wanted: Optional[TextFormat]) -> Optional[dict[str, Any]]:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return {"type": "json_object"}
+def _response_format(wanted: TextFormat) -> dict[str, Any]:
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
     schema = wanted.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
     return {"type": "json_schema", "json_schema": schema}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 from glm_multiuser.answer import GenerationResult, Piece, Usage
@@ -22,8 +22,8 @@ ECHOED = {
     *("top_logprobs", "top_p", "user"),
 }
 """Fields of a request that its response has, too."""
-TEXT = {"type": "text"}
 TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
+OnEnd = Callable[[dict[str, Any]], None]
 
 
 class ResponseEvents(AnswerEvents):
@@ -38,12 +38,7 @@ class ResponseEvents(AnswerEvents):
         response: what the events so far make.
     """
 
-    def __init__(
-        self,
-        group: GenerationGroup,
-        body: ResponseRequest,
-        on_end: Callable[[dict[str, Any]], None],
-    ) -> None:
+    def __init__(self, group: GenerationGroup, body: ResponseRequest, on_end: OnEnd) -> None:
         super().__init__(group, body.logprobs)
         self.response = _begun(body, group.head)
         self._output: list[dict[str, Any]] = self.response["output"]
@@ -57,9 +52,6 @@ class ResponseEvents(AnswerEvents):
         async for one in super().__aiter__():
             yield one
 
-    def begin(self) -> Iterable[Event]:
-        return ()
-
     def begin_text(self) -> Iterable[Event]:
         content = [{"type": "output_text", "annotations": [], "logprobs": [], "text": ""}]
         message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
@@ -67,16 +59,17 @@ class ResponseEvents(AnswerEvents):
         yield self._part_event("content_part.added", part=copy.deepcopy(content[0]))
 
     def add_text(self, piece: Piece) -> Iterable[Event]:
-        part, logprobs = self._output[-1]["content"][0], self._logprobs_of(piece)
+        part = self._output[-1]["content"][0]
+        logprobs = chat_logprobs(self._tokens, piece.logprobs or ())["content"]
         part["text"] += piece.text
         part["logprobs"] += logprobs
-        new = list(map(_without_bytes, logprobs))
-        yield self._part_event("output_text.delta", delta=piece.text, logprobs=new)
+        shown = _without_bytes(logprobs)
+        yield self._part_event("output_text.delta", delta=piece.text, logprobs=shown)
 
     def end_text(self, is_cut: bool) -> Iterable[Event]:
         part = self._output[-1]["content"][0]
-        logprobs = list(map(_without_bytes, part["logprobs"]))
-        yield self._part_event("output_text.done", text=part["text"], logprobs=logprobs)
+        shown = _without_bytes(part["logprobs"])
+        yield self._part_event("output_text.done", text=part["text"], logprobs=shown)
         yield self._part_event("content_part.done", part=part)
         yield self._end_item(is_cut)
 
@@ -98,10 +91,9 @@ class ResponseEvents(AnswerEvents):
         if not self._output:
             yield from self.begin_text()
             yield from self.end_text(is_cut)
-        if is_cut:
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         status = "incomplete" if is_cut else "completed"
-        self.response.update(status=status, usage=_usage(result.usage))
+        details = {"reason": "max_output_tokens"} if is_cut else None
+        self.response.update(status=status, incomplete_details=details, usage=_usage(result.usage))
         self._on_end(self.response)
         yield self._event(status, response=self.response)
 
@@ -133,17 +125,10 @@ class ResponseEvents(AnswerEvents):
         item["status"] = "incomplete" if is_cut else "completed"
         return self._event("output_item.done", output_index=len(self._output) - 1, item=item)
 
-    def _logprobs_of(self, piece: Piece) -> list[dict[str, Any]]:
-        if not piece.logprobs:
-            return []
-        found: list[dict[str, Any]] = chat_logprobs(self._tokens, piece.logprobs)["content"]
-        return found
-
 
 def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
     """A response without output: what was asked for."""
     given = body.model_dump(include=ECHOED)
-    form = body.text_format
     return {
         **given,
         "id": f"resp_{uuid.uuid4().hex}",
@@ -159,7 +144,7 @@ def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": None, "summary": None},
         "store": bool(body.store),
-        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else TEXT},
+        "text": {"format": body.text_format.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": given["tool_choice"] or "auto",
         "tools": [tool.model_dump(include=TOOL_FIELDS) for tool in body.tools or ()],
         "truncation": "disabled",
@@ -167,10 +152,15 @@ def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without_bytes(logprob: dict[str, Any]) -> dict[str, Any]:
-    """As events have it."""
-    best = [{name: one[name] for name in ("token", "logprob")} for one in logprob["top_logprobs"]]
-    return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": best}
+def _without_bytes(logprobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As events have them."""
+    return [
+        {**_plain(one), "top_logprobs": [*map(_plain, one["top_logprobs"])]} for one in logprobs
+    ]
+
+
+def _plain(logprob: dict[str, Any]) -> dict[str, Any]:
+    return {name: logprob[name] for name in ("token", "logprob")}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

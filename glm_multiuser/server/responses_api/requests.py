@@ -129,9 +129,9 @@ class ResponseRequest(SamplingFields):
     service_tier: NoEffect = None
 
     @property
-    def text_format(self) -> Optional[TextFormat]:
-        """The form of the answer's text, if it has one."""
-        return None if self.text is None else self.text.format
+    def text_format(self) -> TextFormat:
+        """The form of the answer's text."""
+        return (self.text and self.text.format) or TextFormat(type="text", schema=None)
 
     @property
     def logprobs(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any, Optional
 
 from fastapi import APIRouter, Request
@@ -35,15 +33,9 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     """
     store, user = _store_of(request), _user_of(request, body.user)
     if body.store and user is None:
-        raise APIError(
-            400,
-            BAD_REQUEST,
-            "store is true; responses are stored for a session only: name it in the header "
-            "X-Session-Id or in user",
-            field="store",
-        )
-    before = _messages_before(store, user, body.previous_response_id)
-    chat = as_chat(body, before)
+        why = "responses are stored for a session: name it in the header X-Session-Id or in user"
+        raise APIError(400, BAD_REQUEST, f"store is true; {why}", field="store")
+    chat = as_chat(body, store.messages_before(user, body.previous_response_id))
     group = await chat.start(request)
 
     def on_end(response: dict[str, Any]) -> None:
@@ -61,16 +53,13 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
 async def stored_response(request: Request, response_id: str) -> Response:
     """A stored response of the session that the header X-Session-Id names."""
     found = _store_of(request).get(_user_of(request), response_id)
-    if found is None:
-        raise _not_found(response_id)
     return Response(found.response, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}", responses=OPENAI_ERRORS)
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
     """Deletes a stored response of the session that the header X-Session-Id names."""
-    if not _store_of(request).delete(_user_of(request), response_id):
-        raise _not_found(response_id)
+    _store_of(request).delete(_user_of(request), response_id)
     return DeletedResponse(id=response_id)
 
 
@@ -81,30 +70,3 @@ def _store_of(request: Request) -> ResponseStore:
 
 def _user_of(request: Request, from_body: Optional[str] = None) -> Optional[str]:
     return caller_of(request).user(session_of(request, from_body))
-
-
-def _not_found(response_id: str) -> APIError:
-    return APIError(
-        404,
-        "response_not_found",
-        f"this session has no stored response {response_id[:80]!r}",
-        field="response_id",
-    )
-
-
-def _messages_before(
-    store: ResponseStore, user: Optional[str], response_id: Optional[str]
-) -> Sequence[dict[str, Any]]:
-    if response_id is None:
-        return ()
-    found = store.get(user, response_id)
-    if found is None:
-        raise APIError(
-            400,
-            "previous_response_not_found",
-            f"previous_response_id is {response_id[:80]!r}; this session has no such stored "
-            "response",
-            field="previous_response_id",
-        )
-    messages: list[dict[str, Any]] = json.loads(found.messages)
-    return messages
