@@ -11,8 +11,10 @@ import pytest
 
 from glm_multiuser.errors import GenerationError, InvalidParameterError
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.tokenizers import ChatTokenizer
+from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
+from tests.checkpoint.gguf_content import gguf_model
 from tests.structured.walking import compiler_of, tool, walk
+from tests.tokenizers.test_gguf import MODELS
 
 SCHEMA = {
     "type": "object",
@@ -46,6 +48,17 @@ TOOLS = [
 PARAMETERS = {
     one["function"]["name"]: one["function"]["parameters"] or {"maxProperties": 0} for one in TOOLS
 }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_json_of_the_tokenizer_of_a_gguf_file(name: str) -> None:
+    tokenizer = load_tokenizer(gguf_model(MODELS[name]))
+    assert tokenizer is not None
+    compiler = compiler_of(tokenizer)
+    for seed in range(3):
+        answer = walk(compiler, tokenizer, Grammar.json_schema(SCHEMA), seed, temperature=seed / 2)
+        assert answer.complete
+        jsonschema.validate(json.loads(answer.text), SCHEMA)
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
