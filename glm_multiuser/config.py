@@ -112,6 +112,11 @@ class EngineConfig:
         "Folder that keeps packed weights for the next start, with native kernels, or off; "
         "default: ~/.cache/glm_multiuser",
     )
+    compile_cache_dir: Optional[str] = setting(
+        None,
+        "Folder that keeps compiled graphs for the next start, with portable kernels; default: "
+        "none",
+    )
     session_memory: Optional[str] = setting(
         None,
         "Memory for sessions whose slot another user needed, as in 2GiB; default: none",

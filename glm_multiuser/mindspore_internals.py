@@ -5,16 +5,31 @@ Tried with MindSpore 2.7.2 and 2.10.0.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import hashlib
+import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Optional
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
+from mindspore._c_expression import MSContext
+from mindspore.nn import cell as nn_cell
 from numpy.typing import NDArray
 
 from glm_multiuser.errors import GLMMultiUserError
+
+CACHE_ENABLED, CACHE_PATH = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH"
+"""MindSpore's environment variables."""
+
+FIND_DEPENDENCIES = "_get_compile_cache_dep_files"
+"""MindSpore's function that is called once for every graph to compile while the cache is on."""
 
 
 def skip_argument_checks(cell: nn.Cell) -> None:
@@ -43,6 +58,11 @@ def cells_as_functions() -> Iterator[None]:
 def compiled_graphs(cell: nn.Cell) -> int:
     """How many graphs were compiled for this cell."""
     return len(cell.compile_cache)
+
+
+def soc_version() -> str:
+    """The kind of Ascend card, as MindSpore names it; empty on a CPU."""
+    return str(MSContext.get_instance().get_ascend_soc_version())
 
 
 def memory_of(parameter: Parameter) -> NDArray[Any]:
@@ -79,6 +99,79 @@ def check_shared_memory() -> None:
             "this version of MindSpore copies a Parameter's memory for the host; saved keys and "
             "values could not be put back. Use kernels='portable', or MindSpore 2.7.2 to 2.10"
         )
+
+
+@contextmanager
+def cached_graph(kept: Optional[bytes]) -> Iterator[list[bytes]]:
+    """The first graph that is compiled inside comes from `kept`, if MindSpore can read it.
+
+    Yields:
+        An empty list; afterwards, what is to be kept of the graph if it was compiled.
+    """
+    cache, made = _graph_cache(), list[bytes]()
+    api = sys.modules[type(nn_cell._cell_graph_executor).__module__]
+    before = cache.compiled
+
+    def on_compile() -> list[str]:
+        cache.expect(kept if cache.compiled == before else None)
+        return [str(cache.entry)]
+
+    find_dependencies = getattr(api, FIND_DEPENDENCIES)
+    setattr(api, FIND_DEPENDENCIES, on_compile)
+    os.environ[CACHE_ENABLED] = "1"
+    try:
+        yield made
+    finally:
+        os.environ[CACHE_ENABLED] = "0"
+        setattr(api, FIND_DEPENDENCIES, find_dependencies)
+        written = [cache.take(number) for number in range(before, cache.compiled)]
+    made.extend(content for content in written[:1] if content not in (None, kept))
+
+
+class _GraphCache:
+    """The folder in which MindSpore looks for compiled graphs; a process has one.
+
+    MindSpore names a graph's file after the number of graphs that were compiled before while the
+    cache was on, and loads it unseen. So the folder is this process's own, the cache is on only
+    while a certain graph is compiled, and that graph's file is put there when it is due. Once a
+    file is missing, MindSpore reads no other one in this process.
+
+    Attributes:
+        entry: takes the place of the script that was started, whose files MindSpore would compare.
+        compiled: graphs so far.
+    """
+
+    def __init__(self) -> None:
+        folder = Path(mkdtemp(prefix="glm_multiuser-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        self.entry = folder / "entry.py"
+        self.compiled = 0
+        self._graphs = folder / "rank_0" / "graph_cache"
+        self._graphs.mkdir(parents=True)
+        content = b"# Nothing that a graph depends on.\n"
+        self.entry.write_bytes(content)
+        digest = hashlib.sha256(hashlib.sha256(content).hexdigest().encode()).hexdigest()
+        (self._graphs / "compile_dependency.hash").write_text(digest, encoding="ascii")
+        os.environ[CACHE_PATH] = str(folder)
+
+    def expect(self, content: Optional[bytes]) -> None:
+        """Before a graph is compiled."""
+        if content is not None:
+            self._path(self.compiled).write_bytes(content)
+        self.compiled += 1
+
+    def take(self, number: int) -> Optional[bytes]:
+        """Removes what there is of a graph."""
+        path = self._path(number)
+        content = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        return content
+
+    def _path(self, number: int) -> Path:
+        return self._graphs / f"compile_cache_{number}.mindir"
+
+
+_graph_cache = functools.lru_cache(maxsize=1)(_GraphCache)
 
 
 class _Reader(nn.Cell):

@@ -20,6 +20,7 @@ from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.types import NUMPY_TYPES
 from glm_multiuser.config import BLOCK_LENGTH, prompt_lengths
 from glm_multiuser.engine.chunk_length import ChunkLength
+from glm_multiuser.engine.compile_cache import CompileCache
 from glm_multiuser.engine.graph_shapes import (
     MOST_PROMPTS,
     batch_sizes,
@@ -74,6 +75,9 @@ class PortableRunner(GraphRunner):
             what = f"decode {size} users, {positions} positions"
             jobs.append((what, partial(self._try_decode, size, blocks)))
         return jobs
+
+    def _compile_cache(self) -> CompileCache:
+        return CompileCache.of(self.model, self.engine, self.users, self._rows)
 
     def _try_decode(self, size: int, blocks: int) -> NDArray[Any]:
         """-> logits of a step in which every row holds the same token: rows that must be equal."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.chunk_length import ChunkLength
+from glm_multiuser.engine.compile_cache import CompileCache
 from glm_multiuser.engine.fingerprint import fingerprint_of
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
@@ -168,6 +169,10 @@ class GraphRunner(Runner):
         """Every graph."""
         raise NotImplementedError
 
+    def _compile_cache(self) -> CompileCache:
+        """Where the graphs of `_jobs` are kept for the next start."""
+        return CompileCache(None)
+
     @property
     def compiles(self) -> int:
         return self._retired_compiles + sum(map(compiled_graphs, self._entries()))
@@ -198,9 +203,11 @@ class GraphRunner(Runner):
         start, graph_seconds = time.monotonic(), self.graph_seconds
         jobs = self._jobs()
         rows: list[NDArray[Any]] = []
+        cache = self._compile_cache()
         for done, (what, job) in enumerate(jobs):
             progress(done, len(jobs), what)
-            logits = job()
+            with cache.graph(what):
+                logits = job()
             if logits is not None:
                 rows.extend(logits)
         progress(len(jobs), len(jobs), "ready")

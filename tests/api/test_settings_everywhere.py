@@ -30,6 +30,7 @@ FOLDER = ROOT / "ckpt/glm-tiny"
 TEXTS = {
     "cache_memory": "8GiB",
     "weight_cache": str(ROOT / "packed"),
+    "compile_cache_dir": str(ROOT / "compiled"),
     "session_memory": "2GiB",
     "session_dir": str(ROOT / "sessions"),
     "session_disk": "3GiB",
