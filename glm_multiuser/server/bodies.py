@@ -9,9 +9,13 @@ from typing import Annotated, Any, Literal, Optional, Union
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from glm_multiuser.server.keys import SESSION_LENGTH_MAX
+
 ROUNDS_MAX = 1024
 UNION_MEMBER = re.compile(r"[a-z-]+\[.*\]")
 """A type, which pydantic adds to the location of an error inside a union: "tuple[str, str]"."""
+ONE_OF = "one_of"
+"""The type of an error about the type of an object."""
 
 
 def _not_boolean(value: Any) -> Any:
@@ -40,6 +44,14 @@ Seed = Annotated[
     NotBoolean,
 ]
 
+SessionName = Annotated[
+    Optional[str],
+    Field(
+        description="Names a session, whose answers share a slot.",
+        json_schema_extra={"maxLength": SESSION_LENGTH_MAX},
+    ),
+]
+
 
 class HistoryMessage(BaseModel):
     """One message of a conversation."""
@@ -66,6 +78,8 @@ def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Option
         return unknown, f"{unknown}: unknown field"
     field = ".".join(part for part in map(str, parts) if not UNION_MEMBER.fullmatch(part)) or None
     given = problem.get("input")
+    if problem.get("type") == ONE_OF and isinstance(given, dict):
+        given = given.get("type")
     shown = f", not {_shown(given)}" if field and not isinstance(given, dict) else ""
     return field, f"{field or 'body'}: {problem.get('msg', 'invalid')}{shown}"
 

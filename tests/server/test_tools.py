@@ -197,6 +197,42 @@ def test_a_round_trip_with_the_official_client(echo_client: openai.OpenAI) -> No
     assert final.message.content == "bye"
 
 
+def test_only_the_first_call_without_parallel_calls(echo: InProcessServer) -> None:
+    says = together(message("a"), CALL, call("get_time", n=1))
+    for parallel, calls in ((None, 2), (True, 2), (False, 1)):
+        choice = answer(echo, says, parallel_tool_calls=parallel)
+        assert (choice.text, len(choice.tool_calls)) == ("a", calls)
+        assert choice.tool_calls[0] == ("get_weather", ARGUMENTS)
+        assert choice.finish_reason == "tool_calls"
+    several = {"messages": question(says), "tools": TOOLS, "n": 2, "parallel_tool_calls": False}
+    choices = ask_both_ways(echo.url, CHAT, **several).choices
+    assert [len(choices[number].tool_calls) for number in range(2)] == [1, 1]
+
+
+def test_the_model_hears_of_allowed_tools_only(echo: InProcessServer) -> None:
+    def allowed(*names: str) -> dict[str, Any]:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+    other = call("get_time", n=1)
+    assert answer(echo, CALL, tool_choice=allowed("get_weather")).tool_calls
+    assert answer(echo, other, tool_choice=allowed("get_weather")).text == other
+    assert answer(echo, other, tool_choice=allowed("get_weather", "get_time")).tool_calls
+    assert answer(echo, CALL, tool_choice=allowed()).text == CALL
+    body: dict[str, Any] = {"messages": question("x"), "tools": TOOLS}
+    one = ask(echo.url, CHAT, **body, tool_choice=allowed("get_weather")).usage
+    assert one == ask(echo.url, CHAT, **{**body, "tools": TOOLS[:1]}).usage
+    for wrong, said in (
+        (allowed("get_news"), "'get_news'; it must be one of tools: get_weather, get_time"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools.allowed_tools: Field required"),
+        ({"type": "custom"}, "of type function or allowed_tools, not 'custom'"),
+        ("any", "'none', 'auto' or 'required', not 'any'"),
+    ):
+        response = httpx.post(echo.url + CHAT, json={**body, "tool_choice": wrong}, **OPTIONS)
+        assert response.status_code == 400
+        assert said in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("call_ids", [["nobody's"], ["1", "1"], ["1", "2", "3"]])
 def test_a_result_needs_a_call(echo: InProcessServer, call_ids: list[str]) -> None:
     calls = [

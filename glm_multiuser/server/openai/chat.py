@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Optional
 
 from fastapi import APIRouter, Request
@@ -48,7 +49,8 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
 async def start_chat(request: Request, body: ChatRequest, kind: tuple[str, str]) -> GenerationGroup:
     """Starts the answers to a conversation; arguments and errors as for `start`."""
     wanted = generation_request(body)
-    return await start(request, body, [wanted], kind, _max_tokens(body), _logprobs(body))
+    group = await start(request, body, [wanted], kind, _max_tokens(body), _logprobs(body))
+    return replace(group, one_call=body.parallel_tool_calls is False)
 
 
 def generation_request(body: ChatRequest) -> GenerationRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Callable, Optional, Union
+from typing import Annotated, Any, Callable, Optional, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from glm_multiuser.sampling import LOGIT_BIASES_MAX, STOP_LENGTH_MAX, STOP_MAX
+from glm_multiuser.server.bodies import ONE_OF
 from glm_multiuser.server.settings import Limits
 
 CHOICES_MAX = Limits.choices
@@ -100,17 +101,19 @@ class Only:
 def one_of(wanted: str, default: Optional[str] = None) -> Discriminator:
     """For a union of objects, each of which is `Annotated` with the `Tag` of its type.
 
+    A member that is no object has the tag of its type in Python: "str".
+
     Args:
         wanted: the message about objects of other types.
         default: the type of an object without one.
     """
 
     def type_of(value: Any) -> Any:
-        if isinstance(value, BaseModel):
-            return getattr(value, "type", default)
-        return value.get("type", default) if isinstance(value, dict) else None
+        if isinstance(value, dict):
+            return value.get("type", default)
+        return getattr(value, "type", type(value).__name__)
 
-    return Discriminator(type_of, custom_error_type="one_of", custom_error_message=wanted)
+    return Discriminator(type_of, custom_error_type=ONE_OF, custom_error_message=wanted)
 
 
 class OrText:
@@ -135,8 +138,11 @@ class OrText:
         return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
-NoEffect = Annotated[Any, Field(description="Accepted, without effect.")]
-"""A field of OpenAI's that changes no answer."""
+Value = TypeVar("Value")
+Hint = Annotated[Optional[Value], Field(description="Accepted, without effect.")]
+"""A field that changes no answer here; values of another type are rejected."""
+NoEffect = Hint[Any]
+"""The same, of any type."""
 
 
 def _as_list(value: Any) -> Any:

@@ -37,6 +37,7 @@ class GenerationGroup:
         continued: whether the prompts end with the beginning of the answer.
         raw: whether the answers are shown as the model writes them.
         stop_token_ids: that end these answers.
+        one_call: whether an answer has at most one call; others are dropped.
     """
 
     head: dict[str, Any]
@@ -46,6 +47,7 @@ class GenerationGroup:
     stop_token_ids: frozenset[int]
     per_prompt: int
     generations: list[Generation] = field(default_factory=list)
+    one_call: bool = False
 
     def tokens(self) -> Optional[AnswerTokens]:
         """The bytes of an answer's tokens; None without a tokenizer."""
@@ -66,6 +68,8 @@ class GenerationGroup:
         async for index, piece in merged(self.generations):
             if piece.logprobs and not self.stop_token_ids.isdisjoint(piece.token_ids):
                 piece = replace(piece, logprobs=())
+            if self.one_call:
+                piece = replace(piece, calls=tuple(one for one in piece.calls if one.index == 0))
             yield index, piece
 
     async def whole(self, request: Request) -> list[tuple[GenerationResult, list[Piece]]]:
@@ -106,6 +110,8 @@ class GenerationGroup:
         results = [one.result for one in self.generations if one.result is not None]
         if len(results) < len(self.generations):
             raise GenerationError("the request ended without a result")
+        if self.one_call:
+            return [replace(one, tool_calls=one.tool_calls[:1]) for one in results]
         return results
 
     def usage(self) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import LOGPROBS_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX
-from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, Temperature, TopP
-from glm_multiuser.server.keys import SESSION_LENGTH_MAX
+from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, SessionName, Temperature, TopP
 from glm_multiuser.server.openai.extensions import Extensions
 from glm_multiuser.server.openai.fields import (
     CHOICES_MAX,
@@ -27,6 +26,8 @@ from glm_multiuser.server.openai.structured import (
     SchemaOrText,
     StructuredOutputs,
     ToolChoice,
+    call_mode,
+    callable_tools,
     only_one,
     response_grammar,
     structured_grammar,
@@ -76,11 +77,7 @@ class BaseRequest(Extensions):
         description="Answers to each prompt.",
         json_schema_extra={"maximum": CHOICES_MAX},
     )
-    user: Optional[str] = Field(
-        None,
-        description="Names a session, whose answers share a slot.",
-        json_schema_extra={"maxLength": SESSION_LENGTH_MAX},
-    )
+    user: SessionName = None
 
     top_k: Annotated[Optional[int], Field(ge=0, description="0: off."), MinusOne(0, "off")] = None
     repetition_penalty: Optional[float] = Field(
@@ -160,6 +157,9 @@ class ChatRequest(BaseRequest):
     tool_choice: Optional[ToolChoice] = Field(
         None, description="required, or a function: the answer is exactly one call."
     )
+    parallel_tool_calls: Optional[bool] = Field(
+        None, description="false: an answer has at most one call; others are dropped."
+    )
     response_format: Optional[ResponseFormat] = None
 
     add_special_tokens: Annotated[Any, Only(False)] = None
@@ -175,7 +175,6 @@ class ChatRequest(BaseRequest):
     web_search_options: Annotated[Any, Only()] = None
 
     metadata: NoEffect = None
-    parallel_tool_calls: NoEffect = None
     prediction: NoEffect = None
     prompt_cache_key: NoEffect = None
     prompt_cache_options: NoEffect = None
@@ -186,21 +185,20 @@ class ChatRequest(BaseRequest):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools in the prompt; none where the model must not call one."""
-        tools = [] if self.tool_choice == "none" else self.tools or []
-        return [tool.offered() for tool in tools]
+        """The tools in the prompt: those that the model may call."""
+        return [tool.offered() for tool in callable_tools(self.tools or (), self.tool_choice)]
 
     @property
     def grammar_field(self) -> str:
         if super().answer_grammar() is not None:
             return super().grammar_field
-        forced = self.tool_choice not in (None, "auto", "none")
+        forced = call_mode(self.tool_choice) not in (None, "auto", "none")
         return "tools" if forced or self.response_format is None else "response_format"
 
     def answer_grammar(self) -> Optional[Grammar]:
-        strict = [bool(tool.function.strict) for tool in self.tools or []]
+        tools = callable_tools(self.tools or (), self.tool_choice)
         content = response_grammar(self.response_format)
-        called = tool_grammar(self.offered, strict, self.tool_choice, content)
+        called = tool_grammar(tools, call_mode(self.tool_choice), content)
         return only_one(
             super().answer_grammar(), called or content, "tools" if called else "response_format"
         )

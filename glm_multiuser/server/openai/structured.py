@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, Tag
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.server.openai.fields import Lenient, NoEffect, Only, Strict
+from glm_multiuser.server.openai.fields import Lenient, NoEffect, Only, Strict, one_of
+from glm_multiuser.server.openai.messages import Tool
 
 SchemaOrText = Union[dict[str, Any], str]
 """A JSON schema, or its text."""
@@ -84,7 +85,28 @@ class ChosenTool(Lenient):
     function: ChosenFunction
 
 
-ToolChoice = Union[Literal["none", "auto", "required"], ChosenTool]
+class AllowedTools(Lenient):
+    """The only tools that may be called; required: one of them has to be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool]
+
+
+class AllowedToolChoice(Lenient):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[
+    Union[
+        Annotated[Literal["none", "auto", "required"], Tag("str")],
+        Annotated[ChosenTool, Tag("function")],
+        Annotated[AllowedToolChoice, Tag("allowed_tools")],
+    ],
+    one_of('must be "none", "auto", "required", or of type function or allowed_tools'),
+]
 
 
 def response_grammar(wanted: Optional[ResponseFormat]) -> Optional[Grammar]:
@@ -118,42 +140,53 @@ def structured_grammar(*given: Optional[StructuredOutputs]) -> Optional[Grammar]
         return grammars[0] if grammars else None
 
 
+def callable_tools(tools: Sequence[Tool], choice: Optional[ToolChoice]) -> list[Tool]:
+    """The tools that the model may call.
+
+    Raises:
+        InvalidParameterError: a function that is allowed is not one of them.
+    """
+    if not isinstance(choice, AllowedToolChoice):
+        return [] if choice == "none" else list(tools)
+    allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+    for name in allowed:
+        _check_offered(name, [tool.function.name for tool in tools])
+    return [tool for tool in tools if tool.function.name in allowed]
+
+
+def call_mode(choice: Optional[ToolChoice]) -> Union[str, ChosenTool, None]:
+    """How the callable tools may be called: "auto", "none", "required", or one of them has to."""
+    return choice.allowed_tools.mode if isinstance(choice, AllowedToolChoice) else choice
+
+
 def tool_grammar(
-    offered: Sequence[Mapping[str, Any]],
-    strict: Sequence[bool],
-    choice: Optional[ToolChoice],
-    content: Optional[Grammar] = None,
+    tools: Sequence[Tool], mode: Union[str, ChosenTool, None], content: Optional[Grammar] = None
 ) -> Optional[Grammar]:
     """What tools ask for: an answer that must be a call, or calls that must fit a schema.
 
     Args:
-        offered: tools in OpenAI's shape.
-        strict: of each, whether arguments must fit its `parameters`.
-        choice: "required" or a function: the answer is exactly one call.
+        tools: that the model may call; the arguments of strict ones must fit their `parameters`.
+        mode: "required" or a function: the answer is exactly one call.
         content: what the answer must be where it is no call.
 
     Raises:
         InvalidParameterError: no tool, or a function that is not offered.
     """
-    if choice in (None, "auto", "none"):
-        if not offered or (content is None and not any(strict)):
+    if mode in (None, "auto", "none"):
+        if not tools or (content is None and not any(tool.function.strict for tool in tools)):
             return None
         with _field("tools"):
-            tools = [
-                tool if is_strict else _any_arguments(tool)
-                for tool, is_strict in zip(offered, strict)
+            offered = [
+                tool.offered() if tool.function.strict else _any_arguments(tool.offered())
+                for tool in tools
             ]
             schema = content.value if content else None
-            return Grammar.tool_call(tools, required=False, content=schema)
-    names = [tool["function"]["name"] for tool in offered]
-    if isinstance(choice, ChosenTool):
-        if choice.function.name not in names:
-            raise InvalidParameterError(
-                f"tool_choice is the function {choice.function.name[:80]!r}; it must be one of "
-                f"tools: {', '.join(names) or 'there are none'}",
-                field="tool_choice",
-            )
-        offered = [offered[names.index(choice.function.name)]]
+            return Grammar.tool_call(offered, required=False, content=schema)
+    offered = [tool.offered() for tool in tools]
+    if isinstance(mode, ChosenTool):
+        names = [tool.function.name for tool in tools]
+        _check_offered(mode.function.name, names)
+        offered = [offered[names.index(mode.function.name)]]
     elif not offered:
         raise InvalidParameterError(
             'tool_choice is "required"; it needs at least 1 tool', field="tool_choice"
@@ -176,6 +209,15 @@ def only_one(
             field="structured_outputs",
         )
     return structured or other
+
+
+def _check_offered(name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        raise InvalidParameterError(
+            f"tool_choice is the function {name[:80]!r}; it must be one of tools: "
+            f"{', '.join(names) or 'there are none'}",
+            field="tool_choice",
+        )
 
 
 def _any_arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
