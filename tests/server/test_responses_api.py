@@ -306,7 +306,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "x"}}, "prompt"),
     ({"truncation": "auto"}, "truncation"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"reasoning": {"effort": 5}}, "reasoning.effort"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"store": True}, "store"),

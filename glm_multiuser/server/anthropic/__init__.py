@@ -11,8 +11,9 @@ Where it differs from the original:
 - Streamed tool calls come whole, at the end, unless they are forced or strict: before, it is not
   certain that they are calls.
 - `message_start` comes with the first token: then it is known how much of the prompt was cached.
-- Images, documents and tools that run on a server are rejected. Models do not think: `thinking`
-  can be "disabled" or "adaptive", and such blocks are ignored.
+- Images, documents and all tools without an `input_schema` are rejected. Models do not think apart
+  from their answer: `thinking`, such blocks, and hints such as `output_config.effort` have no
+  effect.
 """
 
 from glm_multiuser.server.anthropic.routes import router as router

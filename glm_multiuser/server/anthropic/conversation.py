@@ -14,7 +14,7 @@ from glm_multiuser.server.anthropic.requests import (
     ToolUseBlock,
 )
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
-from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool, chosen_tool
+from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool
 from glm_multiuser.tokenizers.calls import write_json
 
 NAMES = {
@@ -55,8 +55,7 @@ def as_chat(body: CountTokensRequest) -> Chat:
     }
     if isinstance(body, MessagesRequest):
         fields.update(
-            body.sampling_fields(),
-            max_tokens=body.max_tokens,
+            body.chat_fields("max_tokens"),
             stop=body.stop_sequences,
             user=body.metadata and body.metadata.user_id,
         )
@@ -110,7 +109,9 @@ def _text(blocks: list[TextBlock]) -> str:
 def _tool_choice(choice: Optional[ToolChoice]) -> Union[str, dict[str, Any], None]:
     if choice is None:
         return None
-    return MODES[choice.type] if choice.name is None else chosen_tool(choice.name)
+    if choice.name is None:
+        return MODES[choice.type]
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The bodies of requests of Anthropic's Messages API.
 
 Fields that would change the answer and are not implemented are accepted at the value that changes
-nothing, and rejected otherwise, as for `openai.requests`.
+nothing, and rejected otherwise, as for `openai.requests`. A `Hint` says how much effort, what is
+cached or what is counted: a model without that feature may ignore it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from pydantic import Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.sampling import STOP_MAX
-from glm_multiuser.server.bodies import ROUNDS_MAX
-from glm_multiuser.server.keys import SESSION_LENGTH_MAX
-from glm_multiuser.server.openai.adapter import RUNS_NO_TOOL, SamplingFields
+from glm_multiuser.server.bodies import ROUNDS_MAX, SessionName
+from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
+    Hint,
     Lenient,
-    NoEffect,
     Only,
     OrText,
     StopText,
@@ -27,7 +27,13 @@ from glm_multiuser.server.openai.fields import (
 from glm_multiuser.server.openai.messages import TOOLS_MAX
 
 
-class TextBlock(Lenient):
+class CachedBlock(Lenient):
+    """What blocks have in common."""
+
+    cache_control: Hint[dict[str, Any]] = None
+
+
+class TextBlock(CachedBlock):
     """A text."""
 
     type: Literal["text"]
@@ -37,7 +43,7 @@ class TextBlock(Lenient):
 Texts = Annotated[list[TextBlock], OrText(lambda text: {"type": "text", "text": text})]
 
 
-class ToolUseBlock(Lenient):
+class ToolUseBlock(CachedBlock):
     """A call, of an assistant."""
 
     type: Literal["tool_use"]
@@ -46,12 +52,13 @@ class ToolUseBlock(Lenient):
     input: dict[str, Any]
 
 
-class ToolResultBlock(Lenient):
+class ToolResultBlock(CachedBlock):
     """What a call returned, of a user. Models do not see `is_error`."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: Optional[Texts] = None
+    is_error: Hint[bool] = None
 
 
 class ThinkingBlock(Lenient):
@@ -75,8 +82,8 @@ Block = Annotated[
         Annotated[RedactedThinkingBlock, Tag("redacted_thinking")],
     ],
     one_of(
-        "must be a block of type text, tool_use, tool_result or thinking; this server reads no "
-        "images, documents or results of its own tools"
+        "this server reads no images, documents or results of server tools; it must be a block of "
+        "type text, tool_use, tool_result or thinking"
     ),
 ]
 
@@ -91,20 +98,15 @@ class Message(Lenient):
     ]
 
 
-class Tool(Strict):
+class Tool(DescribedTool):
     """What the model may call."""
 
-    name: str
-    description: Optional[str] = None
-    input_schema: dict[str, Any] = Field(description="A JSON schema.")
-    strict: Optional[bool] = None
     type: Annotated[Any, Only("custom", why=RUNS_NO_TOOL)] = None
+    input_schema: dict[str, Any] = Field(description="A JSON schema.")
 
-    allowed_callers: NoEffect = None
-    cache_control: NoEffect = None
-    defer_loading: NoEffect = None
-    eager_input_streaming: NoEffect = None
-    input_examples: NoEffect = None
+    cache_control: Hint[dict[str, Any]] = None
+    eager_input_streaming: Hint[bool] = None
+    input_examples: Hint[list[dict[str, Any]]] = None
 
 
 class ToolChoice(Strict):
@@ -123,29 +125,37 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Models that do not think have nothing to disable, and adapt by not thinking."""
+    """Models here do not think apart from their answer, so none of this has an effect."""
 
-    type: Annotated[
-        Any, Only("disabled", "adaptive", why="is not possible: this server's models do not think")
-    ]
-    display: NoEffect = None
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Hint[int] = None
+    display: Hint[str] = None
 
 
 class OutputConfig(Strict):
     """The form of the answer."""
 
     format: Optional[dict[str, Any]] = Field(None, description="A JSON schema.")
-    effort: Annotated[Any, Only("high")] = None
+    effort: Hint[str] = None
+    task_budget: Hint[dict[str, Any]] = None
+
+
+class ContextEdit(Lenient):
+    """What goes out of the conversation. Thoughts never come in, so they are always cleared."""
+
+    type: Annotated[Any, Only("clear_thinking_20251015", why=KEEPS_ALL)]
+
+
+class ContextManagement(Strict):
+    """What goes out of the conversation before it is answered."""
+
+    edits: Optional[list[ContextEdit]] = None
 
 
 class Metadata(Strict):
     """About the request."""
 
-    user_id: Optional[str] = Field(
-        None,
-        description="Names a session, whose answers share a slot.",
-        json_schema_extra={"maxLength": SESSION_LENGTH_MAX},
-    )
+    user_id: SessionName = None
 
 
 class CountTokensRequest(Strict):
@@ -159,21 +169,22 @@ class CountTokensRequest(Strict):
     thinking: Optional[Thinking] = None
     output_config: Optional[OutputConfig] = None
 
-    context_management: Annotated[Any, Only()] = None
-    mcp_servers: Annotated[Any, Only([])] = None
-    speed: Annotated[Any, Only("standard")] = None
-    cache_control: NoEffect = None
+    context_management: Optional[ContextManagement] = None
+
+    mcp_servers: Annotated[Any, Only([], why=RUNS_NO_TOOL)] = None
+
+    betas: Hint[list[str]] = None
+    cache_control: Hint[dict[str, Any]] = None
+    speed: Hint[str] = None
 
 
-class MessagesRequest(CountTokensRequest, SamplingFields):
+class MessagesRequest(CountTokensRequest, CommonFields):
     """A conversation whose last message is to be answered, or continued if it is an assistant's."""
 
     max_tokens: int = Field(ge=1, description="Tokens of the answer.")
-    stream: Optional[bool] = None
     stop_sequences: Optional[list[StopText]] = Field(None, max_length=STOP_MAX)
     metadata: Optional[Metadata] = None
 
     container: Annotated[Any, Only()] = None
-    diagnostics: NoEffect = None
-    inference_geo: NoEffect = None
-    service_tier: NoEffect = None
+    diagnostics: Hint[dict[str, Any]] = None
+    inference_geo: Hint[str] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from pydantic import Field, ValidationError
 from starlette.requests import Request
@@ -18,17 +18,22 @@ from glm_multiuser.server.bodies import Seed, Temperature, TopP, problem_of
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.chat import generation_request, start_chat
-from glm_multiuser.server.openai.fields import Strict
+from glm_multiuser.server.openai.fields import Hint, Strict
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.server.openai.requests import ChatRequest
 
 MESSAGE = re.compile(r"\bmessages(?:\[(\d+)\]|\.(\d+))")
-RUNS_NO_TOOL = "is a tool that runs on a server; this one runs no tools"
+KEEPS_ALL = "would drop content; here a prompt that is too long is rejected"
+RUNS_NO_TOOL = (
+    "is not possible: this server runs no tools, and has none but those that a request describes "
+    "with a schema"
+)
 
 
-class SamplingFields(Strict):
+class CommonFields(Strict):
     """What requests of other protocols have in common with a chat's; some are ours."""
 
+    stream: Optional[bool] = None
     temperature: Temperature = None
     top_p: TopP = None
     top_k: Optional[int] = Field(None, ge=0, description="0: off.")
@@ -40,23 +45,33 @@ class SamplingFields(Strict):
         None, description="false: does not use the session's prefix cache."
     )
 
-    def sampling_fields(self) -> dict[str, Any]:
-        """Of a chat."""
-        return self.model_dump(include=set(SamplingFields.model_fields))
+    service_tier: Hint[str] = None
+
+    def chat_fields(self, *same: str) -> dict[str, Any]:
+        """Fields of a chat.
+
+        Args:
+            same: more fields of this protocol that are as a chat's.
+        """
+        return self.model_dump(include={*CommonFields.model_fields, *same})
 
 
-class NamedTool(Protocol):
-    """What tools of other protocols have in common with a chat's."""
+class DescribedTool(Strict):
+    """What tools of other protocols have in common with a chat's.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> Optional[str]: ...
-    @property
-    def strict(self) -> Optional[bool]: ...
+    `type` is the first field: of a tool of another type, that is what the error is about.
+    """
+
+    type: Any = None
+    name: str
+    description: Optional[str] = None
+    strict: Optional[bool] = None
+
+    allowed_callers: Hint[list[str]] = None
+    defer_loading: Hint[bool] = None
 
 
-def chat_tool(tool: NamedTool, parameters: Optional[dict[str, Any]]) -> dict[str, Any]:
+def chat_tool(tool: DescribedTool, parameters: Optional[dict[str, Any]]) -> dict[str, Any]:
     """A tool of a chat."""
     named = {"name": tool.name, "description": tool.description}
     function = {**named, "parameters": parameters, "strict": tool.strict}
@@ -66,11 +81,6 @@ def chat_tool(tool: NamedTool, parameters: Optional[dict[str, Any]]) -> dict[str
 def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call of an assistant's message."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def chosen_tool(name: str) -> dict[str, Any]:
-    """The `tool_choice` of a chat that must call this function."""
-    return {"type": "function", "function": {"name": name}}
 
 
 @dataclass(frozen=True)

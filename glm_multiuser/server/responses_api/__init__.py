@@ -11,9 +11,9 @@ Where it differs from the original:
 - More than OpenAI has: `seed`, `stop`, `top_k`, `repetition_penalty`, `cache_prompt`.
 - Streamed tool calls come whole, at the end, unless they are forced or strict: before, it is not
   certain that they are calls.
-- Tools that run on a server, `background`, `conversation`, `prompt` and `truncation` "auto" are
-  rejected. Models do not reason apart from their answer: `reasoning.effort` can be "none", and
-  such items of the input are ignored.
+- All tools but functions, `background`, `conversation`, `prompt` and `truncation` "auto" are
+  rejected. Models do not reason apart from their answer: `reasoning` and such items of the input
+  have no effect, nor have hints such as `text.verbosity`.
 """
 
 from glm_multiuser.server.responses_api.routes import router as router

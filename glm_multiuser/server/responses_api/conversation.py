@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool, chosen_tool
+from pydantic import BaseModel
+
+from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool
 from glm_multiuser.server.responses_api.items import chat_messages
-from glm_multiuser.server.responses_api.requests import NamedFunction, ResponseRequest, TextFormat
+from glm_multiuser.server.responses_api.requests import ResponseRequest, TextFormat
 
 NAMES = {
     "messages": "input",
@@ -29,18 +31,13 @@ def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
     messages, places = chat_messages(body.input)
     choice = body.tool_choice
     fields = {
-        **body.sampling_fields(),
-        "model": body.model,
+        **body.chat_fields("model", "parallel_tool_calls", "stop", "top_logprobs", "user"),
         "messages": [*instructions, *before, *messages],
         "tools": [chat_tool(tool, tool.parameters) for tool in body.tools or ()] or None,
-        "tool_choice": chosen_tool(choice.name) if isinstance(choice, NamedFunction) else choice,
-        "parallel_tool_calls": body.parallel_tool_calls,
+        "tool_choice": choice.as_chat() if isinstance(choice, BaseModel) else choice,
         "response_format": _response_format(body.text_format),
         "max_tokens": body.max_output_tokens,
-        "stop": body.stop,
         "logprobs": body.logprobs or None,
-        "top_logprobs": body.top_logprobs,
-        "user": body.user,
     }
     known = ["instructions"] * len(instructions) + ["previous_response_id"] * len(before)
     return Chat(fields, NAMES, [*known, *places])

@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Tag
 
 from glm_multiuser.server.openai.adapter import chat_call
-from glm_multiuser.server.openai.fields import Lenient, Only, OrText, one_of
+from glm_multiuser.server.openai.fields import Hint, Lenient, OrText, one_of
 
 
 class TextPart(Lenient):
     """A text: a client's, or that of an answer."""
 
-    type: Annotated[
-        Any, Only("input_text", "output_text", why="is no text; this server reads nothing else")
-    ]
+    type: Literal["input_text", "output_text"]
     text: str
 
 
@@ -52,6 +50,9 @@ class ReasoningItem(Lenient):
     """What another model reasoned; ignored."""
 
     type: Literal["reasoning"]
+    summary: Hint[list[dict[str, Any]]] = None
+    content: Hint[list[dict[str, Any]]] = None
+    encrypted_content: Hint[str] = None
 
 
 InputItem = Annotated[
@@ -62,8 +63,8 @@ InputItem = Annotated[
         Annotated[ReasoningItem, Tag("reasoning")],
     ],
     one_of(
-        "must be an item of type message, function_call, function_call_output or reasoning; this "
-        "server reads nothing else",
+        "this server reads no other items; it must be of type message, function_call, "
+        "function_call_output or reasoning",
         default="message",
     ),
 ]

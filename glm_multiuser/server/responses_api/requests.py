@@ -1,19 +1,19 @@
 """The bodies of requests of `/v1/responses`.
 
 Fields that would change the answer and are not implemented are accepted at the value that changes
-nothing, and rejected otherwise, as for `openai.requests`.
+nothing, and rejected otherwise, as for `openai.requests`. A `Hint` says how much effort, what is
+cached or what is counted: a model without that feature may ignore it.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, Tag
 
-from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens
-from glm_multiuser.server.keys import SESSION_LENGTH_MAX
-from glm_multiuser.server.openai.adapter import RUNS_NO_TOOL, SamplingFields
-from glm_multiuser.server.openai.fields import NoEffect, Only, OrText, Stop, Strict
+from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, SessionName
+from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
+from glm_multiuser.server.openai.fields import Hint, Lenient, Only, OrText, Stop, Strict, one_of
 from glm_multiuser.server.openai.messages import TOOLS_MAX
 from glm_multiuser.server.openai.requests import LogprobsCount
 from glm_multiuser.server.responses_api.items import InputItem
@@ -22,17 +22,13 @@ LOGPROBS = "message.output_text.logprobs"
 STORE_WHY = "is not implemented: responses are kept with `store` and a session only"
 
 
-class FunctionTool(Strict):
+class FunctionTool(DescribedTool):
     """A function that the model may call."""
 
     type: Annotated[Any, Only("function", why=RUNS_NO_TOOL)]
-    name: str
-    description: Optional[str] = None
     parameters: Optional[dict[str, Any]] = Field(None, description="A JSON schema.")
-    strict: Optional[bool] = None
 
-    allowed_callers: NoEffect = None
-    defer_loading: NoEffect = None
+    output_schema: Hint[dict[str, Any]] = None
 
 
 class NamedFunction(Strict):
@@ -40,6 +36,23 @@ class NamedFunction(Strict):
 
     type: Literal["function"]
     name: str
+
+    def as_chat(self) -> dict[str, Any]:
+        """The `tool_choice` of a chat."""
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class AllowedTools(Strict):
+    """The functions that may be called, or one of which has to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+    def as_chat(self) -> dict[str, Any]:
+        """The `tool_choice` of a chat."""
+        allowed = {"mode": self.mode, "tools": [tool.as_chat() for tool in self.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
 class TextFormat(Strict):
@@ -56,26 +69,37 @@ class TextConfig(Strict):
     """The answer's text."""
 
     format: Optional[TextFormat] = None
-    verbosity: Annotated[Any, Only("medium")] = None
+    verbosity: Hint[str] = None
 
 
 class Reasoning(Strict):
-    """Models here do not reason apart from their answer."""
+    """Models here do not reason apart from their answer, so none of this has an effect."""
 
-    effort: Annotated[Any, Only("none")] = None
-    context: NoEffect = None
-    generate_summary: NoEffect = None
-    mode: Annotated[Any, Only("standard")] = None
-    summary: NoEffect = None
+    effort: Hint[str] = None
+    context: Hint[str] = None
+    generate_summary: Hint[str] = None
+    mode: Hint[str] = None
+    summary: Hint[str] = None
 
 
-Metadata = dict[
-    Annotated[str, StringConstraints(max_length=64)],
-    Annotated[str, StringConstraints(max_length=512)],
+class PromptCacheOptions(Lenient):
+    """Only that the answer is left out would be noticed."""
+
+    prewarm: Annotated[Any, Only(False)] = None
+
+
+ToolChoice = Annotated[
+    Union[
+        Annotated[Literal["none", "auto", "required"], Tag("str")],
+        Annotated[NamedFunction, Tag("function")],
+        Annotated[AllowedTools, Tag("allowed_tools")],
+    ],
+    one_of('must be "none", "auto", "required", or of type function or allowed_tools'),
 ]
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
-class ResponseRequest(SamplingFields):
+class ResponseRequest(CommonFields):
     """A conversation whose last message is to be answered."""
 
     model: Optional[str] = Field(None, description="null: the first model of the server.")
@@ -86,28 +110,17 @@ class ResponseRequest(SamplingFields):
     ]
     instructions: Optional[str] = None
     max_output_tokens: MaxTokens = None
-    stream: Optional[bool] = None
     tools: Optional[list[FunctionTool]] = Field(None, max_length=TOOLS_MAX)
-    tool_choice: Optional[Union[Literal["none", "auto", "required"], NamedFunction]] = None
+    tool_choice: Optional[ToolChoice] = None
     parallel_tool_calls: Optional[bool] = None
     text: Optional[TextConfig] = None
     reasoning: Optional[Reasoning] = None
-    include: Optional[list[str]] = Field(
-        None, description=f"{LOGPROBS}; what else there is belongs to tools that run on a server."
-    )
+    include: Optional[list[str]] = Field(None, description=f"{LOGPROBS}; others add nothing.")
     top_logprobs: LogprobsCount = Field(None, description=f"Needs `include` with {LOGPROBS}.")
     metadata: Optional[Metadata] = Field(None, max_length=16)
-    store: Optional[bool] = Field(
-        None, description="Keeps the response for its session, which is needed; default: false."
-    )
-    previous_response_id: Optional[str] = Field(
-        None, description="A stored response of the same session, which goes before the input."
-    )
-    user: Optional[str] = Field(
-        None,
-        description="Names a session, whose answers share a slot.",
-        json_schema_extra={"maxLength": SESSION_LENGTH_MAX},
-    )
+    store: Optional[bool] = Field(None, description="For a session; default: false.")
+    previous_response_id: Optional[str] = Field(None, description="Stored for the same session.")
+    user: SessionName = None
 
     stop: Stop = Field(default_factory=list)
 
@@ -116,17 +129,17 @@ class ResponseRequest(SamplingFields):
     conversation: Annotated[Any, Only(why=STORE_WHY)] = None
     moderation: Annotated[Any, Only()] = None
     prompt: Annotated[Any, Only(why=STORE_WHY)] = None
-    truncation: Annotated[
-        Any, Only("disabled", why="would drop messages; a prompt that is too long is rejected")
-    ] = None
+    truncation: Annotated[Any, Only("disabled", why=KEEPS_ALL)] = None
 
-    stream_options: NoEffect = None
-    max_tool_calls: NoEffect = None
-    prompt_cache_key: NoEffect = None
-    prompt_cache_options: NoEffect = None
-    prompt_cache_retention: NoEffect = None
-    safety_identifier: NoEffect = None
-    service_tier: NoEffect = None
+    access_programs: Hint[dict[str, str]] = None
+    client_metadata: Hint[dict[str, str]] = None
+    image: Hint[dict[str, Any]] = None
+    max_tool_calls: Hint[int] = None
+    prompt_cache_key: Hint[str] = None
+    prompt_cache_options: Optional[PromptCacheOptions] = None
+    prompt_cache_retention: Hint[str] = None
+    safety_identifier: Hint[str] = None
+    stream_options: Hint[dict[str, Any]] = None
 
     @property
     def text_format(self) -> TextFormat:
