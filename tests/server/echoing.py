@@ -18,6 +18,7 @@ from glm_multiuser import MultiUserLLM, SamplingParams
 from glm_multiuser.engine.request import Request
 from glm_multiuser.server.settings import ModelSettings
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer
+from glm_multiuser.tokenizers.answers import TaggedAnswerReader
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.calls import read_python_call, write_python_call
 from glm_multiuser.tokenizers.headers import SEPARATOR, HeaderAnswerReader
@@ -64,6 +65,17 @@ class EchoTokenizer(ChatTokenizer):
         return HeaderAnswerReader(tools, read_python_call, continued=continued)
 
 
+class TaggedEchoTokenizer(EchoTokenizer):
+    """Its answers are those of Qwen2.5."""
+
+    _strips_answers = False
+
+    def answer_reader(
+        self, tools: Sequence[Mapping[str, Any]] = (), *, continued: bool = False
+    ) -> AnswerReader:
+        return TaggedAnswerReader(tools) if tools else AnswerReader()
+
+
 class EchoRunner(MockRunner):
     """Fulfils `engine.runner.Runner`: whatever else a slot holds, it says the last message."""
 
@@ -88,6 +100,13 @@ def echo_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
     return MultiUserLLM(runner, config, EchoTokenizer(), params, (END,), 0.0)
 
 
+def tagged_echo_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
+    """`echo_llm` that calls tools as Qwen2.5 does."""
+    llm = echo_llm(settings, **options)
+    llm.tokenizer = TaggedEchoTokenizer()
+    return llm
+
+
 def message(text: str) -> str:
     """An answer that is ordinary content, as ChatGLM3 writes it."""
     return f"\n {text}"
@@ -96,6 +115,12 @@ def message(text: str) -> str:
 def call(name: str, **arguments: Any) -> str:
     """An answer that calls a tool, as ChatGLM3 writes it."""
     return f"{name}\n {write_python_call(arguments)}"
+
+
+def tagged_call(name: str, **arguments: Any) -> str:
+    """An answer that calls a tool, as Qwen2.5 writes it."""
+    called = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{called}\n</tool_call>"
 
 
 def together(*messages: str) -> str:

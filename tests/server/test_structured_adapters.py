@@ -114,6 +114,26 @@ def test_forced_calls_are_those_of_the_chat(
     assert answer.stop_reason == "tool_use"
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_of_the_allowed_tools_is_called(
+    server: InProcessServer, responses: openai.OpenAI, place: int
+) -> None:
+    name = FUNCTIONS[place]["name"]
+    offered = [{"type": "function", "function": function} for function in FUNCTIONS]
+    inner = {"mode": "required", "tools": [{"type": "function", "function": {"name": name}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": inner}
+    chat = ask(server.url, CHAT, tools=offered, tool_choice=choice, **ASKED).choices[0]
+    (call,) = chat.tool_calls
+    assert call[0] == name
+    flat = {**inner, "type": "allowed_tools", "tools": [{"type": "function", "name": name}]}
+    tools = [{"type": "function", "strict": None, **function} for function in FUNCTIONS]
+    body: Any = {"tools": tools, "tool_choice": flat, "max_output_tokens": 300, **SAMPLING}
+    response = responses.responses.create(model=MODEL, input="q", **body)
+    (item,) = response.output
+    assert isinstance(item, ResponseFunctionToolCall)
+    assert (item.name, item.arguments) == call
+
+
 def test_a_call_that_is_cut_off(messages: anthropic.Anthropic, responses: openai.OpenAI) -> None:
     answer = messages.messages.create(
         model=MODEL,
