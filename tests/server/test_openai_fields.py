@@ -53,8 +53,6 @@ NEUTRAL_IN_CHAT: dict[str, list[Any]] = {
     "functions": [[]],
     "modalities": [["text"]],
     "moderation": [],
-    "reasoning_effort": ["none"],
-    "verbosity": ["medium"],
     "web_search_options": [],
 }
 NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {
@@ -73,6 +71,8 @@ WITHOUT_EFFECT = {
     "prediction": {"type": "content", "content": "x"},
     "prompt_cache_key": "k",
     "prompt_cache_options": {"ttl": "30m"},
+    "reasoning_effort": "high",
+    "verbosity": "low",
     "prompt_cache_retention": "24h",
     "safety_identifier": "s",
     "service_tier": "flex",

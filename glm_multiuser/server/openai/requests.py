@@ -12,6 +12,7 @@ from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, SessionName
 from glm_multiuser.server.openai.extensions import Extensions
 from glm_multiuser.server.openai.fields import (
     CHOICES_MAX,
+    Hint,
     LogitBias,
     MinusOne,
     NoEffect,
@@ -170,8 +171,6 @@ class ChatRequest(BaseRequest):
     functions: Annotated[Any, Only([])] = None
     modalities: Annotated[Any, Only(["text"])] = None
     moderation: Annotated[Any, Only()] = None
-    reasoning_effort: Annotated[Any, Only("none")] = None
-    verbosity: Annotated[Any, Only("medium")] = None
     web_search_options: Annotated[Any, Only()] = None
 
     metadata: NoEffect = None
@@ -179,9 +178,11 @@ class ChatRequest(BaseRequest):
     prompt_cache_key: NoEffect = None
     prompt_cache_options: NoEffect = None
     prompt_cache_retention: NoEffect = None
+    reasoning_effort: Hint[str] = None
     safety_identifier: NoEffect = None
     service_tier: NoEffect = None
     store: NoEffect = None
+    verbosity: Hint[str] = None
 
     @property
     def offered(self) -> list[dict[str, Any]]:
