@@ -152,6 +152,11 @@ inline int64_t groups_ahead(const glm::LinearPanel& panel, int64_t part) {
   return GROUPS_AHEAD + (rest < GROUPS_AHEAD ? panel.bytes : 0);
 }
 
+// Of memory that is wanted soon; all of it, or what is left out stalls the rest.
+inline INLINE void ask_for(const char* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
+}
+
 // One part of a panel: V vectors of columns from `column` on. Vectors that the panel has not are
 // those of the next one, so many `bytes` behind it. `ahead` is how far behind what is read memory is
 // asked for. Calls group(a, b, each) for each group: a(v) and
@@ -170,6 +175,10 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
   for (int number = 0; number < PART / type.group; ++number) {
     const auto a = [&](int v) INLINE { return T::a(block + behind(v), at + behind(v), first(v)); };
     const auto b = [&](int v) INLINE { return T::b(block + behind(v), at + behind(v), first(v)); };
+    for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
+      if (number == 0 && part % type.parts() == 0) ask_for(block + behind(v) + ahead, type.head);
+      ask_for(at + behind(v) + ahead, type.scales);
+    }
     group(a, b, [&](auto use) INLINE {
       const char* words = at + type.scales;
       const auto word = [&](int v) { return load_as<uvec>(words + behind(v) + 4 * first(v)); };
@@ -180,8 +189,7 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
       }
       for (int i = 0; i < type.words(); ++i) {
         for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
-          __builtin_prefetch(words + behind(v) + ahead, 0, 3);
-          __builtin_prefetch(words + behind(v) + ahead + 64, 0, 3);
+          ask_for(words + behind(v) + ahead, 4 * PANEL);
         }
 #pragma GCC unroll 2
         for (int half = 0; half < QUADS; ++half) {
