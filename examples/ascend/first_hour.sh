@@ -89,6 +89,10 @@ watched selfcheck glm-multiuser selfcheck --device-target "$target" ${of_checkpo
 watched demo demo
 watched bench glm-multiuser bench --device-target "$target" --users "$users" \
     --json "$report/bench.json" --plot "$report/bench.png" ${of_checkpoint[@]+"${of_checkpoint[@]}"}
+# Graphs are compiled and kept, and then loaded: the checks have to hold again, in less time.
+for start in start start-again; do
+    step "$start" glm-multiuser selfcheck --device-target "$target" --compile-cache-dir "$work/graphs"
+done
 step plan glm-multiuser plan --model "${CHECKPOINT:-chatglm-6b}" --device "$card"
 
 # Paths name people.
@@ -105,6 +109,7 @@ $out/$name.tar.gz has everything. What to look at:
                "isolation": please report it, whatever else there is
   demo         the line "... answers are identical" has to name all of them
   bench        late compiles must be 0; tok/s of all users together should grow with the users
+  start-again  with the graphs that "start" has kept: the same checks, in fewer seconds
   plan         beside what npu-smi showed during bench: how far is the estimate off?
 
 docs/ascend.md says what each failure would mean, and how to report it.

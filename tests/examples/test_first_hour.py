@@ -60,6 +60,8 @@ def test_the_archive_has_every_step_and_no_secrets(tmp_path: Path, with_card: bo
     assert files["demo.txt"] == "4 of 4 answers are identical\n"
     assert files["bench.json"] == '{"tok_s": 1}\n'
     assert files["selfcheck.txt"] == "selfcheck --device-target Ascend\n"
+    kept = "selfcheck --device-target Ascend --compile-cache-dir (temporary)/graphs\n"
+    assert files["start.txt"] == files["start-again.txt"] == kept
     assert files["plan.txt"] == "plan of plan --model chatglm-6b --device 910B, kept in ~/models\n"
     assert ("npu-smi.txt" in files) == ("bench.npu-smi.txt" in files) == with_card
     assert ("npu-smi      ... not there" in printed) == (not with_card)
