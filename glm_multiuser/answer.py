@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.sampling import Choice
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, StopStrings, ToolCall
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """Natural log-probabilities at one generated token, under the model's own distribution.
+    """Natural log-probabilities at one token, generated or of a prompt, under the model's own
+    distribution.
 
     With a grammar, that of the tokens which it allows.
 
@@ -23,6 +25,10 @@ class Logprob:
     token_id: int
     logprob: float
     top: dict[int, float]
+
+
+PromptLogprobs = tuple[Optional[Logprob], ...]
+"""Of each token of a prompt; None for the first one, which has nothing before it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Piece:
             to come.
         calls: what it adds to calls. With a grammar of tools these come as they are written;
             otherwise each whole in the last piece, because before it may turn out to be text.
+        prompt_logprobs: in the piece of the first token, those of the result.
     """
 
     text: str
@@ -61,6 +68,7 @@ class Piece:
     logprobs: Optional[tuple[Logprob, ...]] = None
     inside_character: bool = False
     calls: tuple[CallDelta, ...] = ()
+    prompt_logprobs: Optional[PromptLogprobs] = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,8 @@ class GenerationResult:
         error: why, for "error".
         tool_calls: what the answer calls, where it was read by an `AnswerReader`.
         stop_string: which of the parameters' stop strings ended the answer; None: none did.
+        prompt_logprobs: one per token of the prompt when the parameters asked for them, None for
+            its first token. None instead where they did not, and where there is no token.
     """
 
     text: str
@@ -119,6 +129,7 @@ class GenerationResult:
     error: Optional[GLMMultiUserError] = None
     tool_calls: tuple[ToolCall, ...] = ()
     stop_string: Optional[str] = None
+    prompt_logprobs: Optional[PromptLogprobs] = None
 
 
 class CallDeltas:
@@ -162,6 +173,7 @@ class AnswerCollector:
     _texts: list[str] = field(default_factory=list)
     _tokens: list[Token] = field(default_factory=list)
     _tool_calls: tuple[ToolCall, ...] = ()
+    _prompt_logprobs: Optional[PromptLogprobs] = None
 
     def __post_init__(self) -> None:
         grammar = self.request.params.grammar
@@ -181,6 +193,14 @@ class AnswerCollector:
 
     def take(self, event: Event) -> Piece:
         """Takes the next event in; the piece with a finish reason is the last one."""
+        wanted = self.request.params.prompt_logprobs is not None
+        if wanted and self._prompt_logprobs is None and isinstance(event, Token):
+            # All of them were there before the first token.
+            self._prompt_logprobs = (None, *_logprobs_of(self.request.prompt_logprobs))
+            return replace(self._take(event), prompt_logprobs=self._prompt_logprobs)
+        return self._take(event)
+
+    def _take(self, event: Event) -> Piece:
         if isinstance(event, End):
             rest = self._content(self._detokenizer.flush()) if self._detokenizer else ""
             if self.reader:
@@ -235,6 +255,7 @@ class AnswerCollector:
             error=end.error,
             tool_calls=self._tool_calls,
             stop_string=self._stop_strings.found,
+            prompt_logprobs=self._prompt_logprobs,
         )
         token_ids = tuple(token.choice.token_id for token in tokens)
         calls = self._calls.of(self._tool_calls)
@@ -243,9 +264,10 @@ class AnswerCollector:
     def _logprobs(self, tokens: Sequence[Token]) -> Optional[tuple[Logprob, ...]]:
         if self.request.params.logprobs is None:
             return None
-        choices = [token.choice for token in tokens]
-        return tuple(
-            Logprob(choice.token_id, choice.logprob, choice.top or {})
-            for choice in choices
-            if choice.logprob is not None
-        )
+        return tuple(_logprobs_of(token.choice for token in tokens))
+
+
+def _logprobs_of(choices: Iterable[Choice]) -> Iterator[Logprob]:
+    for choice in choices:
+        if choice.logprob is not None:
+            yield Logprob(choice.token_id, choice.logprob, choice.top or {})

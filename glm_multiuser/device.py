@@ -22,6 +22,10 @@ PREFILL_CHUNK_NATIVE = 256
 """Tokens of a causal model's prompts in one step of native kernels while no user decodes: more do
 not make prompts faster. How many there are beside others' next tokens, `ChunkLength` measures."""
 
+PROMPT_LOGITS = 32
+"""Rows of logits in a step of native kernels besides one for each user, for log-probabilities of
+prompts. Reading all weights costs about as much as that many rows."""
+
 PREFILL_CHUNK_LAYERWISE = 32
 """Tokens of ChatGLM-6B's prompts that one step takes through all layers."""
 

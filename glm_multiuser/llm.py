@@ -574,6 +574,12 @@ class MultiUserLLM:
                 f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",
                 field="stop",
             )
+        if params.prompt_logprobs is not None and not self._runner.model.config.is_causal:
+            raise InvalidParameterError(
+                f"prompt_logprobs is {params.prompt_logprobs}; for this model it must be None, "
+                "because tokens of its prompts see those behind them",
+                field="prompt_logprobs",
+            )
         slot_name, length = _slot_name(user), self.max_length
         if not token_ids:
             raise InvalidParameterError("prompt has 0 tokens; it must have at least 1", "prompt")

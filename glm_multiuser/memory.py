@@ -40,6 +40,7 @@ from glm_multiuser.device import (
     PREFILL_CHUNK,
     PREFILL_CHUNK_NATIVE,
     PROCESS_BYTES,
+    PROMPT_LOGITS,
     cores,
 )
 from glm_multiuser.errors import ConfigError
@@ -254,6 +255,7 @@ def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     if is_native(engine):
         layer = (engine.users + prompt_tokens(config, engine)) * widest(config)
         held = 0 if config.is_causal else engine.seq_length * config.hidden_size
+        logits += PROMPT_LOGITS * config.vocab_size * config.is_causal
         return process + FLOAT32 * (layer + held + logits)
     logits *= BYTES[dtype_of(engine)] + FLOAT32
     return process + max(prompt_step(config, engine), decode_step(config, engine) + logits)

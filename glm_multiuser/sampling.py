@@ -70,6 +70,8 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
     ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
     logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
+    prompt_logprobs: the same for the tokens of the prompt, each behind those before it; the first
+        one has none. The whole prompt is computed for it. With causal models only.
     grammar: what the answer must be; see `Grammar`. None: anything.
     cache_prompt: with a causal model, skips what the prefix cache of the user's slot still holds of
         the prompt; False computes all of it.
@@ -92,6 +94,7 @@ class SamplingParams:
     logprobs: Optional[int] = None
     grammar: Optional[Grammar] = None
     cache_prompt: bool = True
+    prompt_logprobs: Optional[int] = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -126,10 +129,16 @@ class SamplingParams:
         for name in ("ignore_eos", "cache_prompt"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, f"is {_shown(getattr(self, name))}; it must be True or False")
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0, LOGPROBS_MAX)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise _wrong("grammar", f"is {_shown(self.grammar)}; it must be a Grammar")
+
+    @property
+    def reuses_prompt(self) -> bool:
+        """Whether what the user's slot holds of the prompt is skipped."""
+        return self.cache_prompt and self.prompt_logprobs is None
 
     def _check_logit_bias(self) -> None:
         given = self.logit_bias
@@ -367,7 +376,7 @@ def choose(logits: NDArray[Any], samplers: Sequence[RowSampler]) -> list[Optiona
         extras = _log_probabilities(logits, samplers, tokens)
     choices: list[Optional[Choice]] = [None] * len(samplers)
     for row, token in tokens.items():
-        choices[row] = Choice(token, *extras.get(row, (None, None)))
+        choices[row] = extras.get(row) or Choice(token, None, None)
     return choices
 
 
@@ -441,18 +450,45 @@ def _draw_group(kind: str, scores: Floats, samplers: Sequence[RowSampler]) -> Id
 
 def _log_probabilities(
     logits: Floats, samplers: Sequence[RowSampler], tokens: dict[int, int]
-) -> dict[int, tuple[float, dict[int, float]]]:
+) -> dict[int, Choice]:
     wanted = {row: samplers[row].params.logprobs for row in sorted(tokens)}
-    rows = [row for row, limit in wanted.items() if limit is not None]
-    if not rows:
+    limits = {row: limit for row, limit in wanted.items() if limit is not None}
+    if not limits:
         return {}
-    limits = np.array([min(wanted[row] or 0, logits.shape[1]) for row in rows])
-    chosen = np.array([tokens[row] for row in rows])
-    found = log_probabilities(_rows(logits, rows), chosen, limits)
-    return {
-        row: (float(logprob), _possible(ids[:limit], best[:limit]))
-        for row, limit, logprob, ids, best in zip(rows, limits, *found)
-    }
+    rows = list(limits)
+    chosen = [tokens[row] for row in rows]
+    return dict(zip(rows, _with_logprobs(_rows(logits, rows), chosen, list(limits.values()))))
+
+
+def _with_logprobs(logits: Floats, token_ids: Sequence[int], limits: Sequence[int]) -> list[Choice]:
+    """A token for each row, with log-probabilities of it and of so many best ones."""
+    counts = np.array([min(limit, logits.shape[1]) for limit in limits])
+    found = log_probabilities(logits, np.array(token_ids), counts)
+    return [
+        Choice(token_id, float(logprob), _possible(ids[:count], best[:count]))
+        for token_id, count, logprob, ids, best in zip(token_ids, counts, *found)
+    ]
+
+
+def known_choices(
+    logits: NDArray[Any], token_ids: Sequence[int], count: int
+) -> Optional[list[Choice]]:
+    """Tokens that are known, as if they had been chosen: those of a prompt.
+
+    Args:
+        logits: [rows, vocab] float32.
+        token_ids: one for each row.
+        count: log-probabilities of so many best ones, besides each token's.
+
+    Returns:
+        None where the logits are not all finite. A row's log-probabilities are those that `choose`
+        returns for it, bit for bit, whatever the other rows are.
+    """
+    logits = np.ascontiguousarray(logits, dtype=np.float32)
+    if not np.isfinite(logits).all():
+        return None
+    with np.errstate(over="ignore", under="ignore"):
+        return _with_logprobs(logits, token_ids, [count] * len(token_ids))
 
 
 def _possible(ids: Ids, logprobs: NDArray[Any]) -> dict[int, float]:

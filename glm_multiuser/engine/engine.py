@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
+from glm_multiuser.engine.prompt_logprobs import not_finite, score
 from glm_multiuser.engine.request import AnonymousUser, Request
 from glm_multiuser.engine.runner import RowResults, Runner
 from glm_multiuser.engine.scheduler import Scheduler, Step
@@ -382,22 +383,23 @@ class Engine:
     def _run(self, step: Step) -> None:
         """Runs one graph, chooses the next token of every row and hands it out.
 
-        A prompt that is not wholly in has no next token. A device error ends the requests of this
-        graph and no others.
+        A prompt that is not wholly in has no next token; its log-probabilities are recorded where
+        they are wanted. A device error ends the requests of this graph and no others.
 
         Raises:
             GenerationError: `FAILED_STEPS_MAX` graphs in a row have failed: the device is gone.
         """
-        answered = step.answered
+        answered, scored = step.answered, step.scored
         try:
             results = self.runner.run(step)
+            failed = score(results, len(answered), scored) if scored else {}
             self._count(step)
             choices = _choose(results, list(answered.values()))
         except Exception as error:  # whatever the device or MindSpore throws
             self._device_failed(step.requests, error)
             return
         self._failed_steps = 0
-        for slot, choice in zip(answered, choices):
+        for slot, choice in {**dict(zip(answered, choices)), **failed}.items():
             self._hand_out(slot, choice)
 
     def _count(self, step: Step) -> None:
@@ -501,14 +503,14 @@ class Engine:
 def _choose(results: RowResults, requests: Sequence[Request]) -> list[Chosen]:
     """The next token of each row; only rows that the graph's argmax cannot serve are sampled."""
     chosen = [
-        _argmax(request, int(token)) if finite else _not_finite()
+        _argmax(request, int(token)) if finite else not_finite()
         for token, finite, request in zip(results.tokens, results.finite, requests)
     ]
     rows = [row for row, choice in enumerate(chosen) if choice is None]
     if rows:
         samplers = [requests[row].sampler for row in rows]
         for row, choice in zip(rows, choose(results.logits(rows), samplers)):
-            chosen[row] = _not_finite() if choice is None else choice
+            chosen[row] = not_finite() if choice is None else choice
     return [one for one in chosen if one is not None]
 
 
@@ -518,7 +520,3 @@ def _argmax(request: Request, token: int) -> Optional[Chosen]:
         return None if request.sampler.needs_logits(token) else Choice(token, None, None)
     except GenerationError as error:
         return error
-
-
-def _not_finite() -> GenerationError:
-    return GenerationError("the logits of this request are not finite")

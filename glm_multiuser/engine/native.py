@@ -54,22 +54,23 @@ class NativeForward(nn.Cell):
             `RaggedBatch`, of the rows of the step
         used [1]: how many of those are new in this step
         plan [4]: as in `LayerwisePrefill`
-        answered [users]: the rows that have a next token
+        answered [answers]: the rows that get logits
         answered_used [1]: how many of those there are
 
-    It returns what `Backend.next_token` gives, for the rows that have a next token.
+    It returns what `Backend.next_token` gives, for the rows that get logits.
 
     Args:
         model: its caches are laid out before.
         saved: that of `LayerwisePrefill`.
         rows: of a step, at most.
+        answers: of these, how many get logits at most.
     """
 
-    def __init__(self, model: MultiUserModel, saved: Parameter, rows: int) -> None:
+    def __init__(self, model: MultiUserModel, saved: Parameter, rows: int, answers: int) -> None:
         super().__init__(auto_prefix=False)
         program = Program()
         with cells_as_functions():
-            results = record_step(program, model, saved, rows)
+            results = record_step(program, model, saved, rows, answers)
         self.code = Tensor(program.code(results))
         self.tensors = tuple(program.parameters)
         shapes = tuple(list(result.shape) for result in results)
@@ -83,7 +84,7 @@ class NativeForward(nn.Cell):
 
 
 def record_step(
-    program: Program, model: MultiUserModel, saved: Parameter, rows: int
+    program: Program, model: MultiUserModel, saved: Parameter, rows: int, answers: int
 ) -> Sequence[Value]:
     """Adds to the program what `NativeForward` says -> its results."""
     # Positions in the answer of ChatGLM-6B are counted from 1.
@@ -92,7 +93,7 @@ def record_step(
     positions = program.numbers(2, rows)
     rotary_positions = program.numbers(model.rotary.parts, rows)
     used, plan = program.numbers(1), program.numbers(4)
-    answered, answered_used = program.numbers(model.layout.users), program.numbers(1)
+    answered, answered_used = program.numbers(answers), program.numbers(1)
     batch: RaggedBatch = {
         "users": users,
         "positions": positions,
@@ -176,10 +177,11 @@ class NativeRunner(GraphRunner):
         # Of a prompt that has to enter whole, more tokens than there is room for go through layers.
         self._layerwise = LayerwiseProgress(config.num_layers, room)
         self._height = users + (room if causal else length)
+        self._answers = users + device.PROMPT_LOGITS * causal
         self._make_entries()
 
     def _make_entries(self) -> None:
-        self._forward = NativeForward(self.model, self._saved, self._height)
+        self._forward = NativeForward(self.model, self._saved, self._height, self._answers)
         skip_argument_checks(self._forward)
 
     def _jobs(self) -> list[Job]:
@@ -204,7 +206,8 @@ class NativeRunner(GraphRunner):
     def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """Prompts in turn, as long as there is room; the last one of a causal model is chunked.
 
-        Whole prompts count in the step that takes them through the last layer.
+        Whole prompts count in the step that takes them through the last layer. Those that need
+        logits for each token share the rows that there are for it equally.
         """
         if not self.model.config.is_causal:
             group = self._layerwise.group(prompts)
@@ -212,11 +215,15 @@ class NativeRunner(GraphRunner):
             return [len(request.prompt_token_ids) if is_through else 0 for request in group]
         counts: list[int] = []
         room = self.chunk_length.tokens(decoding)
+        scored = sum(request.params.prompt_logprobs is not None for request in prompts)
         for request in prompts:
             if room <= 0:
                 break
-            counts.append(min(len(request.prompt_token_ids) - request.computed_tokens, room))
-            room -= counts[-1]
+            count = min(len(request.prompt_token_ids) - request.computed_tokens, room)
+            if request.params.prompt_logprobs is not None:
+                count = min(count, 1 + device.PROMPT_LOGITS // scored)
+            counts.append(count)
+            room -= count
         return counts
 
     def parts(self, step: Step) -> Sequence[Step]:
@@ -227,18 +234,20 @@ class NativeRunner(GraphRunner):
         is_causal = self.model.config.is_causal
         tokens: list[tuple[int, ...]] = []
         last: dict[int, int] = {}
+        scored: list[int] = []
         for slot, request in step.decodes.items():
             tokens += self._tokens_of(slot, request, 1)
             last[slot] = len(tokens) - 1
         always = len(tokens)
         for slot, chunk in step.prompts.items():
             whole = len(chunk.request.prompt_token_ids)
+            scored += range(len(tokens), len(tokens) + chunk.scored)
             tokens += self._tokens_of(slot, chunk.request, chunk.tokens if is_causal else whole)
             last[slot] = len(tokens) - 1
         group = [] if is_causal else [chunk.request for chunk in step.prompts.values()]
         everything = LayerRange(0, self.model.config.num_layers + 1)
         layers = self._layerwise.layers_of(group) if group else everything
-        answered = [last[slot] for slot in step.answered]
+        answered = [*(last[slot] for slot in step.answered), *scored]
         new, plan = always if layers.first else len(tokens), [len(tokens), always, *layers]
         seconds_before = self.graph_seconds
         results = self._run_tokens(np.array(tokens, np.int32).T, answered, new, plan)
@@ -271,7 +280,7 @@ class NativeRunner(GraphRunner):
         """Runs the graph; `tokens` [4 + parts, count] is what `_tokens_of` yields, by column."""
         columns = np.zeros((len(tokens), self._height), np.int32)
         columns[:, : tokens.shape[1]] = tokens
-        padded = [*answered, *[0] * (self.users - len(answered))]
+        padded = [*answered, *[0] * (self._answers - len(answered))]
         others = np.array([new, *plan, *padded, len(answered)], np.int32)
         numbers = Tensor.from_numpy(np.concatenate([columns.ravel(), others]))
         results = self._run_graph(numbers)

@@ -278,10 +278,11 @@ class ChunkedPrefillRunner(PortableRunner):
         self._run_chunk(0, [0], 0, length, blocks)
 
     def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """The next chunk of the first prompt."""
+        """The next chunk of the first prompt; one token of one that needs logits for each."""
         request = prompts[0]
         rest = len(request.prompt_token_ids) - request.computed_tokens
-        return [min(rest, self._chunk_lengths[-1])]
+        longest = self._chunk_lengths[-1] if request.params.prompt_logprobs is None else 1
+        return [min(rest, longest)]
 
     def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
         """The next chunk of one request, by slot; the result is that of its last token."""

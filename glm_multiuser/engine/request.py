@@ -101,6 +101,9 @@ class Request:
             params, self.prompt_token_ids, sorted(self.stop_token_ids), vocab_size, matcher
         )
         self.output_token_ids: list[int] = []
+        self.prompt_logprobs: list[Choice] = []
+        """The tokens of the prompt from the second one on, as far as it is in, where they are
+        wanted."""
         self.saved_past: Optional[Any] = None
         self.cached_tokens = 0
         """Of the prompt, those whose keys and values its slot still held."""

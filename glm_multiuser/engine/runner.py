@@ -29,7 +29,8 @@ from glm_multiuser.sessions.session import TOKEN_BYTES, Piece
 
 
 class RowResults(Protocol):
-    """What a graph says about the next token of the rows of `Step.answered`."""
+    """What a graph says about the next token of the rows of `Step.answered`, and of those of
+    `Step.scored` behind them."""
 
     tokens: NDArray[Any]
     """int32 [rows]: the most likely next token of each."""
@@ -53,7 +54,8 @@ class Runner(Protocol):
         """The steps that one graph each can run."""
 
     def run(self, step: Step) -> RowResults:
-        """Runs one of `parts`; result rows in the order of `Step.answered`."""
+        """Runs one of `parts`; result rows in the order of `Step.answered`, and then of
+        `Step.scored`."""
 
     def save(self, slot: int, request: Request) -> Any:
         """Copies a slot's keys and values to the host."""

@@ -24,6 +24,15 @@ class PromptChunk:
         """Whether the prompt is in afterwards, so that there is a next token."""
         return self.request.computed_tokens + self.tokens >= len(self.request.prompt_token_ids)
 
+    @property
+    def scored(self) -> int:
+        """From its first token on, how many have logits that say how likely the next token of the
+        prompt was: where that is wanted, all but the last token of the prompt."""
+        if self.request.params.prompt_logprobs is None:
+            return 0
+        behind = len(self.request.prompt_token_ids) - self.request.computed_tokens
+        return min(self.tokens, behind - 1)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -51,6 +60,11 @@ class Step:
         """Who has a next token when the step has run, in the order of its rows."""
         done = {slot: chunk.request for slot, chunk in self.prompts.items() if chunk.is_last}
         return {**done, **self.decodes}
+
+    @property
+    def scored(self) -> dict[int, PromptChunk]:
+        """Chunks with `scored` tokens; the rows of these follow those of `answered`."""
+        return {slot: chunk for slot, chunk in self.prompts.items() if chunk.scored}
 
     def parts(self) -> list[Step]:
         """The same as one step for prompts and one for the others."""
@@ -122,7 +136,7 @@ class Scheduler:
             self.running[slot] = request
             if request.saved_past is not None:
                 returning[slot] = request
-            elif self.reuse and request.params.cache_prompt:
+            elif self.reuse and request.params.reuses_prompt:
                 request.reuse(self.slots.held(request.user))
             if request.computed_tokens < len(self.slots.held(request.user)):
                 kept[slot] = request.computed_tokens

@@ -187,7 +187,7 @@ class SlotSessions:
 
     def _restores(self, request: Request) -> bool:
         named = isinstance(request.user, (int, str))
-        return self._reuse and named and request.params.cache_prompt
+        return self._reuse and named and request.params.reuses_prompt
 
     def _drop(self, user: Hashable) -> None:
         """The user's slot is about to change."""
