@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable, Optional, cast
 
-import numpy as np
-
+from glm_multiuser import device
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.native import LayerwiseProgress, NativeRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
 from tests.engine.mock_runner import (
     SEQ_LENGTH,
-    VOCAB,
     Call,
     Memory,
     MockResults,
     MockRunner,
+    in_rows,
     written,
 )
 
@@ -79,8 +78,9 @@ class MixedRunner(MockRunner):
                 assert len(token_ids) == end - start, "a step has tokens that do not exist"
                 self.memory[slot, start:end] = written(token_ids)
                 rows[slot] = self._logits(slot, request, end)
-            answered = [rows[slot] for slot in step.answered]
-            return MockResults(np.array(answered, np.float32).reshape(-1, VOCAB))
+            answered = [*(rows[slot] for slot in step.answered), *self._scored(step.prompts)]
+            assert len(answered) <= len(self.memory) + device.PROMPT_LOGITS, "more logits than rows"
+            return MockResults(in_rows(answered))
 
     def _carry(self, step: Step) -> None:
         """Prompts must go through every layer, one behind the other."""

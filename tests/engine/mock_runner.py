@@ -151,8 +151,9 @@ class MockRunner:
                 end = start + piece.tokens
                 chunk = written(request.prompt_token_ids[start:end])
                 self._overwrite(slot, np.concatenate((self.memory[slot, :start], chunk)))
-                rows.append(self._logits(slot, request, end))
-            return MockResults(np.stack(rows))
+                if piece.is_last:
+                    rows.append(self._logits(slot, request, end))
+            return MockResults(in_rows([*rows, *self._scored(prompts)]))
 
     def decode(self, requests: Mapping[int, Request]) -> MockResults:
         with self._alone():
@@ -230,6 +231,13 @@ class MockRunner:
         self.memory[slot] = 0.0
         self.memory[slot, : len(content)] = content
 
+    def _scored(self, prompts: Mapping[int, PromptChunk]) -> Iterator[NDArray[np.float32]]:
+        """The rows of `Step.scored`, of chunks that are in the slots."""
+        for slot, piece in prompts.items():
+            start = piece.request.computed_tokens + 1
+            for length in range(start, start + piece.scored):
+                yield self._logits(slot, piece.request, length)
+
     def _logits(self, slot: int, request: Request, length: int) -> NDArray[np.float32]:
         held = self.memory[slot, :length]
         prompt, generated = request.prompt_token_ids, len(request.output_token_ids)
@@ -238,6 +246,11 @@ class MockRunner:
         if not np.isfinite(held).all():
             return np.full(VOCAB, np.nan, np.float32)
         return hashed_logits(held)
+
+
+def in_rows(logits: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """[rows, VOCAB], perhaps without any row."""
+    return np.stack(logits) if logits else np.zeros((0, VOCAB), np.float32)
 
 
 def hashed_logits(content: Memory) -> NDArray[np.float32]:

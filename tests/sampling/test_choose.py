@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose
+from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose, known_choices
 from glm_multiuser.sampling_rows import nucleus, totals_of
 from tests.sampling.reference import assert_fits, distribution
 
@@ -493,6 +493,16 @@ class TestLogprobs:
         choices = choose(logits, samplers)
         assert [choice and choice.top and len(choice.top) for choice in choices] == [None, {}, 2, 6]
         assert [choice and choice.logprob is None for choice in choices] == [True] + [False] * 3
+
+    @pytest.mark.parametrize("vocab", [6, 3_000, 20_011])
+    def test_of_known_tokens_are_those_of_chosen_ones_to_the_last_bit(self, vocab: int) -> None:
+        logits = some_logits(16, 9, vocab)
+        samplers = [row_sampler(vocab, logprobs=3, temperature=0.0) for _ in logits]
+        chosen = [choice for choice in choose(logits, samplers) if choice is not None]
+        known = [choice.token_id for choice in chosen]
+        assert known_choices(logits, known, 3) == chosen
+        for row, choice in enumerate(chosen):
+            assert known_choices(logits[[row]], [choice.token_id], 3) == [choice]
 
     @pytest.mark.parametrize("wanted", MIXES, ids=str)
     def test_do_not_change_the_choice(self, wanted: dict[str, Any]) -> None:

@@ -37,6 +37,8 @@ from glm_multiuser.sampling import RowSampler, SamplingParams
         {"ignore_eos": True},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"prompt_logprobs": 0},
+        {"prompt_logprobs": 20},
         {"min_p": 0},
         {"min_p": 1},
         {"presence_penalty": -2, "frequency_penalty": 2.0},
@@ -94,6 +96,9 @@ def test_accepts(settings: dict[str, Any]) -> None:
         ("logprobs", -1, "between 0 and 20"),
         ("logprobs", 21, "between 0 and 20"),
         ("logprobs", True, "between 0 and 20"),
+        ("prompt_logprobs", -1, "between 0 and 20"),
+        ("prompt_logprobs", 21, "between 0 and 20"),
+        ("prompt_logprobs", 1.0, "between 0 and 20"),
     ],
 )
 def test_a_refusal_names_field_value_and_limit(field: str, value: Any, limit: str) -> None:
