@@ -90,7 +90,11 @@ def ask(url: str, path: str, **body: Any) -> Answer:
     assert response.status_code == 200, response.text
     data = response.json()
     chat = path == CHAT
-    parse(ChatCompletion if chat else Completion, data, {"token_ids"})
+    if chat:
+        parse(ChatCompletion, data, {"token_ids"})
+    else:
+        typed = [_as_typed(one) for one in data["choices"]]
+        parse(Completion, {**data, "choices": typed}, {"token_ids"})
     assert data["object"] == ("chat.completion" if chat else "text_completion")
     choices = {
         one["index"]: Choice(
@@ -103,6 +107,18 @@ def ask(url: str, path: str, **body: Any) -> Answer:
         for one in data["choices"]
     }
     return Answer(choices, data["usage"])
+
+
+def _as_typed(choice: dict[str, Any]) -> dict[str, Any]:
+    """The client's type has no null for the first token of a prompt, OpenAI's API does."""
+    if not choice["logprobs"]:
+        return choice
+    values = choice["logprobs"]["token_logprobs"]
+    tops = choice["logprobs"]["top_logprobs"]
+    if values and values[0] is None:
+        values, tops = [0.0, *values[1:]], tops and [{}, *tops[1:]]
+    known = {**choice["logprobs"], "token_logprobs": values, "top_logprobs": tops}
+    return {**choice, "logprobs": known}
 
 
 def _content(message: dict[str, Any]) -> str:
@@ -155,7 +171,7 @@ def _add(choice: Choice, entry: dict[str, Any], path: str, chunk: Any, is_first:
     else:
         # The client's type has no null here, OpenAI's API does.
         assert "finish_reason" in entry
-        whole = {**chunk, "choices": [{**entry, "finish_reason": "stop"}]}
+        whole = {**chunk, "choices": [{**_as_typed(entry), "finish_reason": "stop"}]}
         parse(Completion, whole, {"token_ids"})
         assert chunk["object"] == "text_completion"
         text = entry["text"]

@@ -11,8 +11,10 @@ from starlette.responses import JSONResponse
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.openai.echo import echoed, read_prompts
+from glm_multiuser.server.openai.fields import Prompt
 from glm_multiuser.server.openai.generation_group import GenerationGroup, start
-from glm_multiuser.server.openai.logprobs import completion_logprobs
+from glm_multiuser.server.openai.logprobs import completion_logprobs, joined
 from glm_multiuser.server.openai.requests import CompletionRequest
 from glm_multiuser.server.openai.response_models import Completion
 from glm_multiuser.server.openai.streaming import stream
@@ -34,17 +36,27 @@ async def completions(request: Request, body: CompletionRequest) -> Any:
     With `stream` it is an event stream of `text_completion` objects that ends with `[DONE]`.
     """
     _check(body)
-    prompts = [GenerationRequest(prompt) for prompt in body.prompt]
+    prompts = await read_prompts(request, body)
     # The mean log-probability of a token decides which answers are the best.
     logprobs = 0 if body.logprobs is None and _chooses(body) else body.logprobs
-    group = await start(request, body, prompts, KIND, body.max_tokens, logprobs)
+    group = await start(
+        request,
+        body,
+        [GenerationRequest(prompt) for prompt in prompts],
+        KIND,
+        body.max_tokens,
+        logprobs,
+        body.logprobs if body.echo else None,
+    )
     if body.stream:
-        return stream(group, CompletionChunks(group, body), body.include_usage)
+        return stream(group, CompletionChunks(group, body, prompts), body.include_usage)
     answers = await group.whole(request)
-    kept = [answer for place, _ in enumerate(prompts) for answer in _best(answers, place, body)]
-    choices = [
-        _choice(index, result, pieces, group, body) for index, (result, pieces) in enumerate(kept)
+    kept = [
+        (prompt, answer)
+        for place, prompt in enumerate(prompts)
+        for answer in _best(answers, place, body)
     ]
+    choices = [_choice(index, *one, group, body) for index, one in enumerate(kept)]
     return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
 
 
@@ -58,8 +70,8 @@ def _check(body: CompletionRequest) -> None:
         problem = f"best_of is {body.best_of}; it must be at least n, which is {wanted}"
     elif _chooses(body) and body.stream:
         problem = f"best_of is {body.best_of}; in a stream it can only be n, which is {wanted}"
-    elif body.echo and body.logprobs is not None:
-        problem, field = "echo is true; with logprobs it can only be false", "echo"
+    elif body.max_tokens == 0 and not body.echo:
+        problem, field = "max_tokens is 0; without echo it must be at least 1", "max_tokens"
     if problem:
         raise APIError(400, BAD_REQUEST, problem, field=field)
 
@@ -81,26 +93,17 @@ def _mean_logprob(answer: Answer) -> float:
     return sum(logprobs) / max(1, len(logprobs))
 
 
-def _echoed(index: int, group: GenerationGroup, body: CompletionRequest, kept: int) -> str:
-    """The text of the prompt of the choice with this index, where it is wanted."""
-    if not body.echo:
-        return ""
-    prompt = body.prompt[index // kept]
-    return prompt if isinstance(prompt, str) else group.decoded(prompt)
-
-
 def _choice(
-    index: int,
-    result: GenerationResult,
-    pieces: Sequence[Piece],
-    group: GenerationGroup,
-    body: CompletionRequest,
+    index: int, prompt: Prompt, answer: Answer, group: GenerationGroup, body: CompletionRequest
 ) -> dict[str, Any]:
+    result, pieces = answer
+    before = echoed(group, body, prompt, result.prompt_logprobs)
     logprobs = None
     if body.logprobs is not None:
-        logprobs = completion_logprobs(group.tokens(), pieces, 0, body.logprobs > 0)
-    text = _echoed(index, group, body, body.n or 1) + result.text
-    choice = _chunk(index, text, logprobs, result.finish_reason)
+        offset, with_top = len(before.text), body.logprobs > 0
+        of_answer = completion_logprobs(group.tokens(), pieces, offset, with_top)
+        logprobs = joined(before.logprobs, of_answer)
+    choice = _chunk(index, before.text + result.text, logprobs, result.finish_reason)
     return {**choice, "token_ids": result.token_ids} if body.return_token_ids else choice
 
 
@@ -110,11 +113,15 @@ class CompletionChunks:
     Args:
         group: that are streamed.
         body: what was asked for.
+        prompts: that are answered.
     """
 
-    def __init__(self, group: GenerationGroup, body: CompletionRequest) -> None:
+    def __init__(
+        self, group: GenerationGroup, body: CompletionRequest, prompts: Sequence[Prompt]
+    ) -> None:
         self._group = group
         self._body = body
+        self._prompts = prompts
         self._begun: set[int] = set()
         self._with_top = bool(body.logprobs)
         self._token_ids = bool(body.return_token_ids)
@@ -125,9 +132,11 @@ class CompletionChunks:
         """The choices that a piece of the answer of this number makes."""
         if index not in self._begun:
             self._begun.add(index)
-            echoed = _echoed(index, self._group, self._body, self._body.choices)
-            if echoed:
-                yield _chunk(index, echoed)
+            prompt = self._prompts[index // self._body.choices]
+            before = echoed(self._group, self._body, prompt, piece.prompt_logprobs)
+            self._offsets[index] = len(before.text)
+            if before.text or before.logprobs:
+                yield _chunk(index, before.text, before.logprobs)
         logprobs = None
         if piece.logprobs:
             logprobs = completion_logprobs(

@@ -36,28 +36,27 @@ class GenerationGroup:
         tokenizer: of the model.
         continued: whether the prompts end with the beginning of the answer.
         raw: whether the answers are shown as the model writes them.
-        stop_token_ids: that end these answers.
+        silent_token_ids: whose log-probabilities are left out: those that end an answer.
         one_call: whether an answer has at most one call; others are dropped.
+        prompt_only: the answers are left out; each is one token, because a request has that many
+            at least.
     """
 
     head: dict[str, Any]
     tokenizer: Optional[ChatTokenizer]
     continued: bool
     raw: bool
-    stop_token_ids: frozenset[int]
+    silent_token_ids: frozenset[int]
     per_prompt: int
     generations: list[Generation] = field(default_factory=list)
     one_call: bool = False
+    prompt_only: bool = False
 
     def tokens(self) -> Optional[AnswerTokens]:
         """The bytes of an answer's tokens; None without a tokenizer."""
         if self.tokenizer is None:
             return None
         return self.tokenizer.answer_tokens(continued=self.continued, raw=self.raw)
-
-    def decoded(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids; "" without a tokenizer."""
-        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
     async def pieces(self) -> AsyncIterator[Arrival]:
         """Pieces as they come, without log-probabilities of stop tokens.
@@ -66,11 +65,11 @@ class GenerationGroup:
             GLMMultiUserError: an answer failed, or the server ended it.
         """
         async for index, piece in merged(self.generations):
-            if piece.logprobs and not self.stop_token_ids.isdisjoint(piece.token_ids):
+            if piece.logprobs and not self.silent_token_ids.isdisjoint(piece.token_ids):
                 piece = replace(piece, logprobs=())
             if self.one_call:
                 piece = replace(piece, calls=tuple(one for one in piece.calls if one.index == 0))
-            yield index, piece
+            yield index, _without_answer(piece) if self.prompt_only else piece
 
     async def whole(self, request: Request) -> list[tuple[GenerationResult, list[Piece]]]:
         """Every answer with its pieces; they are closed then.
@@ -111,8 +110,8 @@ class GenerationGroup:
         if len(results) < len(self.generations):
             raise GenerationError("the request ended without a result")
         if self.one_call:
-            return [replace(one, tool_calls=one.tool_calls[:1]) for one in results]
-        return results
+            results = [replace(one, tool_calls=one.tool_calls[:1]) for one in results]
+        return [_without_tokens(one) for one in results] if self.prompt_only else results
 
     def usage(self) -> dict[str, Any]:
         """Counts of tokens, once the last pieces have been read."""
@@ -135,6 +134,7 @@ async def start(
     kind: tuple[str, str],
     max_tokens: Optional[int],
     logprobs: Optional[int],
+    prompt_logprobs: Optional[int] = None,
 ) -> GenerationGroup:
     """Puts all generations of a request into the queue.
 
@@ -143,8 +143,10 @@ async def start(
         body: its body.
         prompts: to be answered; their sampling parameters are filled in here.
         kind: how the response's id begins, and its `object`.
-        max_tokens: of each answer.
+        max_tokens: of each answer; 0: the prompts alone are wanted.
         logprobs: how many likeliest tokens to return for each token.
+        prompt_logprobs: the same for those of the prompts; then tokens that end an answer have
+            log-probabilities, too.
 
     Raises:
         APIError: a field that is not valid, or as `Service.start`.
@@ -163,7 +165,7 @@ async def start(
         )
     params = service.sampling(
         model,
-        max_tokens=max_tokens,
+        max_tokens=1 if max_tokens == 0 else max_tokens,
         min_tokens=body.min_tokens,
         temperature=body.temperature,
         top_k=body.top_k,
@@ -178,6 +180,7 @@ async def start(
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         grammar=_grammar(body, model.llm.tokenizer),
         cache_prompt=body.cache_prompt,
     )
@@ -201,6 +204,9 @@ async def start(
         elif error.field == "grammar":
             name = body.grammar_field
             raise APIError(error.status, error.code, f"{name}: {error}", field=name) from None
+        elif error.field == "prompt_logprobs":
+            problem = f"echo with logprobs: {error}"
+            raise APIError(error.status, error.code, problem, field="echo") from None
         raise
     prefix, name = kind
     return GenerationGroup(
@@ -213,12 +219,25 @@ async def start(
         tokenizer=llm.tokenizer,
         continued=any(prompt.continue_final_message for prompt in prompts),
         raw=not any(prompt.is_text for prompt in prompts),
-        stop_token_ids=frozenset(
+        silent_token_ids=frozenset(
             (*params.stop_token_ids, *(() if params.ignore_eos else llm.stop_token_ids))
-        ),
+        )
+        if prompt_logprobs is None
+        else frozenset(),
         per_prompt=body.choices,
         generations=generations,
+        prompt_only=max_tokens == 0,
     )
+
+
+def _without_answer(piece: Piece) -> Piece:
+    reason = "length" if piece.finish_reason == "stop" else piece.finish_reason
+    return Piece("", (), reason, prompt_logprobs=piece.prompt_logprobs)
+
+
+def _without_tokens(result: GenerationResult) -> GenerationResult:
+    usage = replace(result.usage, completion_tokens=0)
+    return replace(result, text="", token_ids=(), finish_reason="length", usage=usage, logprobs=())
 
 
 def _grammar(body: BaseRequest, tokenizer: Optional[ChatTokenizer]) -> Optional[Grammar]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
-from glm_multiuser.answer import Logprob, Piece
+from glm_multiuser.answer import Logprob, Piece, PromptLogprobs
 from glm_multiuser.tokenizers import AnswerTokens
 
 LOWEST = -9999.0
@@ -62,6 +62,40 @@ def completion_logprobs(
         "top_logprobs": tops if with_top else None,
         "text_offset": offsets,
     }
+
+
+def echoed_logprobs(
+    tokens: Optional[AnswerTokens],
+    token_ids: Sequence[int],
+    texts: Sequence[str],
+    logprobs: PromptLogprobs,
+    with_top: bool,
+) -> dict[str, Any]:
+    """The `logprobs` of a prompt in front of a completion: null for its first token.
+
+    Args:
+        tokens: of a text that begins; None: they are shown by their number.
+        token_ids: of the prompt.
+        texts: what each of them makes final.
+        logprobs: one for each.
+        with_top: as in `completion_logprobs`.
+    """
+    pieces = [
+        Piece(text, (token_id,), None, (one or Logprob(token_id, 0.0, {}),))
+        for token_id, text, one in zip(token_ids, texts, logprobs)
+    ]
+    written = completion_logprobs(tokens, pieces, 0, with_top)
+    for name in ("token_logprobs", "top_logprobs"):
+        if written[name] is not None:
+            written[name][0] = None
+    return written
+
+
+def joined(first: Optional[dict[str, Any]], second: dict[str, Any]) -> dict[str, Any]:
+    """The `logprobs` of a completion from those of its two parts."""
+    if first is None:
+        return second
+    return {name: known and [*known, *second[name]] for name, known in first.items()}
 
 
 def _chat_token(tokens: Optional[AnswerTokens], token_id: int, logprob: float) -> dict[str, Any]:

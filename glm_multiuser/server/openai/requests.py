@@ -8,7 +8,15 @@ from pydantic import Field
 
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import LOGPROBS_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX
-from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, Seed, SessionName, Temperature, TopP
+from glm_multiuser.server.bodies import (
+    ROUNDS_MAX,
+    MaxTokens,
+    NotBoolean,
+    Seed,
+    SessionName,
+    Temperature,
+    TopP,
+)
 from glm_multiuser.server.openai.extensions import Extensions
 from glm_multiuser.server.openai.fields import (
     CHOICES_MAX,
@@ -211,6 +219,12 @@ class CompletionRequest(BaseRequest):
     prompt_field: ClassVar[str] = "prompt"
 
     prompt: Prompts
+    max_tokens: Annotated[
+        Optional[int],
+        Field(ge=0, description="Tokens of the answer; 0: none, with `echo`."),
+        NotBoolean,
+        UNLIMITED,
+    ] = None
     logprobs: LogprobsCount = None
 
     best_of: Optional[int] = Field(
@@ -227,3 +241,8 @@ class CompletionRequest(BaseRequest):
     @property
     def choices(self) -> int:
         return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the prompts' tokens get log-probabilities."""
+        return bool(self.echo) and self.logprobs is not None

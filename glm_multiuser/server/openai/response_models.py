@@ -112,11 +112,14 @@ class ChatCompletion(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry per token in every list; `text_offset` is in characters of the answer."""
+    """One entry per token in every list; `text_offset` is in characters of the text.
+
+    With `echo` the prompt's tokens come first; nothing is known of the first one.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: Optional[list[dict[str, float]]]
+    token_logprobs: list[Optional[float]]
+    top_logprobs: Optional[list[Optional[dict[str, float]]]]
     text_offset: list[int]
 
 

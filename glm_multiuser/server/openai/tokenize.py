@@ -83,8 +83,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
         )
         tokens = list(await service.token_ids(model, wanted))
     elif body.prompt is not None and body.messages is None and not body.tools:
-        text, tokenizer = body.prompt, _tokenizer_of(model, "prompt")
-        tokens = await _run(len(text), lambda: tokenizer.encode(text))
+        tokens = await text_token_ids(model, body.prompt, "prompt")
     else:
         raise APIError(
             400,
@@ -109,6 +108,16 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
         )
     text = await _run(len(body.tokens), lambda: _text_of(tokenizer, body.tokens))
     return DetokenizeResponse(prompt=text)
+
+
+async def text_token_ids(model: Model, text: str, field: str) -> list[int]:
+    """The tokens of a text alone, without the form of the model's chat.
+
+    Raises:
+        InvalidParameterError: the checkpoint has no tokenizer, or it cannot read this text.
+    """
+    tokenizer = _tokenizer_of(model, field)
+    return await _run(len(text), lambda: tokenizer.encode(text))
 
 
 def _tokenizer_of(model: Model, field: str) -> ChatTokenizer:
