@@ -184,3 +184,35 @@ def test_an_answer_without_tokens_has_an_empty_list_of_log_probabilities() -> No
     end(answer, "cancelled")
     assert answer.result is not None
     assert answer.result.logprobs == ()
+
+
+def test_log_probabilities_of_the_prompt_come_with_the_first_token() -> None:
+    answer = new_answer(prompt_logprobs=1)
+    # The engine has them when the first token is there.
+    answer.request.prompt_logprobs += [Choice(2, -0.5, {2: -0.5}), Choice(3, -1.5, {9: -0.25})]
+    known = (None, Logprob(2, -0.5, {2: -0.5}), Logprob(3, -1.5, {9: -0.25}))
+    first, second = feed(answer, AB, C)
+    assert first == Piece("ab", (AB,), prompt_logprobs=known)
+    assert second == Piece("c", (C,))
+    assert end(answer, "length").prompt_logprobs is None
+    assert answer.result is not None
+    assert answer.result.prompt_logprobs == known
+    assert answer.result.logprobs is None
+
+
+@pytest.mark.parametrize("stop", ["ab", "x"])
+def test_the_first_token_may_be_the_last(stop: str) -> None:
+    answer = new_answer(prompt_logprobs=0, stop=[stop])
+    answer.request.prompt_logprobs += [Choice(2, -0.5, {}), Choice(3, -1.5, {})]
+    (piece,) = feed(answer, AB)
+    assert piece.finish_reason == ("stop" if stop == "ab" else None)
+    assert piece.prompt_logprobs is not None
+    assert len(piece.prompt_logprobs) == 3
+
+
+def test_without_a_token_the_prompt_has_none() -> None:
+    answer = new_answer(prompt_logprobs=1)
+    answer.request.prompt_logprobs += [Choice(2, -0.5, {})]
+    assert end(answer, "cancelled").prompt_logprobs is None
+    assert answer.result is not None
+    assert answer.result.prompt_logprobs is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -191,6 +192,15 @@ def test_a_text_is_its_tokens_alone(mock: InProcessServer) -> None:
     of_text = ask_both_ways(mock.url, COMPLETIONS, prompt=[text, text], **fields)
     of_ids = ask_both_ways(mock.url, COMPLETIONS, prompt=[token_ids, token_ids], **fields)
     assert of_text == of_ids
+
+
+def test_a_text_that_has_no_tokens(mock: InProcessServer) -> None:
+    body = {"model": MODEL, "echo": True, "logprobs": 1}
+    for text in ('"\\ud800"', '""'):
+        content = json.dumps(body)[:-1] + f', "prompt": {text}}}'
+        response = HTTP.post(mock.url + COMPLETIONS, content=content)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize("prompt", ["hello", PROMPT])

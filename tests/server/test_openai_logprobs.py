@@ -6,7 +6,12 @@ import math
 from typing import Optional
 
 from glm_multiuser.answer import Logprob, Piece
-from glm_multiuser.server.openai.logprobs import chat_logprobs, completion_logprobs
+from glm_multiuser.server.openai.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    joined,
+)
 from glm_multiuser.tokenizers import AnswerTokens
 from glm_multiuser.tokenizers.base import Vocabulary
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -99,6 +104,30 @@ def test_of_two_tokens_with_one_text_the_likelier_one_is_shown() -> None:
     doubled = AnswerTokens(vocabulary, {}, None, continued=False, strips=False)
     written = completion_logprobs(doubled, [piece(C, "ab", {AB: -0.25, C: -0.5})], 0, True)
     assert written["top_logprobs"] == [{"ab": -0.25}]
+
+
+def test_the_first_token_of_a_prompt_has_nothing_before_it() -> None:
+    known = (None, Logprob(C, -0.5, {AB: -0.25}))
+    prompt = echoed_logprobs(tokens(), [AB, C], ["ab", "c"], known, True)
+    assert prompt == {
+        "tokens": ["ab", "c"],
+        "token_logprobs": [None, -0.5],
+        "top_logprobs": [None, {"ab": -0.25, "c": -0.5}],
+        "text_offset": [0, 2],
+    }
+    answer = completion_logprobs(tokens(), [piece(C, "c", {AB: -0.25})], 3, True)
+    both = joined(prompt, answer)
+    assert both["tokens"] == ["ab", "c", "c"]
+    assert both["text_offset"] == [0, 2, 3]
+    assert joined(None, answer) == answer
+
+
+def test_without_a_tokenizer_a_prompt_has_numbers_and_no_text() -> None:
+    prompt = echoed_logprobs(None, [AB, C], ["", ""], (None, Logprob(C, -0.5, {})), False)
+    assert prompt["tokens"] == ["token_id:1", "token_id:2"]
+    assert prompt["text_offset"] == [0, 0]
+    answer = completion_logprobs(None, [piece(C, "")], 0, False)
+    assert joined(prompt, answer)["top_logprobs"] is None
 
 
 def test_a_piece_without_a_token_moves_the_offset_only() -> None:

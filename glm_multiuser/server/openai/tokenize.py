@@ -114,10 +114,14 @@ async def text_token_ids(model: Model, text: str, field: str) -> list[int]:
     """The tokens of a text alone, without the form of the model's chat.
 
     Raises:
-        InvalidParameterError: the checkpoint has no tokenizer, or it cannot read this text.
+        InvalidParameterError: the checkpoint has no tokenizer, or it cannot read this text; names
+            `field`.
     """
     tokenizer = _tokenizer_of(model, field)
-    return await _run(len(text), lambda: tokenizer.encode(text))
+    try:
+        return await _run(len(text), lambda: tokenizer.encode(text))
+    except InvalidParameterError as error:
+        raise InvalidParameterError(f"{field}: {error}", field) from error
 
 
 def _tokenizer_of(model: Model, field: str) -> ChatTokenizer:
