@@ -122,4 +122,6 @@ def finish(job: Job, started: "Started") -> dict[str, Any]:
     )
     if result.logprobs is not None:
         row["logprobs"] = [asdict(one) for one in result.logprobs]
+    if result.prompt_logprobs is not None:
+        row["prompt_logprobs"] = [one and asdict(one) for one in result.prompt_logprobs]
     return row

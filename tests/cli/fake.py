@@ -61,6 +61,7 @@ class Result:
     finish_reason: str
     usage: Usage
     logprobs: Any = None
+    prompt_logprobs: Any = None
     error: Optional[Exception] = None
 
 

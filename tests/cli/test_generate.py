@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import pytest
 
+from glm_multiuser import CausalConfig, MultiUserLLM
 from glm_multiuser.cli import app, generate
 from glm_multiuser.cli.generate_input import read_jobs
 from glm_multiuser.errors import QueueFullError
@@ -225,6 +226,7 @@ def test_parameters_of_a_line(glm_tiny: Path) -> None:
         "stop_token_ids": [5],
         "ignore_eos": True,
         "logprobs": 2,
+        "prompt_logprobs": 1,
         "cache_prompt": False,
         "min_p": 0.1,
         "presence_penalty": 0.5,
@@ -239,6 +241,20 @@ def test_parameters_of_a_line(glm_tiny: Path) -> None:
     assert first.params == SamplingParams(**values, grammar=Grammar.json_schema(schema))
     assert second.params == options
     assert third.params == replace(options, seed=1)
+
+
+def test_log_probabilities_of_prompt_and_answer_are_in_the_row() -> None:
+    shape = CausalConfig("qwen2", 64, 32, 1, 2, 1, 16, 32, 64, (1,), 16)
+    params = {"max_tokens": 2, "ignore_eos": True, "logprobs": 1, "prompt_logprobs": 2}
+    line = json.dumps({"prompt": [5, 6, 7], **params})
+    with MultiUserLLM.from_config(shape, users=1, seq_length=32) as llm:
+        (row,) = generate.answer_all(llm, list(read_jobs([line], SamplingParams())), users=1)
+    row = json.loads(json.dumps(row))
+    first, *others = row["prompt_logprobs"]
+    assert first is None
+    assert [one["token_id"] for one in others] == [6, 7]
+    assert [len(one["top"]) for one in others] == [2, 2]
+    assert [one["token_id"] for one in row["logprobs"]] == row["token_ids"]
 
 
 def test_wrong_parameters_are_named_with_their_line(
