@@ -177,6 +177,8 @@ class KVCache(nn.Cell):
         self, query: Tensor, key: Tensor, value: Tensor, rows: Any, chunk: ChunkBatch
     ) -> Tensor:
         sources = chunk["sources"]
+        # Without it the keys of all layers are copied before the first layer runs.
+        rows = ops.depend(rows, query)
         done: tuple[Any, ...] = ()
         scores: tuple[Tensor, ...] = ()
         past_values: tuple[Tensor, ...] = ()
