@@ -2,10 +2,10 @@
 
 Weights, caches and zeros are exact. What a step needs beside them is estimated from the shapes of
 its largest tensors. On a CPU with native kernels the sum was held against measured memory
-(`benchmarks/plan_memory.py`). For MindSpore's own operators it is what must be there at the same
-time if memory is used again as soon as it is free, as on the Ascend card that MindSpore simulates
-(`benchmarks/ascend_memory.py`). It was not measured on a real one; on a CPU MindSpore takes far
-more, as if it kept what every operator of every graph puts out.
+(`benchmarks/plan_memory.py`). For MindSpore's own operators (`engine/graph_memory.py`) it is what
+must be there at the same time if memory is used again as soon as it is free, as on the Ascend card
+that MindSpore simulates (`benchmarks/ascend_memory.py`). It was not measured on a real one; on a
+CPU MindSpore takes far more, as if it kept what every operator of every graph puts out.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from glm_multiuser.config import (
 )
 from glm_multiuser.device import (
     DEFAULT_DTYPE,
-    PREFILL_CHUNK,
     PREFILL_CHUNK_NATIVE,
     PROCESS_BYTES,
     PROMPT_LOGITS,
     cores,
 )
+from glm_multiuser.engine import graph_memory
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.sizes import most_within
 
@@ -251,22 +251,16 @@ def total_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Estimate of what is needed beside `total_bytes`: the largest step, and the process itself."""
-    process, logits = PROCESS_BYTES[engine.device_target], engine.users * config.vocab_size
-    if is_native(engine):
-        layer = (engine.users + prompt_tokens(config, engine)) * widest(config)
-        held = 0 if config.is_causal else engine.seq_length * config.hidden_size
-        logits += PROMPT_LOGITS * config.vocab_size * config.is_causal
-        return process + FLOAT32 * (layer + held + logits)
-    logits *= BYTES[dtype_of(engine)] + FLOAT32
-    return process + max(prompt_step(config, engine), decode_step(config, engine) + logits)
-
-
-def prompt_tokens(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Tokens of prompts that one step takes in at most; a prompt of ChatGLM-6B enters whole."""
-    if not config.is_causal:
-        return engine.seq_length
-    default = PREFILL_CHUNK_NATIVE if is_native(engine) else PREFILL_CHUNK[engine.device_target]
-    return min(engine.prefill_chunk or default, engine.seq_length)
+    process = PROCESS_BYTES[engine.device_target]
+    if not is_native(engine):
+        return process + constant_bytes(config, engine) + step_bytes(config, engine)
+    prompts = engine.seq_length
+    if config.is_causal:
+        prompts = min(engine.prefill_chunk or PREFILL_CHUNK_NATIVE, engine.seq_length)
+    layer = (engine.users + prompts) * widest(config)
+    logits = (engine.users + PROMPT_LOGITS * config.is_causal) * config.vocab_size
+    held = 0 if config.is_causal else engine.seq_length * config.hidden_size
+    return process + FLOAT32 * (layer + held + logits)
 
 
 def widest(config: AnyModelConfig) -> int:
@@ -275,22 +269,14 @@ def widest(config: AnyModelConfig) -> int:
     return 2 * config.hidden_size + inner * config.inner_hidden_size
 
 
-def prompt_step(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Scores of all heads in float32: three times in attention (mask, sum, softmax); of those the
-    mask stays while the MLP runs."""
-    number, rows = BYTES[dtype_of(engine)], prompt_tokens(config, engine)
-    scores = config.num_attention_heads * rows * engine.seq_length * FLOAT32
-    attention = 3 * scores + rows * 2 * config.hidden_size * number
-    return max(attention, scores + rows * widest(config) * number)
+def step_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
+    """What the graph of MindSpore's operators that needs most takes while it runs."""
+    return graph_memory.step_bytes(config, engine, BYTES[dtype_of(engine)])
 
 
-def decode_step(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Scores of one token of every user, as in a prompt; a graph for a quarter of them copies
-    their keys of a layer, and then their values."""
-    number, positions = BYTES[dtype_of(engine)], engine.users * engine.seq_length
-    scores = 3 * config.num_attention_heads * positions * FLOAT32
-    keys = config.num_key_value_heads * config.head_dim * positions * number
-    return max(scores, scores // 4 + keys // 4) + engine.users * widest(config) * number
+def constant_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
+    """What graphs of MindSpore's operators hold from when they are compiled, all together."""
+    return graph_memory.constant_bytes(config, engine, BYTES[dtype_of(engine)])
 
 
 def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:

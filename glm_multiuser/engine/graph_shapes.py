@@ -16,6 +16,15 @@ MOST_PROMPTS = 4
 PROMPT_ROWS = 64
 """Short prompts are prefilled together up to so many rows: beyond them little more is saved."""
 
+TABLE_ROWS = 2048
+"""Positions that rotary tables have at least, if the model has them."""
+
+
+def table_positions(config: AnyModelConfig, seq_length: int) -> int:
+    """Rows of the rotary tables: there are two kinds of position ids in ChatGLM-6B, and they go up
+    to the sequence length itself."""
+    return max(min(TABLE_ROWS, config.max_sequence_length), seq_length) + 1
+
 
 def graph_counts(config: AnyModelConfig, engine: EngineConfig) -> dict[str, int]:
     """How many graphs of each kind are compiled before an engine is ready."""

@@ -17,7 +17,7 @@ from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.attention import MASKED, rows_between
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.backends.portable.types import NUMPY_TYPES, tensor_type
-from glm_multiuser.engine.graph_shapes import MOST_PROMPTS
+from glm_multiuser.engine.graph_shapes import MOST_PROMPTS, table_positions
 from glm_multiuser.models.batch import (
     CellStep,
     ChunkBatch,
@@ -31,9 +31,6 @@ from glm_multiuser.models.multi_user import MultiUserModel
 
 User = Union[int, Tensor]
 """A Tensor has one graph for all users, an int one for each."""
-
-TABLE_ROWS = 2048
-"""Positions that rotary tables have at least."""
 
 
 class PaddedBatches(nn.Cell):
@@ -51,9 +48,7 @@ class PaddedBatches(nn.Cell):
         self.head_numbers = Tensor(np.arange(self.kv_heads), ms.int32).reshape(1, -1, 1)
         self.prompt_numbers = Tensor(np.arange(MOST_PROMPTS), ms.int32)
         dtype = NUMPY_TYPES[backend.dtype]
-        # Position ids go up to the sequence length itself where there are two kinds of them.
-        positions = max(min(TABLE_ROWS, config.max_sequence_length), layout.seq_length) + 1
-        cosine, sine = model.rotary.tables(positions)
+        cosine, sine = model.rotary.tables(table_positions(config, layout.seq_length))
         self.cosine, self.sine = Tensor(cosine.astype(dtype)), Tensor(sine.astype(dtype))
         self.partners = Tensor(model.rotary.partners.astype(dtype))
         self.parts = model.rotary.parts
