@@ -99,13 +99,17 @@ class AllowedToolChoice(Lenient):
     allowed_tools: AllowedTools
 
 
+CallMode = Annotated[Literal["none", "auto", "required"], Tag("str")]
+CHOICE_TYPES = one_of('must be "none", "auto", "required", or of type function or allowed_tools')
+"""For a union of `CallMode` and objects of these types."""
+
 ToolChoice = Annotated[
     Union[
-        Annotated[Literal["none", "auto", "required"], Tag("str")],
+        CallMode,
         Annotated[ChosenTool, Tag("function")],
         Annotated[AllowedToolChoice, Tag("allowed_tools")],
     ],
-    one_of('must be "none", "auto", "required", or of type function or allowed_tools'),
+    CHOICE_TYPES,
 ]
 
 

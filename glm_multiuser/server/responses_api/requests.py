@@ -13,9 +13,10 @@ from pydantic import Field, Tag
 
 from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, SessionName
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
-from glm_multiuser.server.openai.fields import Hint, Lenient, Only, OrText, Stop, Strict, one_of
+from glm_multiuser.server.openai.fields import Hint, Lenient, Only, OrText, Stop, Strict
 from glm_multiuser.server.openai.messages import TOOLS_MAX
 from glm_multiuser.server.openai.requests import LogprobsCount
+from glm_multiuser.server.openai.structured import CHOICE_TYPES, CallMode
 from glm_multiuser.server.responses_api.items import InputItem
 
 LOGPROBS = "message.output_text.logprobs"
@@ -90,11 +91,11 @@ class PromptCacheOptions(Lenient):
 
 ToolChoice = Annotated[
     Union[
-        Annotated[Literal["none", "auto", "required"], Tag("str")],
+        CallMode,
         Annotated[NamedFunction, Tag("function")],
         Annotated[AllowedTools, Tag("allowed_tools")],
     ],
-    one_of('must be "none", "auto", "required", or of type function or allowed_tools'),
+    CHOICE_TYPES,
 ]
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
