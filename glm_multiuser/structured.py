@@ -46,6 +46,11 @@ LIMITS = {
 """Of llguidance. They count work, not time, so that an answer does not depend on the machine."""
 
 
+TEXT_BYTES = (*range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
+"""Of printable ASCII, and of UTF-8 for the first two planes of Unicode. Of the others, vocabularies
+of published models lack some."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. May be used by several threads.
 
@@ -70,11 +75,11 @@ class GrammarCompiler:
     @cached_property
     def _tokens(self) -> object:
         tokens = _Tokens(self._tokenizer, self.vocab_size)
-        missing = [byte for byte in range(256) if bytes([byte]) not in tokens.ids]
+        missing = [byte for byte in TEXT_BYTES if bytes([byte]) not in tokens.ids]
         if missing:
             raise InvalidParameterError(
-                f"grammar needs a tokenizer with a token for every byte; this one has none for "
-                f"{len(missing)} of them, such as {bytes(missing[:1])!r}",
+                f"grammar needs a tokenizer with a token for every byte of text; this one has "
+                f"none for {len(missing)} of them, such as {bytes(missing[:1])!r}",
                 "grammar",
             )
         return self._library.LLTokenizer(tokens)
@@ -273,11 +278,10 @@ class _Tokens:
             return ids
         ids = []
         while content:
-            length = next(
-                length
-                for length in range(min(self._longest, len(content)), 0, -1)
-                if content[:length] in self.ids
-            )
+            lengths = range(min(self._longest, len(content)), 0, -1)
+            length = next((one for one in lengths if content[:one] in self.ids), 0)
+            if not length:
+                raise ValueError(f"the vocabulary has no token for {content[:1]!r}")
             ids.append(self.ids[content[:length]])
             content = content[length:]
         return ids
