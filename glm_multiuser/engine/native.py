@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,13 +28,14 @@ from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.backends.native.program import Program, Value
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job
+from glm_multiuser.engine.runner import GraphRunner, HostResults, Job
 from glm_multiuser.engine.scheduler import Step
 from glm_multiuser.mindspore_internals import (
     cells_as_functions,
     check_shared_memory,
     memory_of,
-    skip_argument_checks,
+    parameter_of,
+    run_without_arguments,
 )
 from glm_multiuser.models.batch import RaggedBatch
 from glm_multiuser.models.multi_user import MultiUserModel
@@ -48,22 +50,22 @@ class NativeForward(nn.Cell):
     """Any tokens of any users in one step; the graph has a fixed row count.
 
     It is one operator: what the model's cells compute is recorded once, as a program. The numbers
-    of a step, all int32, are one behind the other in a single tensor:
-
-        input_ids [rows], users [rows], positions [2, rows], rotary_positions [parts, rows]: as in
-            `RaggedBatch`, of the rows of the step
-        used [1]: how many of those are new in this step
-        plan [4]: as in `LayerwisePrefill`
-        answered [answers]: the rows that get logits
-        answered_used [1]: how many of those there are
-
-    It returns what `Backend.next_token` gives, for the rows that get logits.
+    of a step and its results are Parameters, as caches are, so MindSpore has no inputs to convert
+    and no outputs to allocate.
 
     Args:
         model: its caches are laid out before.
         saved: that of `LayerwisePrefill`.
         rows: of a step, at most.
         answers: of these, how many get logits at most.
+
+    Attributes:
+        tokens: int32 [4 + parts, rows]: input_ids, users, two rows of positions, and
+            rotary_positions, as in `RaggedBatch`, of the rows of the step.
+        others: int32 [6 + answers]: used [1], how many of those rows are new in this step; plan
+            [4], as in `LayerwisePrefill`; answered [answers], the rows that get logits; and how
+            many of those there are.
+        results: what `Backend.next_token` gives, for the rows that get logits.
     """
 
     def __init__(self, model: MultiUserModel, saved: Parameter, rows: int, answers: int) -> None:
@@ -71,16 +73,24 @@ class NativeForward(nn.Cell):
         program = Program()
         with cells_as_functions():
             results = record_step(program, model, saved, rows, answers)
+        numbers = np.zeros(program.number_count, np.int32)
+        head = (4 + model.rotary.parts) * rows
+        self.tokens, self.others = numbers[:head].reshape(-1, rows), numbers[head:]
+        self.results = [np.zeros(result.shape, result.dtype) for result in results]
         self.code = Tensor(program.code(results))
-        self.tensors = tuple(program.parameters)
-        shapes = tuple(list(result.shape) for result in results)
-        dtypes = tuple(getattr(ms, result.dtype) for result in results)
+        self.weights = program.weights  # whose addresses are in the code
+        self.tensors = (
+            parameter_of(numbers, "numbers"),
+            *program.parameters,
+            *(parameter_of(one, f"result_{place}") for place, one in enumerate(self.results)),
+        )
         name = f"{library.path()}:run_program"
-        self.run = ops.Custom(name, lambda *of: shapes, lambda *of: dtypes, "aot")
+        self.run = ops.Custom(name, lambda *of: [1], lambda *of: ms.int32, "aot")
 
-    def construct(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        results: tuple[Tensor, Tensor, Tensor] = self.run(self.code, numbers, *self.tensors)
-        return results
+    def construct(self) -> Tensor:
+        """-> [1]: nothing, but an operator has to return something."""
+        nothing: Tensor = self.run(self.code, *self.tensors)
+        return nothing
 
 
 def record_step(
@@ -182,7 +192,6 @@ class NativeRunner(GraphRunner):
 
     def _make_entries(self) -> None:
         self._forward = NativeForward(self.model, self._saved, self._height, self._answers)
-        skip_argument_checks(self._forward)
 
     def _jobs(self) -> list[Job]:
         jobs: list[Job] = [("compile step graph", partial(self._try, 1))]
@@ -230,7 +239,7 @@ class NativeRunner(GraphRunner):
         """One graph does it all."""
         return [step] if step.requests else []
 
-    def run(self, step: Step) -> DeviceResults:
+    def run(self, step: Step) -> HostResults:
         is_causal = self.model.config.is_causal
         tokens: list[tuple[int, ...]] = []
         last: dict[int, int] = {}
@@ -276,15 +285,17 @@ class NativeRunner(GraphRunner):
 
     def _run_tokens(
         self, tokens: NDArray[Any], answered: Sequence[int], new: int, plan: Sequence[int]
-    ) -> DeviceResults:
+    ) -> HostResults:
         """Runs the graph; `tokens` [4 + parts, count] is what `_tokens_of` yields, by column."""
-        columns = np.zeros((len(tokens), self._height), np.int32)
-        columns[:, : tokens.shape[1]] = tokens
-        padded = [*answered, *[0] * (self._answers - len(answered))]
-        others = np.array([new, *plan, *padded, len(answered)], np.int32)
-        numbers = Tensor.from_numpy(np.concatenate([columns.ravel(), others]))
-        results = self._run_graph(numbers)
-        return results.only(range(len(answered)))
+        forward, count = self._forward, len(answered)
+        forward.tokens[:, : tokens.shape[1]] = tokens
+        forward.others[: 5 + count] = [new, *plan, *answered]
+        forward.others[-1] = count
+        start = time.perf_counter()
+        run_without_arguments(forward)
+        self.graph_seconds += time.perf_counter() - start
+        next_tokens, finite, logits = forward.results
+        return HostResults(next_tokens[:count], np.isfinite(finite[:count]), logits)
 
     def cache_bytes(self, tokens: int) -> int:
         """Whole pages for each head. A prompt of ChatGLM-6B counts when it is in."""

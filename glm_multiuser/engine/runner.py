@@ -103,6 +103,18 @@ class Runner(Protocol):
 
 
 @dataclass
+class HostResults:
+    """`RowResults` in memory of the host that the next step writes to again."""
+
+    tokens: NDArray[Any]
+    finite: NDArray[Any]
+    host_logits: NDArray[Any]
+
+    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
+        return self.host_logits[list(rows)]
+
+
+@dataclass
 class DeviceResults:
     """`RowResults` whose logits stay on the device until they are read."""
 

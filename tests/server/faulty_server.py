@@ -24,7 +24,7 @@ def nan() -> None:
 
     from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
     from glm_multiuser.engine.native import NativeRunner, read_cache, write_cache
-    from glm_multiuser.engine.runner import DeviceResults
+    from glm_multiuser.engine.runner import HostResults
     from glm_multiuser.engine.scheduler import Step
     from glm_multiuser.tokenizers import ChatGLMTokenizer
 
@@ -32,7 +32,7 @@ def nan() -> None:
     marker = set(tokenizer.encode(MARKER)[-3:])
     run = NativeRunner.run
 
-    def poisoned(runner: NativeRunner, step: Step) -> DeviceResults:
+    def poisoned(runner: NativeRunner, step: Step) -> HostResults:
         results = run(runner, step)
         for slot, piece in step.prompts.items():
             if marker <= set(piece.request.prompt_token_ids):
@@ -45,13 +45,13 @@ def nan() -> None:
 
 def held() -> None:
     from glm_multiuser.engine.native import NativeRunner
-    from glm_multiuser.engine.runner import DeviceResults
+    from glm_multiuser.engine.runner import HostResults
     from glm_multiuser.engine.scheduler import Step
     from tests.server.held_steps import wait_for_steps
 
     run, wait = NativeRunner.run, wait_for_steps()
 
-    def run_when_let(runner: NativeRunner, step: Step) -> DeviceResults:
+    def run_when_let(runner: NativeRunner, step: Step) -> HostResults:
         wait()
         return run(runner, step)
 

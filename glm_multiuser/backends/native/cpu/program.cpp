@@ -22,8 +22,8 @@ const Named kernels[] = {EVERY_KERNEL(NAMED)};
 constexpr int KERNELS = sizeof kernels / sizeof kernels[0];
 
 constexpr int64_t WORD = 4, LINE = 64;
-constexpr int MEMORY = -1;
-const char* const DTYPES[] = {"int32", "float32"};
+constexpr int MEMORY = -1, ADDRESS = -2;
+const char* const DTYPES[] = {"int32", "float32", "float16", "int16", "int8", "uint8"};
 
 // Pages that no step has used take no memory.
 class Memory {
@@ -75,9 +75,11 @@ OPERATOR(run_program) {
   int64_t* shape = dims.data();
   for (int value = 0; value < values; ++value) {
     const int tensor = code[0], rank = code[3];
-    char* begin = tensor == MEMORY ? own : (char*)data[tensor];
+    char* begin = tensor == MEMORY ? own : (char*)data[tensor == ADDRESS ? 0 : tensor];
+    begin += code[1] * WORD;
+    if (tensor == ADDRESS) std::memcpy(&begin, begin, sizeof begin);
     std::copy(code + 4, code + 4 + rank, shape);
-    known.add(begin + code[1] * WORD, rank, shape, DTYPES[code[2]]);
+    known.add(begin, rank, shape, DTYPES[code[2]]);
     shape += rank;
     code += 4 + rank;
   }
