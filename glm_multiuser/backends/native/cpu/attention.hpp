@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "attention_scores.hpp"
+#include "blocks.hpp"
 #include "cache.hpp"
 #include "level.hpp"
 #include "vector.hpp"
@@ -104,15 +105,6 @@ void add_block(const Attention& a, const Block<Number>& block, State& state, int
     move();
     const int lanes = a.head_dim - at < WIDTH ? (int)(a.head_dim - at) : WIDTH;
     add_visible<R, 1>(weights, block, counts, least, at, contexts, factors, lanes);
-  }
-}
-
-// work(R), R a constant.
-template <int R, class Work>
-void with_rows(int rows, Work work) {
-  if constexpr (R > 0) {
-    if (rows == R) return work(std::integral_constant<int, R>());
-    with_rows<R - 1>(rows, work);
   }
 }
 

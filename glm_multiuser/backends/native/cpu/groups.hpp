@@ -6,6 +6,7 @@
 // and it does not matter whether a compiler makes one instruction of the product and the sum.
 #pragma once
 
+#include "blocks.hpp"
 #include "group_types.hpp"
 #include "vector.hpp"
 
@@ -152,17 +153,19 @@ inline int64_t groups_ahead(const glm::LinearPanel& panel, int64_t part) {
   return GROUPS_AHEAD + (rest < GROUPS_AHEAD ? panel.bytes : 0);
 }
 
-// Of memory that is wanted soon; all of it, or what is left out stalls the rest.
+// Of memory that is wanted soon, into the first cache or the second; all of it, or what is left out
+// stalls the rest.
+template <int CACHE>
 inline INLINE void ask_for(const char* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
+  for (int64_t i = 0; i < bytes; i += 64) ask_for_line<CACHE>(from + i);
 }
 
 // One part of a panel: V vectors of columns from `column` on. Vectors that the panel has not are
 // those of the next one, so many `bytes` behind it. `ahead` is how far behind what is read memory is
-// asked for. Calls group(a, b, each) for each group: a(v) and
+// asked for, and CACHE where it goes. Calls group(a, b, each) for each group: a(v) and
 // b(v) are its two numbers, and each(use) calls use(quads) for every four inputs, with their numbers
 // as they are stored, one in each byte.
-template <class T, int V, class Group>
+template <class T, int V, int CACHE, class Group>
 inline INLINE void read_part(const char* panel, int64_t part, int column, int64_t bytes,
                              int64_t ahead, Group group) {
   constexpr GroupType type = T::type;
@@ -176,8 +179,8 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
     const auto a = [&](int v) INLINE { return T::a(block + behind(v), at + behind(v), first(v)); };
     const auto b = [&](int v) INLINE { return T::b(block + behind(v), at + behind(v), first(v)); };
     for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
-      if (number == 0 && part % type.parts() == 0) ask_for(block + behind(v) + ahead, type.head);
-      ask_for(at + behind(v) + ahead, type.scales);
+      if (number == 0 && part % type.parts() == 0) ask_for<CACHE>(block + behind(v) + ahead, type.head);
+      ask_for<CACHE>(at + behind(v) + ahead, type.scales);
     }
     group(a, b, [&](auto use) INLINE {
       const char* words = at + type.scales;
@@ -189,7 +192,7 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
       }
       for (int i = 0; i < type.words(); ++i) {
         for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
-          ask_for(words + behind(v) + ahead, 4 * PANEL);
+          ask_for<CACHE>(words + behind(v) + ahead, 4 * PANEL);
         }
 #pragma GCC unroll 2
         for (int half = 0; half < QUADS; ++half) {
@@ -230,7 +233,7 @@ inline INLINE void widen_part(const char* panel, int64_t part, int column, int64
       }
     });
   };
-  read_part<T, V>(panel, part, column, bytes, ahead, group);
+  read_part<T, V, 2>(panel, part, column, bytes, ahead, group);
 }
 
 // WIDTH columns of one input.

@@ -99,34 +99,27 @@ void one_panel(const LinearPanel& panel) {
 template <class T>
 bool two_panels(const LinearPanel& panel) {
   if constexpr (WIDTH == 16) {
-    const bool whole = panel.inputs == Inputs::int8;
-    if (panel.rows == 1) {
-      whole ? int8_group_panel<T>(panel) : few_rows<T, 1, 2 * ALL_VECTORS>(panel);
-      return true;
-    }
-    if (panel.rows == 2 && !whole) {
-      few_rows<T, 2, 2 * ALL_VECTORS>(panel);
-      return true;
-    }
+    if (panel.rows == 1) few_rows<T, 1, 2 * ALL_VECTORS>(panel);
+    if (panel.rows == 2) few_rows<T, 2, 2 * ALL_VECTORS>(panel);
+    return panel.rows == 1 || panel.rows == 2;
   }
   return false;
 }
 
 template <class T>
 void linear_group_type(LinearPanel panel) {
-  const bool whole = panel.inputs == Inputs::int8;
-  const auto one = [&] { whole ? int8_group_panel<T>(panel) : one_panel<T>(panel); };
+  if (panel.inputs == Inputs::int8) return int8_group_panel<T>(panel);
   const int columns = panel.columns;
-  if (columns <= PANEL) return one();
+  if (columns <= PANEL) return one_panel<T>(panel);
   if (two_panels<T>(panel)) return;
   panel.columns = PANEL;
-  one();
+  one_panel<T>(panel);
   panel.columns = columns - PANEL;
   panel.weight = (const char*)panel.weight + panel.bytes;
   panel.bias += PANEL;
   panel.y += PANEL;
   if (panel.residual != nullptr) panel.residual += PANEL;
-  one();
+  one_panel<T>(panel);
 }
 
 void linear_groups(glm::Weight kind, const LinearPanel& panel) {

@@ -12,11 +12,11 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int INT8_ROWS = 8;
+constexpr int INT8_ROWS = 8, ROWS_AS_STORED = 2;
 #elif defined(__AVX2__)
-constexpr int INT8_ROWS = 3;
+constexpr int INT8_ROWS = 3, ROWS_AS_STORED = 1;
 #else
-constexpr int INT8_ROWS = 2;
+constexpr int INT8_ROWS = 2, ROWS_AS_STORED = 1;
 #endif
 
 template <class T>
@@ -59,7 +59,7 @@ void unpack_panel(const char* panel, int64_t depth, char* to) {
     to += 4 * PANEL;
   };
   for (int64_t part = 0; part < depth / PART; ++part)
-    read_part<T, V>(panel, part, 0, 0, GROUPS_AHEAD, [&](auto a, auto b, auto each) INLINE {
+    read_part<T, V, 2>(panel, part, 0, 0, GROUPS_AHEAD, [&](auto a, auto b, auto each) INLINE {
       put(a);
       if (T::minimum != 0) put([&](int v) INLINE { return with_sign<T>(b(v)); });
       each([&](const uvec* quads) INLINE {
@@ -195,8 +195,7 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       }
       starts += sizeof(GroupStart);
     };
-    const int64_t in_memory = groups_ahead<T>(panel, part);
-    read_part<T, V>(weight, part, column, panel.bytes, in_memory, group);
+    read_part<T, V, FOR_ONE_BLOCK>(weight, part, column, 0, GROUPS_AHEAD, group);
   }
   for (int m = 0; m < M; ++m)
     finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);
@@ -231,10 +230,10 @@ template <class T>
 void int8_group_panel(LinearPanel panel) {
   const auto* weight = (const char*)panel.weight;
   if (panel.rows == 0) return;
-  if (panel.rows == 1) {
-    constexpr int V = WIDTH == 16 ? 2 * ALL_VECTORS : ALL_VECTORS;
-    if (panel.columns <= PANEL) panel.bytes = 0;  // there is no panel behind this one
-    return int8_group_block<T, 1, V>(panel, 0, 0, 0, nullptr, 0);
+  if (panel.rows <= ROWS_AS_STORED) {
+    return with_rows<ROWS_AS_STORED>((int)panel.rows, [&](auto rows) {
+      int8_group_block<T, rows.value, ALL_VECTORS>(panel, 0, 0, 0, nullptr, 0);
+    });
   }
   const char* next = weight + panel.bytes;
   if constexpr (T::type.bits == 8) {

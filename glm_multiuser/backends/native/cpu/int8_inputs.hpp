@@ -4,6 +4,7 @@
 // in one order, so all levels give the same bits.
 #pragma once
 
+#include "blocks.hpp"
 #include "finish.hpp"
 #include "instructions.hpp"
 
@@ -234,8 +235,7 @@ inline void add_whole_pairs(const char* x, int64_t row_bytes, const char* weight
 
 // As `block` in linear.hpp.
 template <int M, int V>
-void int8_block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
-                int64_t ahead_step) {
+void int8_block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) {
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
   const char* x = rows + HEAD_BYTES;
   const char* weight = (const char*)panel.weight + PANEL * sizeof(float) + column * 2;
@@ -246,8 +246,8 @@ void int8_block(const LinearPanel& panel, int64_t row, int column, const char* a
     for (int v = 0; v < V; ++v) sums[m][v] = ivec{} + head->start;
   }
   for (int64_t line = 0; line + LINES <= lines; line += LINES) {
-    for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * ahead_step, 0, 3);
-    ahead += LINES * ahead_step;
+    for (int i = 0; i < LINES; ++i) ahead.ask(i * ahead.step);
+    ahead.from += LINES * ahead.step;
 #if defined(GLM_HAS_DPBUSD)
     add_quads<M, V>(x, panel.row_bytes, weight, weight + LINE_BYTES, sums);
 #else

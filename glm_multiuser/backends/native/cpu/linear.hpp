@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "blocks.hpp"
 #include "finish.hpp"
 #include "half.hpp"
 #include "int8_inputs.hpp"
@@ -14,28 +15,6 @@ namespace {
 
 using glm::Inputs;
 using glm::PANEL;
-
-// Rows and columns whose sums are kept in registers. Few rows leave room for a whole panel's.
-#if defined(__AVX512F__)
-constexpr int BLOCK_ROWS = 12, BLOCK_COLUMNS = 32, FEW_ROWS = 2;
-#elif defined(__AVX2__)
-constexpr int BLOCK_ROWS = 6, BLOCK_COLUMNS = 16, FEW_ROWS = 2;
-#else
-constexpr int BLOCK_ROWS = 4, BLOCK_COLUMNS = 16, FEW_ROWS = 1;
-#endif
-constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
-constexpr int ALL_VECTORS = PANEL / WIDTH;
-static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks may have as few rows");
-
-// How many bytes ahead memory is asked for, and into which cache: 3 is the first, 2 the second. With
-// Intel's processors more is under way at a time if it is the second.
-#if defined(__AMX_TILE__)
-constexpr int64_t AHEAD = 16384;
-constexpr int INTO_CACHE = 2;
-#else
-constexpr int64_t AHEAD = 4096;
-constexpr int INTO_CACHE = 3;
-#endif
 
 // Two inputs, rounded to bf16.
 #if defined(__AVX512BF16__)
@@ -258,11 +237,9 @@ void lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int
   if (in_pairs(kind) && depth % 2) numbers[depth] = -0.0f;
 }
 
-// M rows from `row` on, V vectors of columns from `column` on. `ahead` is memory that is wanted
-// soon, and `ahead_step` how much of it to ask for in each step.
+// M rows from `row` on, V vectors of columns from `column` on.
 template <class W, int M, int V>
-void block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
-           int64_t ahead_step) {
+void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) {
   typedef typename W::X X;
   const int64_t steps = W::steps(panel.depth), width = panel.row_bytes / (int64_t)sizeof(X);
   const auto* x = (const X*)panel.x + row * width;
@@ -270,9 +247,9 @@ void block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
                        column * (W::step_bytes / PANEL);
   vec sums[M][V] = {};
   for (int64_t k = 0; k < steps; ++k) {
-    __builtin_prefetch(ahead, 0, INTO_CACHE);
-    if (W::step_bytes > 64) __builtin_prefetch(ahead + 64, 0, INTO_CACHE);
-    ahead += ahead_step;
+    ahead.ask(0);
+    if (W::step_bytes > 64) ahead.ask(64);
+    ahead.from += ahead.step;
     W::template step<M, V>(x + k * W::x_step, width, weight, sums);
     weight += W::step_bytes;
   }
@@ -291,19 +268,18 @@ void block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
 }
 
 template <class W, int M>
-void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const char* ahead,
-              int64_t ahead_step) {
+void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const Ahead& ahead) {
   if constexpr (M == 0) {
     return;
   } else if (rows == M) {
     constexpr int V = M <= FEW_ROWS ? ALL_VECTORS : VECTORS;
     if constexpr (std::is_same<W, WholeInt8>::value) {
-      int8_block<M, V>(panel, row, column, ahead, ahead_step);
+      int8_block<M, V>(panel, row, column, ahead);
     } else {
-      block<W, M, V>(panel, row, column, ahead, ahead_step);
+      block<W, M, V>(panel, row, column, ahead);
     }
   } else {
-    block_of<W, M - 1>(rows, panel, row, column, ahead, ahead_step);
+    block_of<W, M - 1>(rows, panel, row, column, ahead);
   }
 }
 
@@ -320,9 +296,9 @@ void linear_panel(const LinearPanel& panel) {
       const int rows = (int)(panel.rows * (number + 1) / blocks - row);
       // One block runs as far ahead of itself as memory is slow; several share the next panel.
       const bool alone = blocks == 1;
-      const char* ahead = alone ? begin + AHEAD : begin + bytes + bytes * number / blocks;
+      const char* from = alone ? begin + AHEAD : begin + bytes + bytes * number / blocks;
       const int64_t step = alone ? W::step_bytes : W::step_bytes / blocks;
-      block_of<W, BLOCK_ROWS>(rows, panel, row, column, ahead, step);
+      block_of<W, BLOCK_ROWS>(rows, panel, row, column, {from, step, blocks});
     }
   }
 }

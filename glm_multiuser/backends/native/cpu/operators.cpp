@@ -24,7 +24,7 @@ namespace {
 // Less is not worth waking a thread for.
 constexpr int64_t NUMBERS_PER_PIECE = 8192;
 
-// So few rows are multiplied with two panels of a weight in groups at a time.
+// So few rows that stay as they are, are multiplied with two panels of a weight in groups at a time.
 constexpr int64_t ROWS_FOR_TWO_PANELS = 2;
 
 // Fewer rows that stay as they are, are read where they are.
@@ -123,7 +123,8 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
     x = to;
   }
   const int64_t scratch_bytes = level.scratch_bytes(kind, inputs, depth);
-  const int64_t side_by_side = packed.in_groups && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
+  const bool in_pairs = packed.in_groups && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS;
+  const int64_t side_by_side = in_pairs ? 2 : 1;
   const int64_t units = (panels + side_by_side - 1) / side_by_side;
   glm::share(units, [&](int64_t unit) {
     static thread_local std::vector<char> scratch;

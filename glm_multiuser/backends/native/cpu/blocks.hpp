@@ -1,0 +1,62 @@
+// Products go block by block of rows: how large a block is, and how memory is asked for meanwhile.
+#pragma once
+
+#include <type_traits>
+
+#include "level.hpp"
+#include "vector.hpp"
+
+namespace {
+
+using glm::PANEL;
+
+// Rows and columns whose sums are kept in registers. Few rows leave room for a whole panel's.
+#if defined(__AVX512F__)
+constexpr int BLOCK_ROWS = 12, BLOCK_COLUMNS = 32, FEW_ROWS = 2;
+#elif defined(__AVX2__)
+constexpr int BLOCK_ROWS = 6, BLOCK_COLUMNS = 16, FEW_ROWS = 2;
+#else
+constexpr int BLOCK_ROWS = 4, BLOCK_COLUMNS = 16, FEW_ROWS = 1;
+#endif
+constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
+constexpr int ALL_VECTORS = PANEL / WIDTH;
+static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks may have as few rows");
+
+// work(R), R a constant.
+template <int R, class Work>
+void with_rows(int rows, Work work) {
+  if constexpr (R > 0) {
+    if (rows == R) return work(std::integral_constant<int, R>());
+    with_rows<R - 1>(rows, work);
+  }
+}
+
+// How many bytes ahead of itself a block that is alone asks for memory, and into which cache. Into the
+// second more can be on its way at a time, but then it has to come from there into the first.
+#if defined(__AMX_TILE__)
+constexpr int64_t AHEAD = 16384;
+constexpr int FOR_ONE_BLOCK = 2;
+#else
+constexpr int64_t AHEAD = 4096;
+constexpr int FOR_ONE_BLOCK = 1;
+#endif
+
+// Of this memory, into this cache.
+template <int CACHE>
+inline INLINE void ask_for_line(const char* from) {
+  __builtin_prefetch(from, 0, CACHE == 1 ? 3 : 2);
+}
+
+// Memory that is wanted soon, how much of it to ask for in each step, and how many blocks of rows do.
+// With two, products and memory take about as long, and as much as possible should be on its way.
+struct Ahead {
+  const char* from;
+  int64_t step, blocks;
+
+  inline INLINE void ask(int64_t place) const {
+    if (blocks == 2) return ask_for_line<2>(from + place);
+    ask_for_line<FOR_ONE_BLOCK>(from + place);
+  }
+};
+
+}  // namespace
