@@ -16,10 +16,13 @@ namespace {
 using glm::Attention;
 
 // Adds weight * value to R contexts over the positions from `first` up to `last`, NV vectors from
-// number `at` of a value on.
+// number `at` of a value on. With `fetches` keys that are wanted next are prefetched.
 template <int R, int NV, class Number>
 inline void add_values(const float* weights, const Block<Number>& block, int first, int last,
-                       int64_t at, float* const* contexts, const float* factors, int lanes) {
+                       int64_t at, bool fetches, float* const* contexts, const float* factors,
+                       int lanes) {
+  const char* ahead = (const char*)(block.next_keys + first * block.row);
+  const int64_t ahead_step = fetches ? block.row * (int64_t)sizeof(Number) : 0;
   vec sums[R][NV];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
@@ -27,6 +30,8 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
     for (int v = 0; v < NV; ++v)
       sums[r][v] = separate(load(contexts[r] + v * WIDTH) * factors[r]);
   for (int s = first; s < last; ++s) {
+    for (int64_t i = 0; i < ahead_step; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    ahead += ahead_step;
     const Number* from = block.value(s) + at;
     vec value[NV];
     for (int v = 0; v < NV; ++v)
@@ -52,14 +57,14 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
 // does not see, not even with weight 0, because the value may be infinite.
 template <int R, int NV, class Number>
 inline void add_visible(const float* weights, const Block<Number>& block, const int* counts,
-                        int least, int64_t at, float* const* contexts, const float* factors,
-                        int lanes) {
-  add_values<R, NV>(weights, block, 0, least, at, contexts, factors, lanes);
+                        int least, int64_t at, bool fetches, float* const* contexts,
+                        const float* factors, int lanes) {
+  add_values<R, NV>(weights, block, 0, least, at, fetches, contexts, factors, lanes);
   const float as_it_is = 1.0f;
   for (int r = 0; r < R; ++r)
     if (counts[r] > least)
-      add_values<1, NV>(weights + r * KEYS, block, least, counts[r], at, contexts + r, &as_it_is,
-                        lanes);
+      add_values<1, NV>(weights + r * KEYS, block, least, counts[r], at, false, contexts + r,
+                        &as_it_is, lanes);
 }
 
 // Rows, and what they have got from the blocks of positions so far.
@@ -87,7 +92,8 @@ void weigh_block(const Attention& a, const Block<Number>& block, State& state, i
 
 // R rows of values.
 template <int R, class Number>
-void add_block(const Attention& a, const Block<Number>& block, State& state, int row) {
+void add_block(const Attention& a, const Block<Number>& block, State& state, int row,
+               bool fetches) {
   const int* counts = state.counts + row;
   int least = KEYS;
   for (int r = 0; r < R; ++r) least = counts[r] < least ? counts[r] : least;
@@ -99,12 +105,14 @@ void add_block(const Attention& a, const Block<Number>& block, State& state, int
   };
   for (; at + SIDE_BY_SIDE * WIDTH <= a.head_dim; at += SIDE_BY_SIDE * WIDTH) {
     move();
-    add_visible<R, SIDE_BY_SIDE>(weights, block, counts, least, at, contexts, factors, WIDTH);
+    add_visible<R, SIDE_BY_SIDE>(weights, block, counts, least, at, fetches && at == 0, contexts,
+                                 factors, WIDTH);
   }
   for (; at < a.head_dim; at += WIDTH) {
     move();
     const int lanes = a.head_dim - at < WIDTH ? (int)(a.head_dim - at) : WIDTH;
-    add_visible<R, 1>(weights, block, counts, least, at, contexts, factors, lanes);
+    add_visible<R, 1>(weights, block, counts, least, at, fetches && at == 0, contexts, factors,
+                      lanes);
   }
 }
 
@@ -129,8 +137,11 @@ void attend_to(const Attention& a) {
   const auto first_row = [&](int number) { return a.count * number / heights; };
   for (int64_t begin = 0; begin < most; begin += KEYS) {
     const int64_t row_size = a.head_dim + Block<Number>::scale;
-    const Block<Number> block{(const Number*)a.keys + begin * row_size,
-                              (const Number*)a.values + begin * row_size, row_size};
+    const auto* keys = (const Number*)a.keys + begin * row_size;
+    const bool is_last = begin + KEYS >= most;
+    const Block<Number> block{keys, (const Number*)a.values + begin * row_size,
+                              is_last ? (const Number*)a.next_keys : keys + KEYS * row_size,
+                              row_size};
     for (int row = 0; row < a.count; ++row) {
       const int64_t rest = a.visible[row] - begin;
       state.counts[row] = rest < 0 ? 0 : rest < KEYS ? (int)rest : KEYS;
@@ -144,8 +155,9 @@ void attend_to(const Attention& a) {
     }
     for (int number = 0; number < heights; ++number) {
       const int row = first_row(number), next = first_row(number + 1);
-      with_rows<TOGETHER>(next - row,
-                          [&](auto rows) { add_block<rows.value>(a, block, state, row); });
+      with_rows<TOGETHER>(next - row, [&](auto rows) {
+        add_block<rows.value>(a, block, state, row, number + 1 == heights);
+      });
     }
   }
   for (int row = 0; row < a.count; ++row) {

@@ -33,6 +33,7 @@ struct Block {
   static constexpr int scale = scaled ? glm::SCALE_BYTES : 0;
   const Number* keys;
   const Number* values;
+  const Number* next_keys;  // of what comes next
   int64_t row;  // numbers of one position, its scale among them
 
   const Number* tile(int64_t position) const { return keys + position * row + TILE * scale; }

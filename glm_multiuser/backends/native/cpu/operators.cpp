@@ -400,8 +400,8 @@ OPERATOR(attention) {
     return (char*)data[cell_of(user) + 1] + row * capacity(user) * bytes;
   };
 
-  // All keys and values are in place before anybody looks at them.
-  share_rows(tokens, 2 * width, [&](int64_t t) {
+  // What belongs to one head of keys: its queries are rotated, its key and value written.
+  const auto enter = [&](int64_t t, int64_t head) {
     const auto turn = [&](const float* x, float* y, float factor) {
       for (int64_t p = 0; p < parts; ++p) {
         const int64_t row = angles[p * angles_stride + t] * part;
@@ -410,19 +410,17 @@ OPERATOR(attention) {
       }
     };
     const float* query = (const float*)data[0] + t * (width + 2 * kv_width);
+    for (int64_t i = head * group * head_dim; i < (head + 1) * group * head_dim; i += head_dim)
+      turn(query + i, out + t * width + i, scale);
     static thread_local std::vector<float> key;
     key.resize(head_dim);
-    for (int64_t head = 0; head < heads; ++head)
-      turn(query + head * head_dim, out + t * width + head * head_dim, scale);
+    turn(query + width + head * head_dim, key.data(), 1.0f);
+    const float* value = query + width + kv_width + head * head_dim;
     const int lane = writes[t] % glm::TILE;
-    for (int64_t head = 0; head < kv_heads; ++head) {
-      turn(query + width + head * head_dim, key.data(), 1.0f);
-      const float* value = query + width + kv_width + head * head_dim;
-      char* tile = keys_of(users[t], head) + (writes[t] - lane) * bytes;
-      char* row = values_of(users[t], head) + writes[t] * bytes;
-      glm::level().write_position(kind, key.data(), value, head_dim, lane, tile, row);
-    }
-  });
+    char* tile = keys_of(users[t], head) + (writes[t] - lane) * bytes;
+    char* row = values_of(users[t], head) + writes[t] * bytes;
+    glm::level().write_position(kind, key.data(), value, head_dim, lane, tile, row);
+  };
 
   // A piece: as many tokens of one user, one behind the other, as ROWS query rows have room for.
   struct Run {
@@ -439,17 +437,31 @@ OPERATOR(attention) {
       runs.push_back({t, t + 1});
     }
   }
+  // Nobody looks at keys and values before they are in place. A piece sees to its own where no other
+  // one needs them.
+  std::vector<int32_t> owners;
+  for (const Run& run : runs) owners.push_back(users[run.first]);
+  std::sort(owners.begin(), owners.end());
+  const bool alone = std::adjacent_find(owners.begin(), owners.end()) == owners.end();
+  if (!alone)
+    share_rows(tokens, 2 * width, [&](int64_t t) {
+      for (int64_t head = 0; head < kv_heads; ++head) enter(t, head);
+    });
   // One head after the other, whose keys and values stay in the second cache for all rows of a prompt.
   const auto count_of_runs = (int64_t)runs.size();
   glm::share(count_of_runs * kv_heads, [&](int64_t piece) {
     const Run run = runs[piece % count_of_runs];
     const int64_t head = piece / count_of_runs;
+    for (int64_t t = run.first; alone && t < run.last; ++t) enter(t, head);
     static thread_local std::vector<char> memory;
     auto* scratch = (float*)aligned(memory, glm::attention_scratch(head_dim));
     float* rows[glm::ROWS];
     int64_t visible[glm::ROWS];
-    glm::Attention task{keys_of(users[run.first], head), values_of(users[run.first], head), rows,
-                        visible, scratch, head_dim, 0};
+    const int64_t next = std::min(piece + 1, count_of_runs * kv_heads - 1);
+    const int32_t user = users[run.first], next_user = users[runs[next % count_of_runs].first];
+    glm::Attention task{keys_of(user, head), values_of(user, head),
+                        keys_of(next_user, next / count_of_runs), rows, visible, scratch, head_dim,
+                        0};
     for (int64_t t = run.first; t < run.last; ++t) {
       for (int64_t query = 0; query < group; ++query) {
         if (task.count == glm::ROWS) {
