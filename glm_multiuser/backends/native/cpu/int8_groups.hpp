@@ -121,29 +121,37 @@ inline INLINE void add_quads_of_group(const char* x, int64_t row_bytes, const uv
   }
 }
 
+// V vectors of columns of one input.
+template <class T, int V>
+inline INLINE void widen_one(const char* weight, int64_t bytes, unsigned input, int column,
+                             float offset, vec* w) {
+  constexpr unsigned GROUP = T::type.group;
+  if constexpr (IN_CACHE<T>) {
+    const char* scales = weight + input / GROUP * T::type.group_bytes();
+    const char* words = scales + T::type.scales + input % GROUP / 4 * 4 * PANEL + 4 * column;
+    for (int v = 0; v < V; ++v) {
+      const auto quad = load_as<uvec>(words + v * sizeof(uvec));
+      const ivec whole = (ivec)(quad << (24 - input % 4 * 8)) >> 24;
+      const vec number = __builtin_convertvector(whole, vec) - offset;
+      const int first = column + v * WIDTH;
+      w[v] = T::a(nullptr, scales, first) * number + T::b(nullptr, scales, first);
+    }
+  } else {
+    for (int v = 0; v < V; ++v) {
+      const int first = column + v * WIDTH;
+      w[v] = widen_input<T>(weight + first / PANEL * bytes, input, first % PANEL);
+    }
+  }
+}
+
 // The numbers of one row's outliers times V vectors of columns.
 template <class T, int V>
 inline void add_outliers(const RowHead& head, const char* weight, int64_t bytes, int column,
                          float offset, vec* y) {
-  constexpr GroupType type = T::type;
   for (int k = 0; k < OUTLIERS && head.value[k] != 0.0f; ++k) {
-    const int input = head.place[k];
-    for (int v = 0; v < V; ++v) {
-      const int first = column + v * WIDTH;
-      const char* panel = weight + first / PANEL * bytes;
-      vec w;
-      if constexpr (IN_CACHE<T>) {
-        const char* scales = panel + input / type.group * type.group_bytes();
-        const char* words = scales + type.scales + 4 * first;
-        const auto quad = load_as<uvec>(words + input % type.group / 4 * 4 * PANEL);
-        const ivec number = (ivec)(quad << (24 - input % 4 * 8)) >> 24;
-        w = T::a(nullptr, scales, first) * (__builtin_convertvector(number, vec) - offset) +
-            T::b(nullptr, scales, first);
-      } else {
-        w = widen_input<T>(panel, input, first % PANEL);
-      }
-      y[v] += separate(w * head.value[k]);
-    }
+    vec w[V];
+    widen_one<T, V>(weight, bytes, (unsigned)head.place[k], column, offset, w);
+    for (int v = 0; v < V; ++v) y[v] += separate(w[v] * head.value[k]);
   }
 }
 

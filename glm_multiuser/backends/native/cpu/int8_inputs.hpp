@@ -57,49 +57,70 @@ inline vec load_part(const float* x, int64_t i, int64_t size) {
 
 inline vec magnitude_of(vec x) { return (vec)((uvec)x & 0x7fffffff); }
 
-// The largest magnitudes of a row, in order, one more than there are outliers; zeros where there
-// are fewer. Returns whether all numbers are finite.
-inline bool largest_magnitudes(const float* x, int64_t size, float* largest) {
-  vec top[OUTLIERS + 1] = {}, wrong{};  // of every lane, in order
-  const auto look = [&](vec value) {
-    wrong += value * 0.0f;
-    vec magnitude = magnitude_of(value);
-    for (vec& place : top) {
-      const vec lower = magnitude < place ? magnitude : place;
-      place = larger(place, magnitude);
-      magnitude = lower;
-    }
+// Bits of magnitudes are in their order, and behind all of them those of what is not finite.
+inline ivec magnitude_bits(vec x) { return (ivec)magnitude_of(x); }
+constexpr int32_t NOT_FINITE = 0x7f800000;
+
+// Numbers of a row that may be among those of largest magnitude.
+constexpr int LANES = 16;
+
+// So many numbers of a row, at least, have these bits of a magnitude, or larger ones; INT32_MAX if some
+// number is not finite.
+inline int32_t bits_of_many(const float* x, int64_t size, int many) {
+  constexpr int VECTORS_OF_LANES = LANES / WIDTH;
+  ivec most[VECTORS_OF_LANES] = {};
+  int64_t i = 0;
+  const auto look = [&](ivec& lanes) {
+    const ivec bits = magnitude_bits(load_part(x, i, size));
+    lanes = bits > lanes ? bits : lanes;
+    i += WIDTH;
   };
-  for (int64_t i = 0; i < size; i += WIDTH) look(load_part(x, i, size));
-  float lanes[OUTLIERS + 2][WIDTH] = {};
-  std::memcpy(lanes, top, sizeof top);
-  for (int k = 0; k <= OUTLIERS; ++k) {
-    int best = 0;
-    for (int lane = 1; lane < WIDTH; ++lane)
-      if (lanes[0][lane] > lanes[0][best]) best = lane;
-    largest[k] = lanes[0][best];
-    for (int next = 0; next <= OUTLIERS; ++next) lanes[next][best] = lanes[next + 1][best];
+  while (i + LANES <= size)
+    for (ivec& lanes : most) look(lanes);
+  while (i < size) look(most[0]);
+  int32_t largest[LANES];
+  std::memcpy(largest, most, sizeof largest);
+  int32_t bits = 0;
+  for (; many > 0; --many) {  // equal ones count once: that makes more numbers, and not fewer
+    bits = 0;
+    for (int lane = 0; lane < LANES; ++lane) bits = largest[lane] > bits ? largest[lane] : bits;
+    if (bits >= NOT_FINITE) return INT32_MAX;
+    for (int lane = 0; lane < LANES; ++lane) largest[lane] = largest[lane] == bits ? 0 : largest[lane];
   }
-  return sum(wrong) == 0.0f;
+  return bits;
 }
 
-// Writes the numbers of these magnitudes to `head`, which is zero; of equal ones the first.
-inline void find_outliers(const float* x, int64_t size, const float* largest, RowHead* head) {
-  constexpr float SMALLEST = 0x1p-149f;  // zeros are no outliers
-  const float least = largest[OUTLIERS - 1] > SMALLEST ? largest[OUTLIERS - 1] : SMALLEST;
+// The largest magnitudes of a row, one more than there are outliers, in order, and of equal ones the
+// first; zeros where there are fewer.
+struct Largest {
+  int32_t place[OUTLIERS + 1] = {};
+  float magnitude[OUTLIERS + 1] = {};
+
+  void take(int32_t at, float size) {
+    if (!(size > magnitude[OUTLIERS])) return;
+    int k = OUTLIERS;
+    for (; k > 0 && size > magnitude[k - 1]; --k) {
+      place[k] = place[k - 1];
+      magnitude[k] = magnitude[k - 1];
+    }
+    place[k] = at;
+    magnitude[k] = size;
+  }
+};
+
+// Returns whether all numbers are finite.
+inline bool find_largest(const float* x, int64_t size, Largest& found) {
+  const int32_t least = bits_of_many(x, size, OUTLIERS + 1);
+  if (least == INT32_MAX) return false;
   for (int64_t first = 0; first < size; first += WIDTH) {
     const vec part = load_part(x, first, size);
-    uint32_t found = true_lanes(magnitude_of(part) >= all(least));
-    for (; found != 0; found &= found - 1) {
-      const int64_t i = first + __builtin_ctz(found);
-      for (int k = 0; k < OUTLIERS; ++k) {
-        if (largest[k] != __builtin_fabsf(x[i]) || head->value[k] != 0.0f) continue;
-        head->place[k] = (int32_t)i;
-        head->value[k] = x[i];
-        break;
-      }
+    uint32_t candidates = true_lanes(magnitude_bits(part) >= ivec{} + least);
+    for (; candidates != 0; candidates &= candidates - 1) {
+      const int64_t i = first + __builtin_ctz(candidates);
+      if (i < size) found.take((int32_t)i, __builtin_fabsf(x[i]));
     }
   }
+  return true;
 }
 
 // Whole numbers that fit into int8 or int16; others become anything. GCC 12 would convert them one by
@@ -135,13 +156,16 @@ void round_row(const float* x, int64_t depth, void* row) {
   auto* head = (RowHead*)row;
   auto* numbers = (Number*)((char*)row + HEAD_BYTES);
   std::memset(row, 0, HEAD_BYTES + sizeof(Number) * filled_up(depth));
-  float largest[OUTLIERS + 1];
-  if (!largest_magnitudes(x, depth, largest)) {
+  Largest largest;
+  if (!find_largest(x, depth, largest)) {
     head->scale = __builtin_nanf("");
     return;
   }
-  find_outliers(x, depth, largest, head);
-  float magnitude = largest[OUTLIERS];
+  for (int k = 0; k < OUTLIERS && largest.magnitude[k] > 0; ++k) {
+    head->place[k] = largest.place[k];
+    head->value[k] = x[largest.place[k]];
+  }
+  float magnitude = largest.magnitude[OUTLIERS];
   if (magnitude < SMALLEST_MAGNITUDE) magnitude = SMALLEST_MAGNITUDE;
   head->scale = magnitude / 127.0f;
   const float inverse = 127.0f / magnitude;

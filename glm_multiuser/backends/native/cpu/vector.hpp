@@ -122,6 +122,11 @@ inline vec load_at(const float* from, const int32_t* places, int count) {
 #if defined(__AVX512F__)
   const auto lanes = (__mmask16)((1u << count) - 1);
   const __m512i at = _mm512_maskz_loadu_epi32(lanes, places);
+  // Side by side, as in a head whose first half is rotated with the second, they are loaded at once.
+  const __m512i row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i side_by_side = _mm512_add_epi32(_mm512_set1_epi32(places[0]), row);
+  if (_mm512_mask_cmpneq_epi32_mask(lanes, at, side_by_side) == 0)
+    return load_first(from + places[0], count);
   return (vec)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at, from, 4);
 #else
   vec v{};
