@@ -17,6 +17,9 @@ from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
 
 PORTABLE = {"kernels": "portable", "weight_dtype": "float32"}
+PROMPT_TOKENS = 256
+"""Of several users, that may enter in one step: as many as in OpenVINO's."""
+
 SPARE_TOKENS = 8
 """Beside one for every user: so many the first one may get before the last one's prompt is in."""
 
@@ -34,7 +37,7 @@ def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measu
         prompt_tokens=context,
         new_tokens=longest,
         shape=job["shape"],
-        options=options(wanted, context),
+        options=options(wanted, context, users),
     )
     began = time.perf_counter()
     llm = at_end.enter_context(bench_run.open_engine(settings))
@@ -98,7 +101,7 @@ def decode_together(
     return tokens
 
 
-def options(wanted: dict[str, Any], context: int) -> dict[str, Any]:
+def options(wanted: dict[str, Any], context: int, users: int) -> dict[str, Any]:
     """The fields of `EngineConfig` for this variant.
 
     Raises:
@@ -110,8 +113,9 @@ def options(wanted: dict[str, Any], context: int) -> dict[str, Any]:
         raise ConfigError(f"this version of glm_multiuser has no setting {missing[0]!r}")
     found: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
     if wanted["kernels"] == "native":
-        # A prompt enters in one step: in pieces, the first users would be far ahead of the last.
-        found["prefill_chunk"] = context
+        # Prompts enter whole: in pieces, the first users would be far ahead of the last.
+        together = max(1, min(users, PROMPT_TOKENS // context))
+        found["prefill_chunk"] = together * context
     return found
 
 
