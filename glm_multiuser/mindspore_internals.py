@@ -32,6 +32,13 @@ FIND_DEPENDENCIES = "_get_compile_cache_dep_files"
 """MindSpore's function that is called once for every graph to compile while the cache is on."""
 
 
+@atexit.register
+def keep_cells() -> None:
+    """When the process ends, cells may outlive the modules that their `__del__` needs; each would
+    print an error."""
+    nn.Cell.__del__ = lambda cell: None
+
+
 def run_without_arguments(cell: nn.Cell) -> None:
     """Runs the one graph of a cell whose `construct` takes no arguments, and at first compiles it.
 
