@@ -2,8 +2,7 @@
 
 Native cells compute nothing themselves. They are called once, outside of MindSpore's graphs, with
 `Value`s in place of tensors, and each adds an instruction to a program. The operator `run_program`
-(`cpu/program.cpp`) carries out the whole program, so MindSpore launches one operator in a step, and
-allocates its results only.
+(`cpu/program.cpp`) carries out the whole program, so MindSpore launches one operator in a step.
 
     code         words: how many values and instructions there are, and how many words of the
                  library's memory; then the values, the instructions, the constants, the addresses

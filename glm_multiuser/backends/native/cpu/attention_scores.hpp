@@ -33,8 +33,8 @@ struct Block {
   static constexpr int scale = scaled ? glm::SCALE_BYTES : 0;
   const Number* keys;
   const Number* values;
-  const Number* next_keys;  // of what comes next
-  int64_t row;  // numbers of one position, its scale among them
+  const Number* next_keys;  // of the next block, or of what comes behind the last one
+  int64_t row;              // numbers of one position, its scale among them
 
   const Number* tile(int64_t position) const { return keys + position * row + TILE * scale; }
   const Number* value(int64_t position) const { return values + position * row + scale; }

@@ -179,7 +179,8 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
     const auto a = [&](int v) INLINE { return T::a(block + behind(v), at + behind(v), first(v)); };
     const auto b = [&](int v) INLINE { return T::b(block + behind(v), at + behind(v), first(v)); };
     for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
-      if (number == 0 && part % type.parts() == 0) ask_for<CACHE>(block + behind(v) + ahead, type.head);
+      if (number == 0 && part % type.parts() == 0)
+        ask_for<CACHE>(block + behind(v) + ahead, type.head);
       ask_for<CACHE>(at + behind(v) + ahead, type.scales);
     }
     group(a, b, [&](auto use) INLINE {

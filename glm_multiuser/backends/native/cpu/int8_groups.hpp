@@ -123,8 +123,7 @@ inline INLINE void add_quads_of_group(const char* x, int64_t row_bytes, const uv
 
 // V vectors of columns of one input.
 template <class T, int V>
-inline INLINE void widen_one(const char* weight, int64_t bytes, unsigned input, int column,
-                             float offset, vec* w) {
+inline INLINE void widen_one(const char* weight, unsigned input, int column, float offset, vec* w) {
   constexpr unsigned GROUP = T::type.group;
   if constexpr (IN_CACHE<T>) {
     const char* scales = weight + input / GROUP * T::type.group_bytes();
@@ -137,20 +136,17 @@ inline INLINE void widen_one(const char* weight, int64_t bytes, unsigned input, 
       w[v] = T::a(nullptr, scales, first) * number + T::b(nullptr, scales, first);
     }
   } else {
-    for (int v = 0; v < V; ++v) {
-      const int first = column + v * WIDTH;
-      w[v] = widen_input<T>(weight + first / PANEL * bytes, input, first % PANEL);
-    }
+    for (int v = 0; v < V; ++v) w[v] = widen_input<T>(weight, input, column + v * WIDTH);
   }
 }
 
 // The numbers of one row's outliers times V vectors of columns.
 template <class T, int V>
-inline void add_outliers(const RowHead& head, const char* weight, int64_t bytes, int column,
-                         float offset, vec* y) {
+inline void add_outliers(const RowHead& head, const char* weight, int column, float offset,
+                         vec* y) {
   for (int k = 0; k < OUTLIERS && head.value[k] != 0.0f; ++k) {
     vec w[V];
-    widen_one<T, V>(weight, bytes, (unsigned)head.place[k], column, offset, w);
+    widen_one<T, V>(weight, (unsigned)head.place[k], column, offset, w);
     for (int v = 0; v < V; ++v) y[v] += separate(w[v] * head.value[k]);
   }
 }
@@ -161,7 +157,7 @@ inline void finish_int8_group_row(const LinearPanel& panel, float offset, int64_
                                   vec* sums) {
   const auto& head = *(const RowHead*)((const char*)panel.x + row * panel.row_bytes);
   for (int v = 0; v < V; ++v) sums[v] = separate(sums[v] * head.scale);
-  add_outliers<T, V>(head, (const char*)panel.weight, panel.bytes, column, offset, sums);
+  add_outliers<T, V>(head, (const char*)panel.weight, column, offset, sums);
   for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, sums[v]);
 }
 
