@@ -31,7 +31,7 @@ void with_rows(int rows, Work work) {
   }
 }
 
-// How many bytes ahead of itself a block that is alone asks for memory, and into which cache. Into the
+// How many bytes ahead of itself a block that is alone asks for memory, and into which cache: into the
 // second more can be on its way at a time, but then it has to come from there into the first.
 #if defined(__AMX_TILE__)
 constexpr int64_t AHEAD = 16384;

@@ -143,14 +143,12 @@ struct Quad {
   }
 };
 
-// Memory behind what is read is asked for early, so many bytes behind it. Of two panels that are read
-// side by side, the second lies behind the first: at their end, what is wanted next lies behind both.
-constexpr int64_t GROUPS_AHEAD = 4096;
-
+// Of two panels that are read side by side, the second lies behind the first: at their end, what is
+// wanted next lies behind both.
 template <class T>
 inline int64_t groups_ahead(const glm::LinearPanel& panel, int64_t part) {
   const int64_t rest = (panel.depth / PART - part - 1) * T::type.part_bytes();
-  return GROUPS_AHEAD + (rest < GROUPS_AHEAD ? panel.bytes : 0);
+  return AHEAD + (rest < AHEAD ? panel.bytes : 0);
 }
 
 // Of memory that is wanted soon, into the first cache or the second; all of it, or what is left out
@@ -266,7 +264,7 @@ vec widen_input(const char* panel, int64_t input, int column) {
 template <class T, int V>
 void widen_columns(const char* panel, int64_t first, int64_t count, int column, float* to) {
   for (int64_t part = first; part < first + count; ++part)
-    widen_part<T, V>(panel, part, column, 0, GROUPS_AHEAD, [&](int, const vec* w) {
+    widen_part<T, V>(panel, part, column, 0, AHEAD, [&](int, const vec* w) {
       for (int v = 0; v < V; ++v) store(to + v * WIDTH, w[v]);
       to += V * WIDTH;
     });

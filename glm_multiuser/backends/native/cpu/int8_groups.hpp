@@ -59,7 +59,7 @@ void unpack_panel(const char* panel, int64_t depth, char* to) {
     to += 4 * PANEL;
   };
   for (int64_t part = 0; part < depth / PART; ++part)
-    read_part<T, V, 2>(panel, part, 0, 0, GROUPS_AHEAD, [&](auto a, auto b, auto each) INLINE {
+    read_part<T, V, 2>(panel, part, 0, 0, AHEAD, [&](auto a, auto b, auto each) INLINE {
       put(a);
       if (T::minimum != 0) put([&](int v) INLINE { return with_sign<T>(b(v)); });
       each([&](const uvec* quads) INLINE {
@@ -199,7 +199,7 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, FOR_ONE_BLOCK>(weight, part, column, 0, GROUPS_AHEAD, group);
+    read_part<T, V, FOR_ONE_BLOCK>(weight, part, column, 0, AHEAD, group);
   }
   for (int m = 0; m < M; ++m)
     finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);
