@@ -13,6 +13,8 @@ const LONGEST_ROW = 3;
 const NARROW = window.matchMedia("(max-width: 759px)");
 
 export class Workspace {
+  /** Whether what changes now comes from another tab. */
+  #follows = false;
   #conversations = [];
   #panes = new Map();
   #place = document.querySelector("#panes");
@@ -66,7 +68,9 @@ export class Workspace {
     this.#panes.set(conversation.id, pane);
     this.#place.append(pane.node);
     this.#tabs.add(conversation);
-    conversation.addEventListener("round", () => history.keepSoon(conversation));
+    conversation.addEventListener("round", () => {
+      if (!this.#follows) history.keepSoon(conversation);
+    });
     for (const type of ["name", "model", "ended"]) {
       conversation.addEventListener(type, () => this.#keepIfShown(conversation));
     }
@@ -76,6 +80,7 @@ export class Workspace {
   }
 
   #keepIfShown(conversation) {
+    if (this.#follows) return;
     // The answer of a conversation that was closed may end after it is gone.
     if (this.#conversations.includes(conversation)) history.keep(conversation);
   }
@@ -137,7 +142,11 @@ export class Workspace {
     if (name === "conversations") this.#followOrder();
     for (const conversation of this.#conversations) {
       const read = name === history.keyOf(conversation.id) && history.readConversation(value);
-      if (read) conversation.replace(read);
+      if (!read) continue;
+      // Written back, it could undo what the other tab has changed since.
+      this.#follows = true;
+      conversation.replace(read);
+      this.#follows = false;
     }
   }
 
