@@ -200,28 +200,33 @@ def test_answers_come_in_the_order_of_their_ends(triton: TritonProcess) -> None:
 def test_a_request_that_its_client_cancels_frees_its_slot(
     triton: TritonProcess, grpc: Any, stream: Callable[..., GrpcStream], alone: list[str]
 ) -> None:
-    streams = triton.outcomes(STREAM).count("cancelled")
-    streaming = stream("hello", LONG_PARAMETERS, **LONG)
-    next(iter(streaming))
-    streaming.cancel()
-    triton.wait_for_outcome(STREAM, "cancelled", streams + 1)
+    def close_a_stream() -> int:
+        streaming = stream("hello", LONG_PARAMETERS, **LONG)
+        next(iter(streaming))
+        streaming.cancel()
+        return 1
 
-    body = {"prompt": "hello", **LONG, **LONG_PARAMETERS}
-    with post(f"{triton.url}/v2/models/{STREAM}/generate_stream", body) as reply:
-        next(events_of(reply))
-    triton.wait_for_outcome(STREAM, "cancelled", streams + 2)
+    def close_a_connection() -> int:
+        body = {"prompt": "hello", **LONG, **LONG_PARAMETERS}
+        with post(f"{triton.url}/v2/models/{STREAM}/generate_stream", body) as reply:
+            next(events_of(reply))
+        return 1
 
-    wholes = triton.outcomes(WHOLE).count("cancelled")
-    inputs = grpc_inputs("hello", **LONG)
-    running = [
-        grpc.async_infer(WHOLE, inputs, lambda result, error: None, parameters=LONG_PARAMETERS)
-        for _ in range(USERS - 1)
-    ]
-    # Its answer means that those before it have their slots.
-    assert text_of(grpc.infer(WHOLE, grpc_inputs(QUESTIONS[0]))) == alone[0]
-    for one in running:
-        one.cancel()
-    triton.wait_for_outcome(WHOLE, "cancelled", wholes + len(running))
+    def cancel_whole_answers() -> int:
+        inputs = grpc_inputs("hello", **LONG)
+        running = [
+            grpc.async_infer(WHOLE, inputs, lambda result, error: None, parameters=LONG_PARAMETERS)
+            for _ in range(USERS - 1)
+        ]
+        # Its answer means that those before it have their slots.
+        assert text_of(grpc.infer(WHOLE, grpc_inputs(QUESTIONS[0]))) == alone[0]
+        for one in running:
+            one.cancel()
+        return len(running)
+
+    triton.cancels(STREAM, close_a_stream)
+    triton.cancels(STREAM, close_a_connection)
+    triton.cancels(WHOLE, cancel_whole_answers, whole=1)
 
 
 def test_an_error_ends_only_its_own_request(
@@ -234,7 +239,7 @@ def test_an_error_ends_only_its_own_request(
         assert [text_of(one.result()) for one in good] == alone[:3]
     for model in (WHOLE, STREAM):
         with pytest.raises(HTTPError) as refused:
-            generate_stream(triton, model, {"prompt": "x" * 5000})
+            generate_stream(triton, model, {"prompt": "x" * 9000})
         with refused.value as reply:
             assert reply.code == 400
             assert f"with seq_length {SEQ_LENGTH}" in reply.read().decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Iterator
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -17,10 +17,11 @@ from tests.server.process import SERVE, ServerProcess
 
 WHOLE, STREAM = "chatglm", "chatglm_stream"
 USERS = 4
-SEQ_LENGTH = 1024
-LONG = {"temperature": "100", "max_token": "600"}
+SEQ_LENGTH = 2048
+LONG = {"temperature": "100", "max_token": "1700"}
 """So hot that the answer is noise, which hardly ever comes to an end by itself."""
 LONG_PARAMETERS = {"seed": 2}
+TRIES = 20
 
 
 class TritonProcess(ServerProcess):
@@ -48,6 +49,24 @@ class TritonProcess(ServerProcess):
     def wait_for_outcome(self, model: str, outcome: str, count: int) -> None:
         """Until so many requests of a model have ended so."""
         self._wait(lambda: self.outcomes(model).count(outcome) >= count)
+
+    def wait_for_end(self, model: str, count: int) -> None:
+        """Until so many requests of a model have ended."""
+        self._wait(lambda: len(self.outcomes(model)) >= count)
+
+    def cancels(self, model: str, ask_and_cancel: Callable[[], int], whole: int = 0) -> None:
+        """Until `ask_and_cancel` has cancelled as many requests of a model as it returns; `whole`
+        others end by themselves.
+
+        An answer may be there before its cancellation: then all are asked for again.
+        """
+        for _ in range(TRIES):
+            before = len(self.outcomes(model))
+            count = ask_and_cancel()
+            self.wait_for_end(model, before + count + whole)
+            if self.outcomes(model)[before:].count("cancelled") == count:
+                return
+        raise AssertionError(f"in {TRIES} tries some answer came before its cancellation")
 
 
 def grpc_inputs(prompt: str, **texts: str) -> list[InferInput]:
