@@ -55,10 +55,8 @@ inline vec load_part(const float* x, int64_t i, int64_t size) {
   return i + WIDTH <= size ? load(x + i) : load_first(x + i, (int)(size - i));
 }
 
-inline vec magnitude_of(vec x) { return (vec)((uvec)x & 0x7fffffff); }
-
 // Bits of magnitudes are in their order, and behind all of them those of what is not finite.
-inline ivec magnitude_bits(vec x) { return (ivec)magnitude_of(x); }
+inline ivec magnitude_bits(vec x) { return (ivec)x & 0x7fffffff; }
 constexpr int32_t NOT_FINITE = 0x7f800000;
 
 // Numbers of a row that may be among those of largest magnitude.
