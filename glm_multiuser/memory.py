@@ -107,9 +107,9 @@ def with_weight_dtype(
     """
     if engine.weight_dtype == "int4":
         shapes, table = parameter_shapes(config), (config.vocab_size, config.hidden_size)
-        matrices = [name for name, shape in shapes.items() if len(shape) == 2]
-        tables = [name for name in matrices if shapes[name] == table]
-        return _mixed(engine, "int4", types_for_int4(types or {}, matrices, tables))
+        inputs = {name: shape[1] for name, shape in shapes.items() if len(shape) == 2}
+        tables = [name for name in inputs if shapes[name] == table]
+        return _mixed(engine, "int4", types_for_int4(types or {}, inputs, tables))
     if engine.weight_dtype is not None:
         return engine
     if not is_native(engine):

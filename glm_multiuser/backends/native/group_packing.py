@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple, Union
 import numpy as np
 
 from glm_multiuser.backends.native.packing import PANEL, Packing
-from glm_multiuser.backends.native.quantising import quantise_int4, quantise_q8_0
+from glm_multiuser.backends.native.quantising import QUANTISED, quantise
 from glm_multiuser.checkpoint import int4
 from glm_multiuser.checkpoint.gguf.blocks import (
     Bytes,
@@ -27,9 +27,6 @@ from glm_multiuser.checkpoint.gguf.blocks import (
 )
 from glm_multiuser.checkpoint.stored_tensor import Array
 from glm_multiuser.errors import ConfigError
-
-INT4 = "q4_1"
-"""What `weight_dtype="int4"` makes of a matrix."""
 
 PACKED_VALUES = 1 << 20
 """How many are packed at a time: with the intermediate arrays they fit into a cache."""
@@ -152,7 +149,7 @@ class GroupPacking:
         """Packs some outputs, from the first one of a panel on.
 
         Args:
-            rows: uint8 [outputs, blocks, bytes], as they are stored; for Q4_1 and Q8_0 also
+            rows: uint8 [outputs, blocks, bytes], as they are stored; for types in `QUANTISED` also
                 [outputs, inputs] of a floating type, which are quantised.
             packed: the panels that they fill.
 
@@ -177,10 +174,9 @@ class GroupPacking:
 
     def _quantised(self, values: Array) -> tuple[Bytes, bool]:
         """float32 [outputs, inputs] -> their blocks, and whether all values are finite."""
-        quantise = {"q8_0": quantise_q8_0, INT4: quantise_int4}.get(self.dtype)
-        if quantise is None:
+        if self.dtype not in QUANTISED:
             raise ValueError(f"there are no {self.dtype} weights but those of files")
-        return quantise(values)
+        return quantise(self.dtype, values)
 
     def _packed(self, parts: Parts, outputs: int) -> Bytes:
         """Of whole panels."""

@@ -57,7 +57,8 @@ def open_library() -> ctypes.CDLL:
     library.glm_force_level.argtypes = [ctypes.c_char_p]
     number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
     library.glm_pack.argtypes = [number, number, memory, size, size, memory]
-    library.glm_quantise_int4.argtypes = [memory, size, memory]
+    for dtype in ("q4_1", "q4_k", "q6_k"):
+        getattr(library, f"glm_quantise_{dtype}").argtypes = [memory, size, memory]
     library.glm_kernel_number.argtypes = [ctypes.c_char_p]
     name = os.environ.get(LEVEL, "")
     if not library.glm_force_level(name.encode()):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
-from glm_multiuser.backends.native.group_packing import GROUP_TYPES, INT4
+from glm_multiuser.backends.native.group_packing import GROUP_TYPES
 from glm_multiuser.backends.native.packing import STORED
 
 FOUR_BITS = ("q4_0", "q4_1", "q4_k", "int4", "int4_128")
@@ -20,19 +20,24 @@ def types_in_groups(stored: Mapping[str, str]) -> dict[str, str]:
 
 
 def types_for_int4(
-    stored: Mapping[str, str], matrices: Iterable[str], tables: Collection[str]
+    stored: Mapping[str, str], inputs: Mapping[str, int], tables: Collection[str]
 ) -> dict[str, str]:
     """Name of each matrix -> the type that it is kept in with `weight_dtype="int4"`.
 
     Those that are stored in groups of 4 bits stay as they are, and of `tables`, the embedding and
-    the output layer, those in any groups; other tables get 8 bits, because they cost an answer the
-    most.
+    the output layer, those in any groups; other tables get 6 bits or 8, because they cost an answer
+    the most. The smaller types have blocks of 256 inputs, which not every matrix can be cut into.
+
+    Args:
+        inputs: of every matrix.
     """
     kept = {}
-    for name in matrices:
+    for name, count in inputs.items():
         is_table, dtype = name in tables, stored.get(name, "")
         stays = dtype in (GROUP_TYPES if is_table else FOUR_BITS)
-        kept[name] = dtype if stays else "q8_0" if is_table else INT4
+        small, large = ("q6_k", "q8_0") if is_table else ("q4_k", "q4_1")
+        fits = count % GROUP_TYPES[small].inputs == 0
+        kept[name] = dtype if stays else small if fits else large
     return kept
 
 

@@ -1,16 +1,14 @@
 // Quantising weights to groups of 32 with 4 bits, each with a scale and a minimum, for Python: blocks
-// of GGUF's Q4_1.
-//
-// It is compiled once, without a level's instructions: the same weights on all of a processor's
-// levels.
-#include <algorithm>
-
-#include "half.hpp"
-#include "vector.hpp"
+// of GGUF's Q4_1 and Q4_K.
+#include "quantising.hpp"
 
 namespace {
 
 constexpr int GROUP = 32, LARGEST = 15;
+using Int4 = Numbers<GROUP, 0, LARGEST>;
+
+// Of a block of Q4_K.
+constexpr int GROUPS = 8, LARGEST_SCALE = 63;
 
 // Fractions of a group's range that are tried: what is cut off at its ends makes steps finer.
 constexpr float RANGES[] = {1.05f, 1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f, 0.7f};
@@ -24,84 +22,137 @@ struct Choice {
   double error = 0;
 };
 
-// The numbers that are nearest to WIDTH values.
-vec numbers_of(const float* x, float inverse, float minimum) {
-  const vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const vec least{}, most = all(LARGEST);
-  vec q = (load(x) - minimum) * inverse;
-  q = q < least ? least : q;
-  q = q > most ? most : q;
-  return (q + shift) - shift;
-}
-
-float inverse_of(float scale) { return scale > 0 ? 1 / scale : 0; }
-
 // As float16 keeps them.
 Choice choice(const float* x, float scale, float minimum) {
   Choice made{to_f16(scale), to_f16(minimum)};
-  const float a = from_f16(made.scale), b = from_f16(made.minimum);
-  vec squares{};
-  for (int i = 0; i < GROUP; i += WIDTH) {
-    const vec error = load(x + i) - (numbers_of(x + i, inverse_of(a), b) * a + b);
-    squares += error * error;
-  }
-  made.error = sum(squares);
+  made.error = Int4::squared_error(x, from_f16(made.scale), from_f16(made.minimum));
   return made;
 }
 
-// The scale and the minimum with the least squared error for the numbers that these ones give.
-Choice refitted(const float* x, float scale, float minimum) {
-  vec numbers{}, values{}, squares{}, products{};
-  for (int i = 0; i < GROUP; i += WIDTH) {
-    const vec q = numbers_of(x + i, inverse_of(scale), minimum), value = load(x + i);
-    numbers += q;
-    values += value;
-    squares += q * q;
-    products += q * value;
+// The scale and the minimum, at most `highest`, with the least squared error for the numbers that
+// these ones give.
+Choice refitted(const float* x, float scale, float minimum, float highest) {
+  const auto [q, value, qq, qx] = Int4::sums(x, scale, minimum);
+  const double variance = GROUP * qq - q * q, covariance = GROUP * qx - q * value;
+  double fitted = variance > 0 && covariance > 0 ? covariance / variance : 0;
+  double offset = (value - fitted * q) / GROUP;
+  if (offset > highest) {
+    offset = highest;
+    fitted = qq > 0 ? std::max(0.0, (qx - offset * q) / qq) : 0;
   }
-  const double q = sum(numbers), value = sum(values);
-  const double variance = GROUP * (double)sum(squares) - q * q;
-  const double covariance = GROUP * (double)sum(products) - q * value;
-  const double fitted = variance > 0 && covariance > 0 ? covariance / variance : 0;
-  return choice(x, (float)fitted, (float)((value - fitted * q) / GROUP));
+  return choice(x, (float)fitted, (float)offset);
 }
 
-Choice best_choice(const float* x) {
-  const auto [low, high] = std::minmax_element(x, x + GROUP);
-  const float range = *high - *low, middle = *low + range / 2;
-  if (range < SMALLEST) return choice(x, 0, middle);
+Choice best_choice(const float* x, float highest) {
+  const auto [least, most] = std::minmax_element(x, x + GROUP);
+  const float low = std::min(*least, highest);
+  const float range = *most - low, middle = low + range / 2;
+  if (range < SMALLEST) return choice(x, 0, std::min(middle, highest));
   // First what brings numbers back that were of this type already.
-  Choice best = choice(x, range / LARGEST, *low);
+  Choice best = choice(x, range / LARGEST, low);
   for (const float part : RANGES) {
-    const Choice found = refitted(x, range * part / LARGEST, middle - range * part / 2);
+    const float minimum = std::min(middle - range * part / 2, highest);
+    const Choice found = refitted(x, range * part / LARGEST, minimum, highest);
     if (found.error < best.error) best = found;
   }
   return best;
 }
 
-bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+// `count` values -> bytes of two numbers: those of the first half, and in the upper bits those of
+// the second.
+void write_numbers(const float* x, float scale, float minimum, float scale_of_second,
+                   float minimum_of_second, int count, uint8_t* bytes) {
+  const float inverse = inverse_of(scale), inverse_of_second = inverse_of(scale_of_second);
+  for (int i = 0; i < count / 2; i += WIDTH) {
+    const vec low = Int4::of(x + i, inverse, minimum);
+    const vec high = Int4::of(x + count / 2 + i, inverse_of_second, minimum_of_second);
+    for (int lane = 0; lane < WIDTH; ++lane)
+      bytes[i + lane] = (uint8_t)((int)low[lane] | (int)high[lane] << 4);
+  }
+}
+
+// x [32] -> one block of Q4_1.
+bool quantise_q4_1(const float* x, uint8_t* block) {
+  const Choice best = best_choice(x, INFINITY);
+  const float scale = from_f16(best.scale), minimum = from_f16(best.minimum);
+  std::memcpy(block, &best.scale, 2);
+  std::memcpy(block + 2, &best.minimum, 2);
+  write_numbers(x, scale, minimum, scale, minimum, GROUP, block + 4);
+  return are_finite(x, GROUP) && is_finite(best.scale) && is_finite(best.minimum);
+}
+
+// Of a group of Q4_K: multiples of the block's two numbers.
+struct Multiples {
+  int scale, minimum;
+};
+
+// Those near a choice that have the least squared error.
+Multiples multiples_near(const float* x, const Choice& wanted, float d, float dmin) {
+  const float inverse = inverse_of(d), inverse_minimum = inverse_of(dmin);
+  const auto minimum_near = [&](double value) {
+    return nearest((float)-value * inverse_minimum, 0, LARGEST_SCALE);
+  };
+  const int scale = nearest(from_f16(wanted.scale) * inverse, 0, LARGEST_SCALE);
+  const int minimum = minimum_near(from_f16(wanted.minimum));
+  Multiples best{scale, minimum};
+  double least = Int4::squared_error(x, d * scale, -dmin * minimum);
+  for (int tried = std::max(scale - 1, 0); tried <= std::min(scale + 1, LARGEST_SCALE); ++tried) {
+    const auto sums = Int4::sums(x, d * tried, -dmin * minimum);
+    const int fitted = minimum_near((sums.x - d * tried * sums.q) / GROUP);
+    const double error = Int4::squared_error(x, d * tried, -dmin * fitted);
+    if (error < least) best = {tried, fitted}, least = error;
+  }
+  return best;
+}
+
+// x [256] -> one block of Q4_K.
+bool quantise_q4_k(const float* x, uint8_t* block) {
+  Choice wanted[GROUPS];
+  float largest = 0, lowest = 0;
+  for (int i = 0; i < GROUPS; ++i) {
+    wanted[i] = best_choice(x + i * GROUP, 0);
+    largest = std::max(largest, from_f16(wanted[i].scale));
+    lowest = std::min(lowest, from_f16(wanted[i].minimum));
+  }
+  const uint16_t heads[] = {to_f16(largest / LARGEST_SCALE), to_f16(-lowest / LARGEST_SCALE)};
+  const float d = from_f16(heads[0]), dmin = from_f16(heads[1]);
+  std::memcpy(block, heads, sizeof heads);
+  uint8_t* six_bits = block + 4;
+  Multiples groups[GROUPS];
+  for (int i = 0; i < GROUPS; ++i) {
+    groups[i] = multiples_near(x + i * GROUP, wanted[i], d, dmin);
+    const auto [scale, minimum] = groups[i];
+    if (i < 4) {
+      six_bits[i] = (uint8_t)scale;
+      six_bits[i + 4] = (uint8_t)minimum;
+    } else {
+      six_bits[i + 4] = (uint8_t)((scale & 15) | (minimum & 15) << 4);
+      six_bits[i - 4] |= (uint8_t)(scale >> 4 << 6);
+      six_bits[i] |= (uint8_t)(minimum >> 4 << 6);
+    }
+  }
+  for (int i = 0; i < GROUPS; i += 2) {
+    const auto first = groups[i], second = groups[i + 1];
+    write_numbers(x + i * GROUP, d * first.scale, -dmin * first.minimum, d * second.scale,
+                  -dmin * second.minimum, 2 * GROUP, block + 16 + i * GROUP / 2);
+  }
+  return are_finite(x, GROUPS * GROUP) && is_finite(heads[0]) && is_finite(heads[1]);
+}
 
 }  // namespace
 
-// x [groups, 32] -> blocks [groups, 20]. Returns 1 if all numbers are finite and within the range of
+// x [blocks, 32] -> blocks [blocks, 20]. Returns 1 if all numbers are finite and within the range of
 // the type, or else 0.
-extern "C" int glm_quantise_int4(const float* x, int64_t groups, uint8_t* blocks) {
+extern "C" int glm_quantise_q4_1(const float* x, int64_t count, uint8_t* blocks) {
   bool good = true;
-  for (int64_t number = 0; number < groups; ++number, x += GROUP) {
-    float wrong = 0;
-    for (int i = 0; i < GROUP; ++i) wrong += x[i] * 0;
-    const Choice best = best_choice(x);
-    good = good && wrong == 0 && is_finite(best.scale) && is_finite(best.minimum);
-    std::memcpy(blocks, &best.scale, 2);
-    std::memcpy(blocks + 2, &best.minimum, 2);
-    const float inverse = inverse_of(from_f16(best.scale)), minimum = from_f16(best.minimum);
-    for (int i = 0; i < GROUP / 2; i += WIDTH) {
-      const vec low = numbers_of(x + i, inverse, minimum);
-      const vec high = numbers_of(x + GROUP / 2 + i, inverse, minimum);
-      for (int lane = 0; lane < WIDTH; ++lane)
-        blocks[4 + i + lane] = (uint8_t)((int)low[lane] | (int)high[lane] << 4);
-    }
-    blocks += 4 + GROUP / 2;
-  }
+  for (int64_t i = 0; i < count; ++i) good &= quantise_q4_1(x + i * GROUP, blocks + i * 20);
+  return good;
+}
+
+// The same, x [blocks, 256] -> blocks [blocks, 144].
+extern "C" int glm_quantise_q4_k(const float* x, int64_t count, uint8_t* blocks) {
+  constexpr int INPUTS = GROUPS * GROUP;
+  bool good = true;
+  for (int64_t i = 0; i < count; ++i) good &= quantise_q4_k(x + i * INPUTS, blocks + i * 144);
   return good;
 }
