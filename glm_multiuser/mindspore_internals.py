@@ -39,20 +39,6 @@ def keep_cells() -> None:
     nn.Cell.__del__ = lambda cell: None
 
 
-def run_without_arguments(cell: nn.Cell) -> None:
-    """Runs the one graph of a cell whose `construct` takes no arguments, and at first compiles it.
-
-    The checks of a call take longer than a graph of a single operator. MindSpore leaves them out in
-    its phase for incremental inference; here, its Python is left out, too.
-    """
-    phase = "increment"
-    if phase not in cell.phase_cache:
-        cell.phase = phase
-        cell()
-    else:
-        nn_cell._cell_graph_executor._graph_executor((), cell.phase_cache[phase])
-
-
 @contextmanager
 def cells_as_functions() -> Iterator[None]:
     """Calling a cell is calling its `construct`, with any arguments; nothing is compiled.

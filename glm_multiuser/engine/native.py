@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import mindspore as ms
 import numpy as np
@@ -25,7 +25,7 @@ from glm_multiuser.backends.native import library, pages
 from glm_multiuser.backends.native.kv_layout import held_bytes
 from glm_multiuser.backends.native.operators import take_rows
 from glm_multiuser.backends.native.packing import TILE
-from glm_multiuser.backends.native.program import Program, Value
+from glm_multiuser.backends.native.program import CapturedProgram, Program, Value
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import GraphRunner, HostResults, Job
@@ -35,7 +35,6 @@ from glm_multiuser.mindspore_internals import (
     check_shared_memory,
     memory_of,
     parameter_of,
-    run_without_arguments,
 )
 from glm_multiuser.models.batch import RaggedBatch
 from glm_multiuser.models.multi_user import MultiUserModel
@@ -50,8 +49,9 @@ class NativeForward(nn.Cell):
     """Any tokens of any users in one step; the graph has a fixed row count.
 
     It is one operator: what the model's cells compute is recorded once, as a program. The numbers
-    of a step and its results are Parameters, as caches are, so MindSpore has no inputs to convert
-    and no outputs to allocate.
+    of a step and its results are Parameters, as caches and weights are, so nothing that the
+    operator reads or writes ever moves. The graph runs once; that launch of its operator is
+    captured, and replayed in every step, as CUDA graphs are: MindSpore would take 0.5 ms more.
 
     Args:
         model: its caches are laid out before.
@@ -78,7 +78,6 @@ class NativeForward(nn.Cell):
         self.tokens, self.others = numbers[:head].reshape(-1, rows), numbers[head:]
         self.results = [np.zeros(result.shape, result.dtype) for result in results]
         self.code = Tensor(program.code(results))
-        self.weights = program.weights  # whose addresses are in the code
         self.tensors = (
             parameter_of(numbers, "numbers"),
             *program.parameters,
@@ -86,11 +85,20 @@ class NativeForward(nn.Cell):
         )
         name = f"{library.path()}:run_program"
         self.run = ops.Custom(name, lambda *of: [1], lambda *of: ms.int32, "aot")
+        self.captured: Optional[CapturedProgram] = None
 
     def construct(self) -> Tensor:
         """-> [1]: nothing, but an operator has to return something."""
         nothing: Tensor = self.run(self.code, *self.tensors)
         return nothing
+
+    def step(self) -> None:
+        """Computes `results` from `tokens` and `others`, and at first compiles the graph."""
+        if self.captured is None:
+            self()
+            self.captured = CapturedProgram()
+        else:
+            self.captured.replay()
 
 
 def record_step(
@@ -292,7 +300,7 @@ class NativeRunner(GraphRunner):
         forward.others[: 5 + count] = [new, *plan, *answered]
         forward.others[-1] = count
         start = time.perf_counter()
-        run_without_arguments(forward)
+        forward.step()
         self.graph_seconds += time.perf_counter() - start
         next_tokens, finite, logits = forward.results
         return HostResults(next_tokens[:count], np.isfinite(finite[:count]), logits)

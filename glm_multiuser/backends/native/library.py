@@ -60,6 +60,8 @@ def open_library() -> ctypes.CDLL:
     for dtype in ("q4_1", "q4_k", "q6_k"):
         getattr(library, f"glm_quantise_{dtype}").argtypes = [memory, size, memory]
     library.glm_kernel_number.argtypes = [ctypes.c_char_p]
+    library.glm_capture.restype = memory
+    library.glm_replay.argtypes = library.glm_forget.argtypes = [memory]
     name = os.environ.get(LEVEL, "")
     if not library.glm_force_level(name.encode()):
         raise ConfigError(

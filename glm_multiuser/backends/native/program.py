@@ -2,43 +2,39 @@
 
 Native cells compute nothing themselves. They are called once, outside of MindSpore's graphs, with
 `Value`s in place of tensors, and each adds an instruction to a program. The operator `run_program`
-(`cpu/program.cpp`) carries out the whole program, so MindSpore launches one operator in a step.
+(`cpu/program.cpp`) carries out the whole program. All that it needs is an argument that stays where
+it is, so one launch by MindSpore's graph can be captured, and replayed in every step.
 
     code         words: how many values and instructions there are, and how many words of the
-                 library's memory; then the values, the instructions, the constants, the addresses
+                 library's memory; then the values, the instructions, the constants
     value        place, first word there, dtype (of `DTYPES`), rank, shape. The place is an argument
-                 of the operator, by its number, or `MEMORY`; or it is `ADDRESS`, and the value lies
-                 in memory whose address begins with that word of the code
+                 of the operator, by its number, or `MEMORY`
     instruction  number of the kernel, how many operands it has, the operands: inputs, then outputs.
                  An operand is an argument of the operator, by its number, or, below zero, a value:
                  -1 the first, -2 the second
 
-A word is four bytes. Arguments are the code, the numbers of the step, the Parameters that the
-program writes to, and the results. MindSpore goes through all inputs of an operator each time that
-it launches it, so Parameters that are only read, the weights, are no inputs; the program has their
-addresses.
+A word is four bytes. Arguments are the code, the numbers of the step, Parameters, and the results.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.backends.native import library
-from glm_multiuser.mindspore_internals import memory_of
+from glm_multiuser.errors import GLMMultiUserError
 
 Shape = tuple[int, ...]
 
-DTYPES = ("int32", "float32", "float16", "int16", "int8", "uint8")
-ADDRESS, MEMORY, CODE, NUMBERS, PARAMETERS = -2, -1, 0, 1, 2
+DTYPES = ("int32", "float32")
+MEMORY, CODE, NUMBERS, PARAMETERS = -1, 0, 1, 2
 """Places of values; the first Parameter's is `PARAMETERS`."""
-
-ADDRESS_WORDS = 2
 
 LINE = 16
 """Words of a cache line, where every value in the library's memory begins."""
@@ -72,13 +68,11 @@ class Kernel:
     Attributes:
         shapes: makes those of its outputs from those of its inputs.
         dtypes: of its outputs.
-        written: of its inputs, the first that it writes to, and behind the last; None: to the end.
     """
 
     name: str
     shapes: Callable[..., Sequence[Shape]]
     dtypes: tuple[str, ...] = ("float32",)
-    written: tuple[int, Optional[int]] = (0, 0)
 
     def __call__(self, x: Value, *rest: Any) -> Any:
         """Adds an instruction to the program of `x` -> its output, or a tuple of several.
@@ -87,8 +81,7 @@ class Kernel:
         """
         shapes = self.shapes(*[tuple(each.shape) for each in (x, *rest)])
         outputs = tuple(Value(x.program, *each) for each in zip(shapes, self.dtypes))
-        inputs = (x, *rest)
-        x.program.add(self.name, inputs, outputs, inputs[slice(*self.written)])
+        x.program.add(self.name, (x, *rest), outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -101,18 +94,16 @@ class Program:
     """What a step computes.
 
     Attributes:
-        parameters: that it writes to, each once.
+        parameters: that it reads and writes, each once.
         number_count: int32 numbers that every step brings.
-        weights: Parameters that are only read, each once.
     """
 
     def __init__(self) -> None:
         self.parameters: list[Any] = []
         self.number_count = 0
-        self.weights: list[Any] = []
         self._instructions: list[Instruction] = []
-        self._places: dict[int, Union[Value, int]] = {}
-        """`id` of a Parameter -> its place, or the value that it is."""
+        self._places: dict[int, int] = {}
+        """`id` of a Parameter -> its place."""
         self._constants: dict[tuple[str, Shape, bytes], Value] = {}
 
     def numbers(self, *shape: int) -> Value:
@@ -121,22 +112,12 @@ class Program:
         self.number_count += value.words
         return value
 
-    def add(
-        self,
-        kernel: str,
-        inputs: Sequence[Any],
-        outputs: Sequence[Value],
-        written: Sequence[Any] = (),
-    ) -> None:
-        """Adds an instruction; `written` are the inputs that it writes to.
+    def add(self, kernel: str, inputs: Sequence[Any], outputs: Sequence[Value]) -> None:
+        """Adds an instruction.
 
         Raises:
             KeyError: the library has no such kernel.
         """
-        for parameter in written:
-            if id(parameter) not in self._places:
-                self._places[id(parameter)] = PARAMETERS + len(self.parameters)
-                self.parameters.append(parameter)
         operands = (*map(self._operand, inputs), *outputs)
         self._instructions.append(Instruction(library.kernel_number(kernel), operands))
 
@@ -147,9 +128,8 @@ class Program:
             key = str(x.dtype), x.shape, x.tobytes()
             return self._constants.setdefault(key, Value(self, x.shape, key[0], CODE))
         if id(x) not in self._places:
-            memory = memory_of(x)
-            self._places[id(x)] = Value(self, memory.shape, str(memory.dtype), ADDRESS)
-            self.weights.append(x)
+            self._places[id(x)] = PARAMETERS + len(self.parameters)
+            self.parameters.append(x)
         return self._places[id(x)]
 
     def code(self, results: Sequence[Value]) -> NDArray[np.int32]:
@@ -168,19 +148,12 @@ class Program:
         for constant in self._constants.values():
             constant.first = end
             end += constant.words
-        weights = [one for one in self._places.values() if isinstance(one, Value)]
-        for weight in weights:
-            weight.first = end
-            end += ADDRESS_WORDS
         for value in values:
             dtype = DTYPES.index(value.dtype)
             head += [value.place, value.first, dtype, len(value.shape), *value.shape]
         constants = b"".join(data for _, _, data in self._constants)
-        addresses = np.array([memory_of(one).ctypes.data for one in self.weights], np.uint64)
         words_before = np.array(head + instructions, np.int32)
-        return np.concatenate(
-            [words_before, np.frombuffer(constants, np.int32), addresses.view(np.int32)]
-        )
+        return np.concatenate([words_before, np.frombuffer(constants, np.int32)])
 
     def _lay_out(self) -> int:
         """Gives values their places in the library's memory -> words that it takes.
@@ -203,3 +176,26 @@ class Program:
                     value.first = max(value.first, other.end)
             placed.append(value)
         return max((value.end for value in placed), default=0)
+
+
+class CapturedProgram:
+    """The launch of `run_program` that MindSpore has just made, to be made again without MindSpore.
+
+    Its arguments are in memory of MindSpore's graph and Parameters, which must outlive this object.
+
+    Raises:
+        GLMMultiUserError: there was none since the last one was captured.
+    """
+
+    def __init__(self) -> None:
+        self._library = library.open_library()
+        self._launch = self._library.glm_capture()
+        if self._launch is None:
+            raise GLMMultiUserError("MindSpore has not launched the operator of the step")
+        weakref.finalize(self, self._library.glm_forget, self._launch)
+
+    def replay(self) -> None:
+        """Raises GLMMultiUserError if a kernel refuses its arguments."""
+        refused = self._library.glm_replay(self._launch)
+        if refused:
+            raise GLMMultiUserError(f"a kernel of the step refused, operators.cpp:{refused}")

@@ -22,7 +22,8 @@ const Named kernels[] = {EVERY_KERNEL(NAMED)};
 constexpr int KERNELS = sizeof kernels / sizeof kernels[0];
 
 constexpr int64_t WORD = 4, LINE = 64;
-constexpr int MEMORY = -1, ADDRESS = -2;
+constexpr int MEMORY = -1;
+// Those that values may have come first.
 const char* const DTYPES[] = {"int32", "float32", "float16", "int16", "int8", "uint8"};
 
 // Pages that no step has used take no memory.
@@ -55,14 +56,30 @@ struct Operands {
   }
 };
 
+// The arguments of an operator, as MindSpore gave them; the memory is MindSpore's.
+struct Launch {
+  Operands arguments;
+  std::vector<int64_t> dims;
+
+  Launch(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes) {
+    for (int i = 0; i < count; ++i) dims.insert(dims.end(), shapes[i], shapes[i] + ranks[i]);
+    int64_t* shape = dims.data();
+    for (int i = 0; i < count; shape += ranks[i++])
+      arguments.add(data[i], ranks[i], shape, known_dtype(dtypes[i]));
+  }
+  Launch(const Launch&) = delete;
+
+  static const char* known_dtype(const char* dtype) {
+    const auto is_it = [&](const char* one) { return std::strcmp(one, dtype) == 0; };
+    const auto found = std::find_if(std::begin(DTYPES), std::end(DTYPES), is_it);
+    return found != std::end(DTYPES) ? *found : "";
+  }
+};
+
 std::mutex one_at_a_time;
+std::unique_ptr<Launch> last;  // guarded by it
 
-}  // namespace
-
-// code int32, numbers of the step int32, tensors -> results
-// Refusals of kernels come back as they are.
-OPERATOR(run_program) {
-  std::lock_guard<std::mutex> turn(one_at_a_time);
+int carry_out(void** data, int* ranks, int64_t** shapes, const char** dtypes) {
   static Memory& memory = *new Memory;
   const auto* code = (const int32_t*)data[0];
   const int values = code[0], instructions = code[1];
@@ -75,11 +92,9 @@ OPERATOR(run_program) {
   int64_t* shape = dims.data();
   for (int value = 0; value < values; ++value) {
     const int tensor = code[0], rank = code[3];
-    char* begin = tensor == MEMORY ? own : (char*)data[tensor == ADDRESS ? 0 : tensor];
-    begin += code[1] * WORD;
-    if (tensor == ADDRESS) std::memcpy(&begin, begin, sizeof begin);
+    char* begin = tensor == MEMORY ? own : (char*)data[tensor];
     std::copy(code + 4, code + 4 + rank, shape);
-    known.add(begin, rank, shape, DTYPES[code[2]]);
+    known.add(begin + code[1] * WORD, rank, shape, DTYPES[code[2]]);
     shape += rank;
     code += 4 + rank;
   }
@@ -98,12 +113,37 @@ OPERATOR(run_program) {
       }
     }
     const int refused = kernel(size, operands.data.data(), operands.ranks.data(),
-                               operands.shapes.data(), operands.dtypes.data(), stream, extra);
+                               operands.shapes.data(), operands.dtypes.data(), nullptr, nullptr);
     if (refused) return refused;
     code += 2 + size;
   }
   return 0;
 }
+
+}  // namespace
+
+// code int32, numbers of the step int32, tensors -> results
+// Refusals of kernels come back as they are.
+OPERATOR(run_program) {
+  std::lock_guard<std::mutex> turn(one_at_a_time);
+  last = std::make_unique<Launch>(count, data, ranks, shapes, dtypes);
+  return carry_out(data, ranks, shapes, dtypes);
+}
+
+// -> the last launch of `run_program`, for `glm_replay`; none if there was none since the last call
+extern "C" void* glm_capture() {
+  std::lock_guard<std::mutex> turn(one_at_a_time);
+  return last.release();
+}
+
+// The same launch again, whose arguments must still be there.
+extern "C" int glm_replay(void* launch) {
+  std::lock_guard<std::mutex> turn(one_at_a_time);
+  Operands& of = ((Launch*)launch)->arguments;
+  return carry_out(of.data.data(), of.ranks.data(), of.shapes.data(), of.dtypes.data());
+}
+
+extern "C" void glm_forget(void* launch) { delete (Launch*)launch; }
 
 // -> the number that instructions have for it; -1: there is none
 extern "C" int glm_kernel_number(const char* name) {
