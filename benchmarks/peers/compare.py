@@ -28,7 +28,7 @@ from asking import Pool
 from plot import plot_runs
 from prepare import ENVIRONMENTS, HERE, LLAMA_CPP_PYTHON, batched_bench, compiler, gguf, python_of
 from report import Run, key, left_out, pair_table, prompt_table, rate_table, summary
-from roofline import WEIGHT_BYTES, Roofline, measure_roofline, weight_count
+from roofline import WEIGHT_BYTES, Roofline, measure_roofline, weight_bytes, weight_count
 from variants import VARIANTS, Variant, variants_of
 
 from glm_multiuser.cli import screen
@@ -220,7 +220,7 @@ def conditions_of(options: argparse.Namespace, shape: dict[str, int]) -> dict[st
 def weights_of(model: Optional[Path], shape: dict[str, int]) -> dict[str, Any]:
     if model is not None:
         return {"weights": model.name, "weights_mb": round(model.stat().st_size / 1e6)}
-    read = {kind: round(weight_count(shape) * size / 1e6) for kind, size in WEIGHT_BYTES.items()}
+    read = {kind: round(weight_bytes(shape, kind) / 1e6) for kind in WEIGHT_BYTES}
     return {"weights": "random", "weights_read_per_step_mb": read}
 
 

@@ -13,11 +13,15 @@ WEIGHT_BYTES = {
     "float16": 2,
     "bfloat16": 2,
     "int8": 1,
-    "int4": 20 / 32,
+    "int4": 148 / 256,
     "q4_0": 18 / 32,
     "q4_1": 20 / 32,
 }
-"""Of four bits: with 16 more for the scale of every 32 weights, and for their minimum."""
+"""Of four bits: with 16 more for the scale of every 32 weights, and for their minimum; int4 has 8
+each, and 32 for 256 weights."""
+
+OUTPUT_BYTES = {"int4": 210 / 256}
+"""In the output layer, where they are others."""
 
 Roofline = Mapping[str, Any]
 """`read_gb_s`, and `gflops` by the kind of number."""
@@ -52,6 +56,14 @@ def weight_count(shape: Mapping[str, int]) -> int:
     return shape["num_layers"] * layer + shape["vocab_size"] * hidden
 
 
+def weight_bytes(shape: Mapping[str, int], weights: str) -> float:
+    """Of the matrices that a decode step reads."""
+    output = shape["vocab_size"] * shape["hidden_size"]
+    per_weight = WEIGHT_BYTES[weights]
+    in_layers = (weight_count(shape) - output) * per_weight
+    return in_layers + output * OUTPUT_BYTES.get(weights, per_weight)
+
+
 def step_seconds(
     roofline: Roofline,
     shape: Mapping[str, int],
@@ -63,7 +75,7 @@ def step_seconds(
     """The least that a decode step can take: reading the weights once and everybody's keys and
     values, or computing, whichever is longer."""
     cached = 2 * shape["num_layers"] * shape["hidden_size"] * positions
-    read = weight_count(shape) * WEIGHT_BYTES[weights] + users * cached * cache_bytes
+    read = weight_bytes(shape, weights) + users * cached * cache_bytes
     # A query with every key, and every value with its weight: a product and a sum each.
     operations = 2 * users * (weight_count(shape) + cached)
     peaks = roofline["gflops"]

@@ -122,6 +122,18 @@ def test_int4_leaves_tables_8_bits_and_4_bits_as_they_are() -> None:
     }
 
 
+def test_int4_takes_the_smaller_types_where_inputs_are_whole_blocks() -> None:
+    wide = replace(CAUSAL, hidden_size=256, inner_hidden_size=384)
+    made = memory.with_weight_dtype(EngineConfig(weight_dtype="int4"), wide, "float32")
+    types = memory.weight_types_of(made)
+    table = (wide.vocab_size, wide.hidden_size)
+    for name, shape in parameter_shapes(wide).items():
+        if len(shape) == 2:
+            in_blocks = "q6_k" if shape == table else "q4_k"
+            assert types[name] == (in_blocks if shape[1] == 256 else "q4_1"), name
+    assert memory.weight_dtype_of(made) == "q4_1, q4_k, q6_k"
+
+
 CANNOT = [
     ({"dtype": "float16"}, "they compute in float32, not in float16"),
     ({"device_target": "Ascend", "dtype": "float32"}, "they are for the CPU, not for Ascend"),

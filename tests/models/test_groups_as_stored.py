@@ -12,7 +12,7 @@ import pytest
 from glm_multiuser import ConfigError, EngineConfig, MultiUserLLM, SamplingParams, memory
 from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.packing import Packing
-from glm_multiuser.backends.native.quantising import quantise_int4, quantise_q8_0
+from glm_multiuser.backends.native.quantising import quantise
 from glm_multiuser.backends.native.weight_types import types_in_groups
 from glm_multiuser.checkpoint import read_model_config, stored_as
 from glm_multiuser.checkpoint.families import parameter_shapes
@@ -93,14 +93,20 @@ def test_nobody_has_to_ask_for_it(caplog: pytest.LogCaptureFixture) -> None:
     assert "matrices are rounded from float32, q4_k, q6_k to q4_1, q4_k, q6_k" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["qwen2_tied", "chatglm_6b_3layers"])
-def test_int4_answers_with_the_bits_of_its_numbers(name: str) -> None:
-    """Of a checkpoint that is not quantised: every matrix, and tables of 8 bits."""
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("qwen2_tied", {"q4_1", "q8_0"}),
+        ("chatglm_6b_3layers", {"q4_1", "q4_k", "q8_0"}),
+    ],
+)
+def test_int4_answers_with_the_bits_of_its_numbers(name: str, kept: set[str]) -> None:
+    """Of a checkpoint that is not quantised: every matrix, and tables of more bits."""
     folder = golden_folder(name, "model.safetensors")
     config = read_model_config(folder)
     engine = memory.with_weight_dtype(EngineConfig(weight_dtype="int4"), config, "float32")
     types = memory.weight_types_of(engine)
-    assert set(types.values()) == {"q4_1", "q8_0"}
+    assert set(types.values()) == kept
     source = load_weights(folder, config)
 
     def fill_rounded(weights: Mapping[str, Weight], progress: Progress) -> None:
@@ -108,8 +114,7 @@ def test_int4_answers_with_the_bits_of_its_numbers(name: str) -> None:
         for name, shape in parameter_shapes(config).items():
             if len(shape) > 1 and name in weights:
                 values = unpacked_float32(weights[name])
-                quantise = quantise_q8_0 if types[name] == "q8_0" else quantise_int4
-                blocks, _ = quantise(values)
+                blocks, _ = quantise(types[name], values)
                 block_type = TYPES[types[name]]
                 rounded = block_type.dequantise(blocks.reshape(-1, block_type.bytes))
                 weights[name].assign(rounded.reshape(shape))

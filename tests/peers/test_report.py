@@ -110,10 +110,13 @@ def test_prompts_are_tokens_of_all_users_by_the_median_time() -> None:
 def test_weights_of_four_bits_bring_their_scales() -> None:
     seconds = import_module("roofline").step_seconds
     slow = peaks(1.0, float32=1e9)
-    block_bytes = {"int4": 20, "q4_0": 18, "q4_1": 20}  # of 32 weights, in a GGUF file
-    for weights, one in block_bytes.items():
+    for weights, block_bytes in {"q4_0": 18, "q4_1": 20}.items():  # of 32, in a GGUF file
         found = seconds(slow, SHAPE, 1, 0, weights, 1)
-        assert found == pytest.approx(WEIGHTS / 32 * one / 1e9)
+        assert found == pytest.approx(WEIGHTS / 32 * block_bytes / 1e9)
+    q4_k, q6_k = 148, 210  # of 256, in memory
+    output = 32 * 8
+    read = (WEIGHTS - output) / 256 * q4_k + output / 256 * q6_k
+    assert seconds(slow, SHAPE, 1, 0, "int4", 1) == pytest.approx(read / 1e9)
 
 
 def test_decoding_counts_while_everybody_decodes() -> None:

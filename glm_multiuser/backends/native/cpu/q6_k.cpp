@@ -18,10 +18,11 @@ float largest_magnitude(const float* x, int count) {
 // The scale, which may be negative, with the least squared error. The largest magnitude is near the
 // lowest number, because there is one more of them below zero.
 float best_scale(const float* x) {
-  float best = 0;
-  double least = INFINITY;
+  const float largest = largest_magnitude(x, GROUP);
+  float best = largest / LEAST;
+  double least = Int6::squared_error(x, best, 0);
   for (const float part : RANGES) {
-    const auto sums = Int6::sums(x, largest_magnitude(x, GROUP) * part / LEAST, 0);
+    const auto sums = Int6::sums(x, largest * part / LEAST, 0);
     const auto fitted = (float)(sums.qq > 0 ? sums.qx / sums.qq : 0);
     const double error = Int6::squared_error(x, fitted, 0);
     if (error < least) best = fitted, least = error;
@@ -33,7 +34,7 @@ float best_scale(const float* x) {
 int multiple_near(const float* x, float wanted, float d) {
   const int near = nearest(wanted * inverse_of(d), LEAST_SCALE, -LEAST_SCALE - 1);
   int best = near;
-  double least = INFINITY;
+  double least = Int6::squared_error(x, d * near, 0);
   for (int tried = std::max(near - 1, LEAST_SCALE);
        tried <= std::min(near + 1, -LEAST_SCALE - 1); ++tried) {
     const double error = Int6::squared_error(x, d * tried, 0);
