@@ -35,9 +35,9 @@ class Shape:
         return self.kv_heads * self.group
 
     @property
-    def on_tiles(self) -> bool:
+    def in_bfloat16(self) -> bool:
         """Whether queries and weights are rounded to bfloat16, too."""
-        return self.cache == "bfloat16" and native().glm_level() == b"amx"
+        return self.cache == "bfloat16" and native().glm_level() in (b"avx512bf16", b"amx")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Step:
             weights /= weights.sum(axis=1, keepdims=True)
             contexts[row] = np.einsum("hp,hpd->hd", weights, values)
             off = EPSILON * ((shape.head_dim + 16) * sizes.max(axis=1) + token.visible + 32)
-            off += shape.on_tiles * BFLOAT16_EPSILON * (sizes.max(axis=1) + 1)
+            off += shape.in_bfloat16 * BFLOAT16_EPSILON * (sizes.max(axis=1) + 1)
             errors[row] = 4 * off[:, None] * np.abs(values).max(axis=1)
         width = shape.heads * shape.head_dim
         return contexts.reshape(-1, width), errors.reshape(-1, width)

@@ -13,14 +13,6 @@ namespace {
 
 constexpr int FEW_QUERIES = 3;
 
-// As tiles have it: subnormal numbers are zeros.
-struct FlushSubnormals {
-  static constexpr unsigned FLUSHED_AND_ZEROS = 0x8040;
-  const unsigned before = _mm_getcsr();
-  FlushSubnormals() { _mm_setcsr(before | FLUSHED_AND_ZEROS); }
-  ~FlushSubnormals() { _mm_setcsr(before); }
-};
-
 // Scores of R queries with NV tiles of positions; of one that is not WHOLE, with its first `lanes`.
 // Of the memory `ahead`, as much is prefetched.
 template <int R, int NV, bool WHOLE>

@@ -13,8 +13,13 @@
 #define PRODUCTS tile_lays_out, tile_row_bytes, tile_lay_row, tile_scratch_bytes, tile_linear
 #define ATTEND tile_attend
 #else
-#define PRODUCTS lays_out, row_bytes, lay_row, scratch_bytes, linear
+#if defined(__AVX512BF16__)
+#include "pair_attention.hpp"
+#define ATTEND pair_attend
+#else
 #define ATTEND attend
+#endif
+#define PRODUCTS lays_out, row_bytes, lay_row, scratch_bytes, linear
 #endif
 
 #define NAME_OF(level) #level

@@ -13,14 +13,22 @@ namespace {
 
 inline int64_t steps_of(int64_t numbers) { return (numbers + STEP - 1) / STEP; }
 
-// Two rows of up to 16 numbers, one behind the other -> the numbers in turn.
-inline void pair_up(const uint16_t* from, int count, bool second, char* to) {
 #if defined(__AVX512F__)
+// Two rows of up to 16 numbers, one behind the other -> the numbers in turn.
+inline INLINE ivec paired(const uint16_t* from, int count, bool second) {
   const __m512i places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                           8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const uint32_t there = (1u << count) - 1;
   const __m512i numbers = _mm512_maskz_loadu_epi16(second ? there << 16 | there : there, from);
-  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(places, numbers));
+  return (ivec)_mm512_permutexvar_epi16(places, numbers);
+}
+#endif
+
+// The same, to memory.
+inline void pair_up(const uint16_t* from, int count, bool second, char* to) {
+#if defined(__AVX512F__)
+  const ivec pairs = paired(from, count, second);
+  std::memcpy(to, &pairs, sizeof pairs);
 #else
   uint16_t pairs[STEP] = {};
   for (int i = 0; i < count; ++i) pairs[2 * i] = from[i];

@@ -1,0 +1,176 @@
+// Attention of bfloat16 caches where the processor multiplies pairs of bfloat16 numbers
+// (AVX512_BF16): queries, keys, weights and values are pairs along what is summed up. Keys and values
+// are read as they lie in the cache, once for each block of rows. What a row gets does not depend on
+// the rows beside it: its sums are added up pair by pair from the first position on.
+#pragma once
+
+#include "attention.hpp"
+#include "blocks.hpp"
+#include "query_rows.hpp"
+#include "tile_cache.hpp"
+
+namespace {
+
+inline vec add_product(vec sums, ivec a, ivec b) {
+  return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+}
+
+inline ivec pair_of(const uint16_t* from) { return ivec{} + load_as<int32_t>(from); }
+
+// Scores of R queries with NV tiles of positions; of one that is not WHOLE, with its first `lanes`.
+// With `fetches` the values of the same positions are prefetched: they are as many bytes.
+template <int R, int NV, bool WHOLE>
+inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const uint16_t* keys,
+                               int lanes, int64_t head_dim, const uint16_t* ahead, bool fetches,
+                               float* scores) {
+  const int64_t ahead_step = fetches ? 2 * glm::TILE : 0;
+  vec sums[R][NV] = {};
+  for (int64_t i = 0; i < head_dim; i += 2) {
+    for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * ahead_step, 0, 3);
+    ahead += NV * ahead_step;
+    ivec key[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v)
+      key[v] = paired(keys + (v * head_dim + i) * glm::TILE, WHOLE ? glm::TILE : lanes, true);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const ivec query = pair_of(queries + r * padded + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sums[r][v] = add_product(sums[r][v], key[v], query);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
+}
+
+// Adds the values of the positions from `first`, an even one, up to `last` to R contexts: NV vectors
+// of columns, of which `left` numbers exist. Of the memory `ahead`, `ahead_step` numbers are
+// prefetched for every two positions.
+template <int R, int NV, bool WHOLE>
+inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* values, int first,
+                                   int last, int64_t head_dim, int64_t left, const uint16_t* ahead,
+                                   int64_t ahead_step, float* contexts, int64_t padded) {
+  constexpr int NUMBERS = 2 * WIDTH;
+  vec sums[R][NV];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
+  for (int s = first; s < last; s += 2) {
+    for (int64_t i = 0; i < ahead_step; i += NUMBERS) __builtin_prefetch(ahead + i, 0, 2);
+    ahead += ahead_step;
+    const uint16_t* from = values + s * head_dim;
+    ivec value[NV];
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; v += 2, from += NUMBERS) {
+      const int64_t there = WHOLE ? NUMBERS : left - v * WIDTH;
+      const ivec a = load_pairs(from, there);
+      const ivec b = load_pairs(from + head_dim, s + 1 < last ? there : 0);
+      value[v] = unpack_low(a, b), value[v + 1] = unpack_high(a, b);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const ivec weight = pair_of(weights + r * KEYS + s);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sums[r][v] = add_product(sums[r][v], value[v], weight);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store(contexts + r * padded + v * WIDTH, sums[r][v]);
+}
+
+struct PairBlock {
+  const uint16_t *keys, *values;
+  const uint16_t* next_keys;  // of the next block, or of what comes behind the last one
+};
+
+// R rows of scores, and of weights, from `row` on.
+template <int R>
+void weigh_pairs(QueryRows& rows, const PairBlock& block, int row, bool fetches) {
+  constexpr int NV = 4;
+  const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
+  const uint16_t* queries = rows.queries + row * padded;
+  float* scores = rows.scores + row * KEYS;
+  const int count = rows.most(row, row + R);
+  const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
+    pair_scores<R, vectors.value, whole.value>(queries, padded, block.keys + at * head_dim, lanes,
+                                               head_dim, block.values + at * head_dim, fetches,
+                                               scores + at);
+  };
+  const std::integral_constant<int, NV> most;
+  const std::integral_constant<int, 1> one;
+  int at = 0;
+  for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
+  for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
+  if (at < count) some(at, one, std::false_type(), count - at);
+  for (int r = row; r < row + R; ++r) rows.weigh(r, (int)filled_up_to(rows.counts[r], STEP));
+}
+
+// Columns of R rows of contexts: first what all of them see, then what only some do, row by row.
+template <int R, int NV, bool WHOLE>
+void add_columns(QueryRows& rows, const PairBlock& block, int row, int64_t at, bool fetches) {
+  const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
+  const uint16_t *weights = rows.weights + row * KEYS, *values = block.values + at;
+  float* contexts = rows.contexts + row * padded + at;
+  const int together = rows.least(row, row + R) & ~1;
+  add_value_pairs<R, NV, WHOLE>(weights, values, 0, together, head_dim, head_dim - at,
+                                block.next_keys, fetches ? 2 * head_dim : 0, contexts, padded);
+  for (int r = 0; r < R; ++r)
+    if (rows.counts[row + r] > together)
+      add_value_pairs<1, NV, WHOLE>(weights + r * KEYS, values, together, rows.counts[row + r],
+                                    head_dim, head_dim - at, values, 0, contexts + r * padded,
+                                    padded);
+}
+
+template <int R>
+void add_pair_block(QueryRows& rows, const PairBlock& block, int row, bool fetches) {
+  constexpr int NV = 4;
+  const int64_t head_dim = rows.a.head_dim;
+  int64_t at = 0;
+  for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)
+    add_columns<R, NV, true>(rows, block, row, at, fetches && at == 0);
+  for (; at < head_dim; at += STEP)
+    add_columns<R, 2, false>(rows, block, row, at, fetches && at == 0);
+}
+
+void attend_to_pairs(const Attention& a) {
+  static_assert(WIDTH == glm::TILE && STEP == 2 * WIDTH);
+  const FlushSubnormals flushes;  // as `add_product` does
+  QueryRows rows(a);
+  int64_t most = 0;
+  for (int row = 0; row < a.count; ++row) most = a.visible[row] > most ? a.visible[row] : most;
+  const int heights = (a.count + TOGETHER - 1) / TOGETHER;
+  const auto first_row = [&](int number) { return a.count * number / heights; };
+  for (int64_t begin = 0; rows.see(begin); begin += KEYS) {
+    const auto* keys = (const uint16_t*)a.keys + begin * a.head_dim;
+    const auto* values = (const uint16_t*)a.values + begin * a.head_dim;
+    const bool is_last = begin + KEYS >= most;
+    const PairBlock block{keys, values,
+                          is_last ? (const uint16_t*)a.next_keys : keys + KEYS * a.head_dim};
+    // All rows with the keys, which stay in the cache of the first level, and then with the values.
+    for (int number = 0; number < heights; ++number) {
+      const int row = first_row(number), next = first_row(number + 1);
+      with_rows<TOGETHER>(next - row, [&](auto together) {
+        weigh_pairs<together.value>(rows, block, row, number + 1 == heights);
+      });
+    }
+    for (int number = 0; number < heights; ++number) {
+      const int row = first_row(number), next = first_row(number + 1);
+      with_rows<TOGETHER>(next - row, [&](auto together) {
+        add_pair_block<together.value>(rows, block, row, number + 1 == heights);
+      });
+    }
+  }
+  rows.finish<true>();
+}
+
+void pair_attend(glm::Cache kind, const Attention& a) {
+  if (kind != glm::Cache::bfloat16 || a.head_dim % 2 != 0) return attend(kind, a);
+  attend_to_pairs(a);
+}
+
+}  // namespace
