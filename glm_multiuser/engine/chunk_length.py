@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-WAIT = 2.0
+WAIT = 1.75
 """What a step with a chunk is to take, in steps without one; then few take more than 2.5."""
 
 FIRST = 16
@@ -26,8 +26,9 @@ class ChunkLength:
     """The chunk length that keeps the ITL of decoding users within a bound, from their last steps.
 
     What a token costs depends on the machine, the model, the number of users, how much of the
-    prompt is prefilled, and what else runs, so nothing is assumed about it. While no user decodes,
-    chunks have full length. No bit of an answer depends on them.
+    prompt is prefilled, and what else runs, so nothing is assumed about it. A prompt that comes
+    after plain steps begins with half the length that the one before it ended with. While no user
+    decodes, chunks have full length. No bit of an answer depends on them.
 
     Args:
         longest: tokens of prompts that one step has room for.
@@ -45,6 +46,8 @@ class ChunkLength:
         """Of steps that only decoded."""
         self._token_seconds: deque[float] = deque(maxlen=CHUNKS)
         """That a token of a chunk took beside them."""
+        self._prefills = False
+        """Whether the last step beside users who decode had a chunk."""
 
     def tokens(self, decoding: int) -> int:
         """Of prompts, in a step in which so many requests decode."""
@@ -56,6 +59,8 @@ class ChunkLength:
             return
         if not prompt_tokens:
             self._plain_seconds.append(seconds)
+            if self._prefills:
+                self.beside = max(self.beside // 2, min(LEAST, self.longest))
         # The end of a prompt, shorter than a chunk, says little about a whole one.
         elif prompt_tokens >= self.beside and self._plain_seconds:
             plain = median(self._plain_seconds)
@@ -64,3 +69,4 @@ class ChunkLength:
             allowed, token = (WAIT - 1) * plain, median(self._token_seconds)
             wanted = most if allowed >= most * token else int(allowed / token)
             self.beside = max(wanted, min(LEAST, self.longest))
+        self._prefills = prompt_tokens > 0
