@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from glm_multiuser.backends.native import operators
 from glm_multiuser.backends.native.packing import Packing
-from glm_multiuser.backends.native.program import Program, Value
+from glm_multiuser.backends.native.program import CapturedProgram, Program, Value
+from glm_multiuser.errors import GLMMultiUserError
 from tests.kernels.calling import PROPERTY, bits, call, number, run
 from tests.kernels.memory import placed
 
@@ -123,6 +124,34 @@ def test_what_a_kernel_refuses_the_program_refuses(wrong: dict[int, int]) -> Non
     code, arguments = program.code(results), [one.array for one in program.parameters]
     assert call("run_program", code, numbers, *arguments, *outputs) != 0
     assert all((output == 7).all() for output in outputs)
+
+
+def test_a_launch_is_replayed_with_what_its_memory_holds_then() -> None:
+    program, results = mlp_program()
+    code, arguments = program.code(results), [one.array for one in program.parameters]
+    numbers = np.array([7, 0, 49, 31, 8, 5, 4, 0, 2], np.int32)
+    outputs = [placed(np.zeros(one.shape, one.dtype)) for one in results]
+    assert call("run_program", code, numbers, *arguments, *outputs) == 0
+    captured = CapturedProgram()
+    # Other launches, of which one is captured, change nothing.
+    carry_out(program, results, np.array([3, 3, 3, 3, 3, 5, 1, 2, 2], np.int32))
+    other = CapturedProgram()
+    del other
+    ids = np.array([1, 2, 3, 4, 5], np.int32)
+    numbers[:] = [*ids, 5, 0, 3, 2]
+    captured.replay()
+    assert bits(outputs[2]) == bits(mlp_one_by_one(ids, 5, [0, 3]))
+    numbers[0] = VOCABULARY
+    with pytest.raises(GLMMultiUserError, match=r"a kernel of the step refused, operators.cpp:\d"):
+        captured.replay()
+
+
+def test_a_launch_is_captured_once() -> None:
+    program, results = mlp_program()
+    carry_out(program, results, np.array([7, 0, 49, 31, 8, 5, 4, 0, 2], np.int32))
+    CapturedProgram()
+    with pytest.raises(GLMMultiUserError, match="MindSpore has not launched"):
+        CapturedProgram()
 
 
 def test_callers_wait_for_each_other() -> None:
