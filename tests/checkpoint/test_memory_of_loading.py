@@ -117,7 +117,9 @@ memory = allocate({name: one.stored for name, one in weights_of(model).items()})
 load_weights(folder, config)(weights_of(model, memory), lambda done, total, what: None)
 done.set()
 watcher.join()
-print(json.dumps([sum(one.nbytes for one in memory.values()), peak - before, anonymous() - before]))
+after = anonymous()
+peak = max(peak, after)  # the last pages may have come since it was looked at
+print(json.dumps([sum(one.nbytes for one in memory.values()), peak - before, after - before]))
 """
 )
 
@@ -142,5 +144,5 @@ def test_peak_of_packed_weights(tmp_path: Path) -> None:
         assert child.returncode == 0, child.stderr
         weights, peak, after = json.loads(child.stdout.splitlines()[-1])
         assert weights > 290e6
-        assert 0.95 * weights < after <= peak
+        assert 0.95 * weights < after
         assert peak < 1.15 * weights, f"{dtype}: {peak / weights:.3f} of {weights} bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from glm_multiuser.backends.native import operators
+from glm_multiuser.backends.native import library, operators
 from glm_multiuser.backends.native.packing import Packing
 from glm_multiuser.backends.native.program import CapturedProgram, Program, Value
 from glm_multiuser.errors import GLMMultiUserError
-from tests.kernels.calling import PROPERTY, bits, call, number, run
+from tests.kernels.calling import PROPERTY, bits, call, native, number, run
 from tests.kernels.memory import placed
 
 pytestmark = pytest.mark.usefixtures("level")
@@ -126,6 +127,16 @@ def test_what_a_kernel_refuses_the_program_refuses(wrong: dict[int, int]) -> Non
     assert all((output == 7).all() for output in outputs)
 
 
+@pytest.fixture
+def same_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures what `call` launches, in whatever library it is."""
+    opened = native()
+    opened.glm_capture.restype = ctypes.c_void_p
+    opened.glm_replay.argtypes = opened.glm_forget.argtypes = [ctypes.c_void_p]
+    monkeypatch.setattr(library, "open_library", lambda: opened)
+
+
+@pytest.mark.usefixtures("same_library")
 def test_a_launch_is_replayed_with_what_its_memory_holds_then() -> None:
     program, results = mlp_program()
     code, arguments = program.code(results), [one.array for one in program.parameters]
@@ -146,6 +157,7 @@ def test_a_launch_is_replayed_with_what_its_memory_holds_then() -> None:
         captured.replay()
 
 
+@pytest.mark.usefixtures("same_library")
 def test_a_launch_is_captured_once() -> None:
     program, results = mlp_program()
     carry_out(program, results, np.array([7, 0, 49, 31, 8, 5, 4, 0, 2], np.int32))
