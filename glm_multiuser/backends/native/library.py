@@ -57,8 +57,6 @@ def open_library() -> ctypes.CDLL:
     library.glm_force_level.argtypes = [ctypes.c_char_p]
     number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
     library.glm_pack.argtypes = [number, number, memory, size, size, memory]
-    for dtype in ("q4_1", "q4_k", "q6_k"):
-        getattr(library, f"glm_quantise_{dtype}").argtypes = [memory, size, memory]
     library.glm_kernel_number.argtypes = [ctypes.c_char_p]
     library.glm_capture.restype = memory
     library.glm_replay.argtypes = library.glm_forget.argtypes = [memory]

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import ctypes
 
 import numpy as np
 
 from glm_multiuser.backends.native import library
-from glm_multiuser.checkpoint.gguf.blocks import Bytes
+from glm_multiuser.checkpoint.gguf.blocks import BLOCK_TYPES, Bytes
 from glm_multiuser.checkpoint.stored_tensor import Array
 
-
-class _Block(NamedTuple):
-    """What `glm_quantise_...` of the library writes."""
-
-    inputs: int
-    bytes: int
-
-
-SEARCHED = {"q4_1": _Block(32, 20), "q4_k": _Block(256, 144), "q6_k": _Block(256, 210)}
-"""Types whose scales and minima are searched for the least squared error."""
+SEARCHED = ("q4_1", "q4_k", "q6_k")
+"""Types whose scales and minima are searched for the least squared error, by the library."""
 
 QUANTISED = ("q8_0", *SEARCHED)
 """Types that there is a way to quantise to."""
@@ -36,11 +28,12 @@ def quantise(dtype: str, values: Array) -> tuple[Bytes, bool]:
 
 
 def _searched(dtype: str, values: Array) -> tuple[Bytes, bool]:
-    block = SEARCHED[dtype]
-    blocks = np.empty((len(values), values.shape[1] // block.inputs, block.bytes), np.uint8)
+    block = next(one for one in BLOCK_TYPES.values() if one.name.lower() == dtype)
+    blocks = np.empty((len(values), values.shape[1] // block.values, block.bytes), np.uint8)
     write = getattr(library.open_library(), f"glm_quantise_{dtype}")
-    count = blocks.shape[0] * blocks.shape[1]
-    return blocks, bool(write(values.ctypes.data, count, blocks.ctypes.data))
+    source, target = (ctypes.c_void_p(one.ctypes.data) for one in (values, blocks))
+    count = ctypes.c_int64(blocks.shape[0] * blocks.shape[1])
+    return blocks, bool(write(source, count, target))
 
 
 def _q8_0(values: Array) -> tuple[Bytes, bool]:

@@ -116,6 +116,17 @@ void add_block(const Attention& a, const Block<Number>& block, State& state, int
   }
 }
 
+// Calls work(R, row, is_last), R a constant, for one block of rows after the other. They are of about
+// equal height: the last one should not be a low and slow one.
+template <class Work>
+void for_row_blocks(int count, Work work) {
+  const int blocks = (count + TOGETHER - 1) / TOGETHER;
+  for (int number = 0; number < blocks; ++number) {
+    const int row = count * number / blocks, next = count * (number + 1) / blocks;
+    with_rows<TOGETHER>(next - row, [&](auto rows) { work(rows, row, number + 1 == blocks); });
+  }
+}
+
 template <class Number>
 void attend_to(const Attention& a) {
   State state;
@@ -132,9 +143,6 @@ void attend_to(const Attention& a) {
     std::memset(state.contexts + row * state.padded, 0, sizeof(float) * state.padded);
     most = a.visible[row] > most ? a.visible[row] : most;
   }
-  // Of about equal height: the last one should not be a low and slow one.
-  const int heights = (a.count + TOGETHER - 1) / TOGETHER;
-  const auto first_row = [&](int number) { return a.count * number / heights; };
   for (int64_t begin = 0; begin < most; begin += KEYS) {
     const int64_t row_size = a.head_dim + Block<Number>::scale;
     const auto* keys = (const Number*)a.keys + begin * row_size;
@@ -147,18 +155,12 @@ void attend_to(const Attention& a) {
       state.counts[row] = rest < 0 ? 0 : rest < KEYS ? (int)rest : KEYS;
     }
     // All rows with the keys, which stay in the cache of the first level, and then with the values.
-    for (int number = 0; number < heights; ++number) {
-      const int row = first_row(number), next = first_row(number + 1);
-      with_rows<TOGETHER>(next - row, [&](auto rows) {
-        weigh_block<rows.value>(a, block, state, row, number + 1 == heights);
-      });
-    }
-    for (int number = 0; number < heights; ++number) {
-      const int row = first_row(number), next = first_row(number + 1);
-      with_rows<TOGETHER>(next - row, [&](auto rows) {
-        add_block<rows.value>(a, block, state, row, number + 1 == heights);
-      });
-    }
+    for_row_blocks(a.count, [&](auto rows, int row, bool fetches) {
+      weigh_block<rows.value>(a, block, state, row, fetches);
+    });
+    for_row_blocks(a.count, [&](auto rows, int row, bool fetches) {
+      add_block<rows.value>(a, block, state, row, fetches);
+    });
   }
   for (int row = 0; row < a.count; ++row) {
     const float* context = state.contexts + row * state.padded;

@@ -143,8 +143,6 @@ void attend_to_pairs(const Attention& a) {
   QueryRows rows(a);
   int64_t most = 0;
   for (int row = 0; row < a.count; ++row) most = a.visible[row] > most ? a.visible[row] : most;
-  const int heights = (a.count + TOGETHER - 1) / TOGETHER;
-  const auto first_row = [&](int number) { return a.count * number / heights; };
   for (int64_t begin = 0; rows.see(begin); begin += KEYS) {
     const auto* keys = (const uint16_t*)a.keys + begin * a.head_dim;
     const auto* values = (const uint16_t*)a.values + begin * a.head_dim;
@@ -152,18 +150,12 @@ void attend_to_pairs(const Attention& a) {
     const PairBlock block{keys, values,
                           is_last ? (const uint16_t*)a.next_keys : keys + KEYS * a.head_dim};
     // All rows with the keys, which stay in the cache of the first level, and then with the values.
-    for (int number = 0; number < heights; ++number) {
-      const int row = first_row(number), next = first_row(number + 1);
-      with_rows<TOGETHER>(next - row, [&](auto together) {
-        weigh_pairs<together.value>(rows, block, row, number + 1 == heights);
-      });
-    }
-    for (int number = 0; number < heights; ++number) {
-      const int row = first_row(number), next = first_row(number + 1);
-      with_rows<TOGETHER>(next - row, [&](auto together) {
-        add_pair_block<together.value>(rows, block, row, number + 1 == heights);
-      });
-    }
+    for_row_blocks(a.count, [&](auto together, int row, bool fetches) {
+      weigh_pairs<together.value>(rows, block, row, fetches);
+    });
+    for_row_blocks(a.count, [&](auto together, int row, bool fetches) {
+      add_pair_block<together.value>(rows, block, row, fetches);
+    });
   }
   rows.finish<true>();
 }
