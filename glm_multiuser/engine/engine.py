@@ -298,7 +298,7 @@ class Engine:
         """Memory of caches, by the tokens in the slots; a step adds its own when it has run."""
         with self._lock:
             slots, running = self._scheduler.slots, list(self._scheduler.running.values())
-            held = [*(request.computed_tokens for request in running), *slots.idle_tokens()]
+            held = [*(request.resident_tokens for request in running), *slots.idle_tokens()]
         free = slots.count - len(held)
         return free * self.runner.cache_bytes(0) + sum(map(self.runner.cache_bytes, held))
 
@@ -440,10 +440,10 @@ class Engine:
             # A failed slot is not kept for its user.
             anonymous = isinstance(self._scheduler.running[slot].user, AnonymousUser)
             request = self._scheduler.finish(slot, keep=error is None and not anonymous)
-            held = self._scheduler.slots.held(request.user)
+            held = len(self._scheduler.slots.held(request.user))
             self._lock.notify_all()
-        if not held:
-            self.runner.keep(slot, 0)
+        if not held or held < request.resident_tokens:
+            self.runner.keep(slot, held)
         request.end(finish_reason, error)
 
     def _drop_cancelled(self) -> None:

@@ -109,6 +109,8 @@ class Request:
         """Of the prompt, those whose keys and values its slot still held."""
         self.computed_tokens = 0
         """Of prompt and answer, those whose keys and values its slot holds."""
+        self.kept_tokens = 0
+        """Those of the user's last request whose memory the prompt takes over."""
         self.overtaken = 0
         """By requests that there was memory for, when there was not enough for this one."""
         self._deliver = deliver
@@ -125,6 +127,11 @@ class Request:
     def longest(self) -> int:
         """The most tokens that it may come to, prompt and answer."""
         return len(self.prompt_token_ids) + self.max_tokens
+
+    @property
+    def resident_tokens(self) -> int:
+        """How many tokens its slot has memory for."""
+        return max(self.computed_tokens, self.kept_tokens)
 
     @property
     def prompt_is_in(self) -> bool:

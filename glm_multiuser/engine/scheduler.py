@@ -42,7 +42,7 @@ class Step:
         prompts: chunks of prompts that are prefilled.
         decodes: requests that get their next token.
         returning: what was saved before a resize, and goes back before anything else.
-        kept: how many tokens stay in slots that have held more; the memory behind them is free.
+        kept: for how many tokens slots keep memory that have held more; the rest is given back.
     """
 
     prompts: dict[int, PromptChunk] = field(default_factory=dict)
@@ -138,8 +138,10 @@ class Scheduler:
                 returning[slot] = request
             elif self.reuse and request.params.reuses_prompt:
                 request.reuse(self.slots.held(request.user))
-            if request.computed_tokens < len(self.slots.held(request.user)):
-                kept[slot] = request.computed_tokens
+            held = len(self.slots.held(request.user))
+            request.kept_tokens = min(held, len(request.prompt_token_ids))
+            if request.kept_tokens < held:
+                kept[slot] = request.kept_tokens
             if self._is_restored(slot, request):
                 self._restoring.add(slot)
             elif not request.prompt_is_in:

@@ -95,6 +95,51 @@ def test_memory_follows_the_tokens(llm: MultiUserLLM) -> None:
     llm.resize(USERS)
 
 
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens a slot kept memory for, each time that the rest of it was given back."""
+    calls, keep = [], NativeRunner.keep
+
+    def counted(runner: NativeRunner, slot: int, tokens: int) -> None:
+        calls.append(tokens)
+        keep(runner, slot, tokens)
+
+    monkeypatch.setattr(NativeRunner, "keep", counted)
+    return calls
+
+
+def test_a_prompt_takes_over_the_memory_of_the_one_before(
+    llm: MultiUserLLM, given_back: list[int]
+) -> None:
+    ask(llm, prompt(1, 200), user=1)
+    assert ask(llm, prompt(2, 300), user=1).usage.cached_tokens == 0
+    assert given_back == []
+    check_resident(llm, 303)
+    assert ask(llm, prompt(3, 150), user=1).usage.cached_tokens == 0
+    assert given_back == [150]
+    check_resident(llm, 153)
+
+
+def test_a_prompt_that_is_cancelled_gives_back_what_it_did_not_reach(
+    llm: MultiUserLLM, given_back: list[int]
+) -> None:
+    ask(llm, prompt(1, 450), user=1)
+    chunk = llm.stats().prefill_chunk
+
+    def cancel_after_a_chunk() -> Any:
+        handle = llm.submit(prompt(2, 400), user=1, params=GREEDY)
+        llm._engine.step()
+        assert llm._engine.slots()[0].state == "prefill"
+        check_resident(llm, 400)
+        handle.cancel()
+        llm._engine.step()
+        return handle
+
+    assert DEVICE_THREAD.call(cancel_after_a_chunk).result().finish_reason == "cancelled"
+    assert given_back == [400, chunk]
+    check_resident(llm, chunk)
+
+
 def test_a_request_that_fails_leaves_nothing(
     llm: MultiUserLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
