@@ -171,6 +171,7 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
   const char* x = rows + HEAD_BYTES;
   const char* starts = x + filled_up(panel.depth);
+  ask_for_results<M, V>(panel, row, column);
   vec sums[M][V] = {};
   for (int64_t part = 0; part < panel.depth / PART; ++part) {
     for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
