@@ -27,7 +27,16 @@ from typing import Any, Optional
 from asking import Pool
 from plot import plot_runs
 from prepare import ENVIRONMENTS, HERE, LLAMA_CPP_PYTHON, batched_bench, compiler, gguf, python_of
-from report import Run, key, left_out, pair_table, prompt_table, rate_table, summary
+from report import (
+    Run,
+    key,
+    left_out,
+    pair_table,
+    prompt_pair_table,
+    prompt_table,
+    rate_table,
+    summary,
+)
 from roofline import WEIGHT_BYTES, Roofline, measure_roofline, weight_bytes, weight_count
 from variants import VARIANTS, Variant, variants_of
 
@@ -70,7 +79,7 @@ def main() -> int:
             runs += cells
     runs = summary(runs, roofline, shape, options.new_tokens)
     for context in contexts:
-        for make in (rate_table, prompt_table, pair_table):
+        for make in (rate_table, pair_table, prompt_table, prompt_pair_table):
             table = make(runs, context, numbers)
             if table is not None:
                 print(table, end="\n\n")

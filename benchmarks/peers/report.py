@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from roofline import Roofline, most_tokens
 from variants import PAIRS, VARIANTS
@@ -20,9 +20,26 @@ def middle(run: Run) -> Optional[float]:
     return median(rates) if rates else None
 
 
-def ratio(run: Run, other: Run) -> Optional[float]:
+Figure = Callable[[Run], Sequence[Optional[float]]]
+"""Of each round of a run; more is better."""
+
+
+def decode_rates(run: Run) -> Sequence[Optional[float]]:
+    return list(run["rounds"])
+
+
+def prompt_rates(run: Run) -> Sequence[Optional[float]]:
+    """Prompts of all users per second."""
+    return [1 / seconds for seconds in run.get("prefill_s", ())]
+
+
+def ratio(run: Run, other: Run, figure: Figure = decode_rates) -> Optional[float]:
     """The median of what each round of one is to the same round of the other."""
-    pairs = [pair for pair in zip(run["rounds"], other["rounds"]) if None not in pair]
+    pairs = [
+        (mine, theirs)
+        for mine, theirs in zip(figure(run), figure(other))
+        if mine is not None and theirs is not None
+    ]
     return median(mine / theirs for mine, theirs in pairs) if pairs else None
 
 
@@ -99,17 +116,29 @@ def prompt_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> O
 
 
 def pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
-    """Median ratios of those pairs of which both were measured; None if there are none."""
+    """Median ratios of decode rates of those pairs of which both were measured; None if there are
+    none."""
+    return _pair_table("decode", decode_rates, runs, context, numbers)
+
+
+def prompt_pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
+    """The same of the rates at which prompts enter."""
+    return _pair_table("prompts", prompt_rates, runs, context, numbers)
+
+
+def _pair_table(
+    what: str, figure: Figure, runs: Sequence[Run], context: int, numbers: Sequence[int]
+) -> Optional[str]:
     rows = []
     for name, other in PAIRS:
         cells = []
         for users in numbers:
             both = (find(runs, name, context, users), find(runs, other, context, users))
-            found = None if None in both else ratio(*both)  # type: ignore[arg-type]
+            found = None if None in both else ratio(*both, figure)  # type: ignore[arg-type]
             cells.append("-" if found is None else f"{found:.2f}")
         if set(cells) != {"-"}:
             rows.append([f"{VARIANTS[name].label} ÷ {VARIANTS[other].label}", *cells])
-    head = [f"median ratio of the rounds, context {context}", *users_heads(numbers)]
+    head = [f"{what}, median ratio of the rounds, context {context}", *users_heads(numbers)]
     return markdown(head, rows) if rows else None
 
 

@@ -107,6 +107,21 @@ def test_prompts_are_tokens_of_all_users_by_the_median_time() -> None:
     assert report.prompt_table(bare, 900, [1, 4]) is None
 
 
+def test_ratios_of_prompts_are_those_of_the_rounds() -> None:
+    report = import_module("report")
+    runs = [
+        run("native-stored", 1.0, 1.0, 1.0, prefill_s=[1.0, 2.0, 4.0]),
+        run("openvino", 1.0, 1.0, 1.0, prefill_s=[3.0, 1.0, 6.0]),
+        run("llama-file", prefill_s=[]),
+    ]
+    assert report.prompt_pair_table(runs, 128, [1, 4]).splitlines() == [
+        "| prompts, median ratio of the rounds, context 128 | 1 user | 4 users |",
+        "| --- | ---: | ---: |",
+        "| ours, native, as stored ÷ OpenVINO, as it comes | 1.50 | - |",
+    ]
+    assert report.prompt_pair_table(runs, 900, [1, 4]) is None
+
+
 def test_weights_of_four_bits_bring_their_scales() -> None:
     seconds = import_module("roofline").step_seconds
     slow = peaks(1.0, float32=1e9)
