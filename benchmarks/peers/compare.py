@@ -37,7 +37,14 @@ from report import (
     rate_table,
     summary,
 )
-from roofline import WEIGHT_BYTES, Roofline, measure_roofline, weight_bytes, weight_count
+from roofline import (
+    WEIGHT_BYTES,
+    Roofline,
+    measure_reading,
+    measure_roofline,
+    weight_bytes,
+    weight_count,
+)
 from variants import VARIANTS, Variant, variants_of
 
 from glm_multiuser.cli import screen
@@ -75,7 +82,7 @@ def main() -> int:
         for users in numbers:
             cells = [new_run(name, context, users, absent.get(name)) for name in names]
             skip_slow(cells, options.slow_users)
-            measure_cell(cells, commands, shape, options)
+            measure_cell(cells, commands, shape, options, reading=roofline is not None)
             runs += cells
     runs = summary(runs, roofline, shape, options.new_tokens)
     for context in contexts:
@@ -276,6 +283,7 @@ def new_run(name: str, context: int, users: int, reason: Optional[str]) -> Run:
         "reason": reason,
         "rounds": [],
         "prefill_s": [],
+        "read_gb_s": [],
         "ahead": None,
         "start_s": None,
         "peak_mb": None,
@@ -294,8 +302,10 @@ def measure_cell(
     commands: dict[str, Command],
     shape: dict[str, int],
     options: argparse.Namespace,
+    reading: bool,
 ) -> None:
-    """All rounds of one context and number of users: every variant in turn, again and again."""
+    """All rounds of one context and number of users: every variant in turn, again and again, and
+    behind each how fast memory is read then, if wanted."""
     pool = Pool()
     try:
         for number in range(1, options.repeat + 1):
@@ -307,6 +317,8 @@ def measure_cell(
                         f"{options.repeat}: {VARIANTS[name].label} ..."
                     )
                     measure_once(pool, run, commands[name], shape, options.new_tokens)
+                    if reading and run["reason"] is None:
+                        run["read_gb_s"].append(measure_reading(ENVIRONMENTS))
     finally:
         pool.close()
 

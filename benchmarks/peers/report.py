@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Callable, Optional
 
-from roofline import Roofline, most_tokens
+from roofline import Roofline, step_seconds
 from variants import PAIRS, VARIANTS
 
 Run = dict[str, Any]
-"""`variant`, `context`, `users`, `rounds` (decode tok/s, None where a round failed), `prefill_s` of
-the same rounds, `reason`."""
+"""`variant`, `context`, `users`, `rounds` (decode tok/s, None where a round failed), of the same
+rounds `prefill_s` and `read_gb_s`, `reason`."""
 
 
 def middle(run: Run) -> Optional[float]:
@@ -49,21 +49,35 @@ def summary(
     """The runs with their medians, and what share of the roofline these are."""
     found = []
     for run in runs:
-        variant, rate = VARIANTS[run["variant"]], middle(run)
-        positions = run["context"] + new_tokens / 2
-        best = most_tokens(
-            roofline, shape, run["users"], positions, variant.weights, variant.cache_bytes
-        )
+        rate = middle(run)
+        best = roofs(run, roofline, shape, new_tokens)
+        shares = [each / most for each, most in zip(run["rounds"], best) if each is not None]
         seconds = run.get("prefill_s")
         prompts = run["users"] * run["context"] / median(seconds) if seconds else None
         figures = {
             "decode_tok_s": None if rate is None else round(rate, 2),
             "prompt_tok_s": None if prompts is None else round(prompts, 1),
-            "roofline_tok_s": None if best is None else round(best, 2),
-            "share_of_roofline": None if None in (rate, best) else round(rate / best, 4),
+            "roofline_tok_s": round(median(best), 2) if best else None,
+            "share_of_roofline": round(median(shares), 4) if shares else None,
         }
         found.append({**run, **figures})
     return found
+
+
+def roofs(
+    run: Run, roofline: Optional[Roofline], shape: Mapping[str, int], new_tokens: int
+) -> list[float]:
+    """tok/s of all users at the roofline in each round, by how fast memory was read then."""
+    if roofline is None:
+        return []
+    variant, users, positions = (
+        VARIANTS[run["variant"]],
+        run["users"],
+        run["context"] + new_tokens / 2,
+    )
+    step = (shape, users, positions, variant.weights, variant.cache_bytes)
+    rates = run.get("read_gb_s", ())
+    return [users / step_seconds({**roofline, "read_gb_s": rate}, *step) for rate in rates]
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -185,9 +185,15 @@ template <bool WHOLE>
 static double tile_rate(int) { return 0; }
 #endif
 
-int main() {
+// With "read" only how fast memory is read.
+int main(int count, char** words) {
+    printf("{\"read_gb_s\": %.2f", read_rate() / 1e9);
+    if (count > 1 && strcmp(words[1], "read") == 0) {
+        printf("}\n");
+        return 0;
+    }
     [[maybe_unused]] const bool tiles = has_tiles();
-    printf("{\"read_gb_s\": %.2f, \"gflops\": {", read_rate() / 1e9);
+    printf(", \"gflops\": {");
 #ifdef __AVX512BF16__
     printf("\"bfloat16\": %.1f, ", (tiles ? tile_rate<false>(32) : bfloat16_rate()) / 1e9);
 #endif

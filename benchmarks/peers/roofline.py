@@ -23,6 +23,8 @@ each, and 32 for 256 weights."""
 OUTPUT_BYTES = {"int4": 210 / 256}
 """In the output layer, where they are others."""
 
+PROGRAM = "roofline"
+
 Roofline = Mapping[str, Any]
 """`read_gb_s`, and `gflops` by the kind of number."""
 
@@ -33,19 +35,26 @@ def measure_roofline(compiler: str, folder: Path) -> Roofline:
     Raises:
         RuntimeError: it does not compile or run.
     """
-    source, program = Path(__file__).with_suffix(".cpp"), folder / "roofline"
+    source = str(Path(__file__).with_suffix(".cpp"))
     flags = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-std=c++17"]
+    _run(compiler, *flags, source, "-o", str(folder / PROGRAM))
+    return dict(json.loads(_run(str(folder / PROGRAM))))
+
+
+def measure_reading(folder: Path) -> float:
+    """GB/s, once more, where `measure_roofline` was.
+
+    Raises:
+        RuntimeError: it does not run.
+    """
+    return float(json.loads(_run(str(folder / PROGRAM), "read"))["read_gb_s"])
+
+
+def _run(*command: str) -> str:
     try:
-        subprocess.run(
-            [compiler, *flags, str(source), "-o", str(program)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        ended = subprocess.run([str(program)], check=True, capture_output=True, text=True)
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except subprocess.CalledProcessError as error:
         raise RuntimeError((error.stderr.strip().splitlines() or [str(error)])[0]) from None
-    return dict(json.loads(ended.stdout))
 
 
 def weight_count(shape: Mapping[str, int]) -> int:
