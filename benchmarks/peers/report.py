@@ -70,11 +70,8 @@ def roofs(
     """tok/s of all users at the roofline in each round, by how fast memory was read then."""
     if roofline is None:
         return []
-    variant, users, positions = (
-        VARIANTS[run["variant"]],
-        run["users"],
-        run["context"] + new_tokens / 2,
-    )
+    variant, users = VARIANTS[run["variant"]], run["users"]
+    positions = run["context"] + new_tokens / 2
     step = (shape, users, positions, variant.weights, variant.cache_bytes)
     rates = run.get("read_gb_s", ())
     return [users / step_seconds({**roofline, "read_gb_s": rate}, *step) for rate in rates]
