@@ -16,12 +16,12 @@ namespace {
 using glm::Attention;
 
 // Adds weight * value to R contexts over the positions from `first` up to `last`, NV vectors from
-// number `at` of a value on. With `fetches` keys that are wanted next are prefetched.
+// number `at` of a value on. With `fetches` as much of what is wanted next is asked for.
 template <int R, int NV, class Number>
 inline void add_values(const float* weights, const Block<Number>& block, int first, int last,
                        int64_t at, bool fetches, float* const* contexts, const float* factors,
                        int lanes) {
-  const char* ahead = (const char*)(block.next_keys + first * block.row);
+  const char* ahead = (const char*)(block.wanted.with_values + first * block.row);
   const int64_t ahead_step = fetches ? block.row * (int64_t)sizeof(Number) : 0;
   vec sums[R][NV];
 #pragma GCC unroll 6
@@ -136,30 +136,27 @@ void attend_to(const Attention& a) {
   state.largest = state.factors + glm::ROWS;
   state.total = state.largest + glm::ROWS;
   state.contexts = state.total + glm::ROWS;
-  int64_t most = 0;
   for (int row = 0; row < a.count; ++row) {
     state.largest[row] = -__builtin_inff();
     state.total[row] = 0.0f;
     std::memset(state.contexts + row * state.padded, 0, sizeof(float) * state.padded);
-    most = a.visible[row] > most ? a.visible[row] : most;
   }
+  const int64_t most = most_visible(a), row_size = a.head_dim + Block<Number>::scale;
+  const AttentionAhead<Number> ahead(a, row_size);
   for (int64_t begin = 0; begin < most; begin += KEYS) {
-    const int64_t row_size = a.head_dim + Block<Number>::scale;
     const auto* keys = (const Number*)a.keys + begin * row_size;
-    const bool is_last = begin + KEYS >= most;
-    const Block<Number> block{keys, (const Number*)a.values + begin * row_size,
-                              is_last ? (const Number*)a.next_keys : keys + KEYS * row_size,
-                              row_size};
+    const auto* values = (const Number*)a.values + begin * row_size;
+    const Block<Number> block{keys, values, ahead.of(begin), row_size};
     for (int row = 0; row < a.count; ++row) {
       const int64_t rest = a.visible[row] - begin;
       state.counts[row] = rest < 0 ? 0 : rest < KEYS ? (int)rest : KEYS;
     }
     // All rows with the keys, which stay in the cache of the first level, and then with the values.
-    for_row_blocks(a.count, [&](auto rows, int row, bool fetches) {
-      weigh_block<rows.value>(a, block, state, row, fetches);
+    for_row_blocks(a.count, [&](auto rows, int row, bool is_last) {
+      weigh_block<rows.value>(a, block, state, row, is_last && block.wanted.exists);
     });
-    for_row_blocks(a.count, [&](auto rows, int row, bool fetches) {
-      add_block<rows.value>(a, block, state, row, fetches);
+    for_row_blocks(a.count, [&](auto rows, int row, bool is_last) {
+      add_block<rows.value>(a, block, state, row, is_last && block.wanted.exists);
     });
   }
   for (int row = 0; row < a.count; ++row) {

@@ -5,6 +5,8 @@
 
 #include <type_traits>
 
+#include "attention_ahead.hpp"
+#include "blocks.hpp"
 #include "cache.hpp"
 #include "level.hpp"
 #include "vector.hpp"
@@ -33,16 +35,15 @@ struct Block {
   static constexpr int scale = scaled ? glm::SCALE_BYTES : 0;
   const Number* keys;
   const Number* values;
-  const Number* next_keys;  // of the next block, or of what comes behind the last one
-  int64_t row;              // numbers of one position, its scale among them
+  Wanted<Number> wanted;  // to be asked for meanwhile
+  int64_t row;            // numbers of one position, its scale among them
 
   const Number* tile(int64_t position) const { return keys + position * row + TILE * scale; }
   const Number* value(int64_t position) const { return values + position * row + scale; }
 };
 
 // Scores of R queries with NV vectors of positions from `first` on; of one that is not `WHOLE`, with
-// its first `lanes`. With `fetches` the values of the same positions are prefetched: they are as
-// many bytes.
+// its first `lanes`. With `fetches` as much of what is wanted next is asked for.
 template <int R, int NV, bool WHOLE, class Number>
 inline void some_scores(const float* const* queries, const Block<Number>& block, int first,
                         int lanes, int64_t head_dim, bool fetches, float* scores) {
@@ -51,13 +52,15 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
     const int position = first + v * WIDTH;
     keys[v] = block.tile(position / TILE * TILE) + position % TILE;
   }
-  const Number* ahead = fetches ? block.value(first) : keys[0];
+  const Number* ahead = fetches ? block.wanted.with_keys + first * block.row : keys[0];
   const int64_t step = fetches ? WIDTH : 0;
   const float* query[R];
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; ++i) {
-    for (int v = 0; v < NV; v += TILE_VECTORS) __builtin_prefetch(ahead + v * step, 0, 3);
+    // int8 numbers are few bytes that take long to widen: those may as well be nearer.
+    for (int v = 0; v < NV; v += TILE_VECTORS)
+      ask_for_line<Block<Number>::scaled ? 1 : 2>((const char*)(ahead + v * step));
     ahead += NV * step;
     vec key[NV];
 #pragma GCC unroll 4

@@ -14,7 +14,7 @@ namespace {
 constexpr int FEW_QUERIES = 3;
 
 // Scores of R queries with NV tiles of positions; of one that is not WHOLE, with its first `lanes`.
-// Of the memory `ahead`, as much is prefetched.
+// As many bytes are asked for from `ahead` on.
 template <int R, int NV, bool WHOLE>
 inline void few_scores(const float* queries, int64_t padded, const uint16_t* keys, int lanes,
                        int64_t head_dim, const uint16_t* ahead, float* scores) {
@@ -38,7 +38,7 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
     const int64_t end = step + STEP < head_dim ? step + STEP : head_dim;
     int64_t i = step;
     for (; i + 2 <= end; i += 2) {
-      for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * 2 * glm::TILE, 0, 3);
+      for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * 2 * glm::TILE, 0, 2);
       ahead += NV * 2 * glm::TILE;
       add(i, 0);
       add(i + 1, 1);
@@ -51,16 +51,20 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
     for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
 }
 
-// Adds values of `count` positions to R contexts, NV vectors of them from number `at` on.
+// Adds values of `count` positions to R contexts, NV vectors of them. For every position as many
+// bytes are asked for from `ahead` on, of `ahead_step` numbers.
 template <int R, int NV>
 inline void add_few(const float* weights, const uint16_t* values, int count, int64_t head_dim,
-                    int lanes, float* contexts, int64_t padded) {
+                    int lanes, const uint16_t* ahead, int64_t ahead_step, float* contexts,
+                    int64_t padded) {
   vec sums[R][NV];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
   for (int step = 0; step < count; step += STEP) {
     vec pairs[2][R][NV] = {};
     const auto add = [&](int s, int half) INLINE {
+      for (int64_t i = 0; i < ahead_step; i += 2 * WIDTH)
+        __builtin_prefetch(ahead + s * ahead_step + i, 0, 2);
       const uint16_t* from = values + s * head_dim;
       vec value[NV];
       for (int v = 0; v < NV; ++v)
@@ -90,8 +94,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
 
 // R rows, from `row` on, that see the same positions of a block.
 template <int R>
-void take_few(QueryRows& rows, int row, const float* queries, const uint16_t* keys,
-              const uint16_t* values) {
+void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& block) {
   constexpr int NV = 4;  // sums in registers
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
   const int count = rows.counts[row];
@@ -100,8 +103,9 @@ void take_few(QueryRows& rows, int row, const float* queries, const uint16_t* ke
   {
     const FlushSubnormals flushes;
     const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
-      few_scores<R, vectors.value, whole.value>(queries, padded, keys + at * head_dim, lanes,
-                                                head_dim, values + at * head_dim, scores + at);
+      few_scores<R, vectors.value, whole.value>(queries, padded, block.keys + at * head_dim, lanes,
+                                                head_dim, block.wanted.with_keys + at * head_dim,
+                                                scores + at);
     };
     const std::integral_constant<int, NV> most;
     const std::integral_constant<int, 1> one;
@@ -118,10 +122,12 @@ void take_few(QueryRows& rows, int row, const float* queries, const uint16_t* ke
   const FlushSubnormals flushes;
   int64_t at = 0;
   for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)
-    add_few<R, NV>(scores, values + at, count, head_dim, WIDTH, contexts + at, padded);
+    add_few<R, NV>(scores, block.values + at, count, head_dim, WIDTH, block.wanted.with_values,
+                   at == 0 ? head_dim : 0, contexts + at, padded);
   for (; at < head_dim; at += WIDTH) {
     const int lanes = head_dim - at < WIDTH ? (int)(head_dim - at) : WIDTH;
-    add_few<R, 1>(scores, values + at, count, head_dim, lanes, contexts + at, padded);
+    add_few<R, 1>(scores, block.values + at, count, head_dim, lanes, block.wanted.with_values,
+                  at == 0 ? head_dim : 0, contexts + at, padded);
   }
 }
 
@@ -131,16 +137,18 @@ void attend_few_rows(const Attention& a) {
   QueryRows rows(a);
   auto* queries = (float*)rows.rest;
   for (int64_t i = 0; i < a.count * rows.padded; ++i) queries[i] = from_bf16(rows.queries[i]);
+  const AttentionAhead<uint16_t> ahead(a, a.head_dim);
   for (int64_t begin = 0; rows.see(begin); begin += KEYS) {
     const auto* keys = (const uint16_t*)a.keys + begin * a.head_dim;
     const auto* values = (const uint16_t*)a.values + begin * a.head_dim;
+    const RowsBlock block{keys, values, ahead.of(begin)};
     if (rows.least(0, a.count) == rows.most(0, a.count)) {
       with_rows<FEW_QUERIES>(a.count, [&](auto together) {
-        take_few<together.value>(rows, 0, queries, keys, values);
+        take_few<together.value>(rows, 0, queries, block);
       });
     } else {
       for (int row = 0; row < a.count; ++row)
-        if (rows.counts[row] > 0) take_few<1>(rows, row, queries, keys, values);
+        if (rows.counts[row] > 0) take_few<1>(rows, row, queries, block);
     }
   }
   rows.finish<false>();

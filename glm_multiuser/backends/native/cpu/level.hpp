@@ -61,7 +61,8 @@ struct LinearPanel {
 struct Attention {
   const void* keys;      // [tiles, head_dim, TILE]; with int8, TILE scales in front of each tile
   const void* values;    // [positions, head_dim]; with int8, a scale in front of each position
-  const void* next_keys; // of what this thread attends to next
+  const void *next_keys, *next_values;  // of what this thread attends to next
+  int64_t next_positions;               // of these; 0 where there are none
   float* const* rows;    // `count` pointers to [head_dim]: the query, scaled; then its context
   const int64_t* visible;  // how many positions each row may see
   float* scratch;        // attention_scratch(head_dim) bytes, from a cache line's begin on

@@ -448,8 +448,8 @@ OPERATOR(attention) {
       for (int64_t head = 0; head < kv_heads; ++head) enter(t, head);
     });
   // One head after the other, whose keys and values stay in the second cache for all rows of a prompt.
-  const auto count_of_runs = (int64_t)runs.size();
-  glm::share(count_of_runs * kv_heads, [&](int64_t piece) {
+  const auto count_of_runs = (int64_t)runs.size(), pieces = count_of_runs * kv_heads;
+  glm::share(pieces, [&](int64_t piece) {
     const Run run = runs[piece % count_of_runs];
     const int64_t head = piece / count_of_runs;
     for (int64_t t = run.first; alone && t < run.last; ++t) enter(t, head);
@@ -457,11 +457,16 @@ OPERATOR(attention) {
     auto* scratch = (float*)aligned(memory, glm::attention_scratch(head_dim));
     float* rows[glm::ROWS];
     int64_t visible[glm::ROWS];
-    const int64_t next = std::min(piece + 1, count_of_runs * kv_heads - 1);
-    const int32_t user = users[run.first], next_user = users[runs[next % count_of_runs].first];
-    glm::Attention task{keys_of(user, head), values_of(user, head),
-                        keys_of(next_user, next / count_of_runs), rows, visible, scratch, head_dim,
-                        0};
+    const int32_t user = users[run.first];
+    glm::Attention task{keys_of(user, head), values_of(user, head), nullptr, nullptr, 0, rows,
+                        visible, scratch, head_dim, 0};
+    if (!glm::is_last_of_thread(piece, pieces)) {
+      const Run& next = runs[(piece + 1) % count_of_runs];
+      const int64_t next_head = (piece + 1) / count_of_runs;
+      task.next_keys = keys_of(users[next.first], next_head);
+      task.next_values = values_of(users[next.first], next_head);
+      task.next_positions = sees[next.last - 1];
+    }
     for (int64_t t = run.first; t < run.last; ++t) {
       for (int64_t query = 0; query < group; ++query) {
         if (task.count == glm::ROWS) {

@@ -18,7 +18,7 @@ inline vec add_product(vec sums, ivec a, ivec b) {
 inline ivec pair_of(const uint16_t* from) { return ivec{} + load_as<int32_t>(from); }
 
 // Scores of R queries with NV tiles of positions; of one that is not WHOLE, with its first `lanes`.
-// With `fetches` the values of the same positions are prefetched: they are as many bytes.
+// With `fetches` as many bytes are asked for from `ahead` on.
 template <int R, int NV, bool WHOLE>
 inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const uint16_t* keys,
                                int lanes, int64_t head_dim, const uint16_t* ahead, bool fetches,
@@ -26,7 +26,7 @@ inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const ui
   const int64_t ahead_step = fetches ? 2 * glm::TILE : 0;
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; i += 2) {
-    for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * ahead_step, 0, 3);
+    for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * ahead_step, 0, 2);
     ahead += NV * ahead_step;
     ivec key[NV];
 #pragma GCC unroll 4
@@ -83,14 +83,9 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
     for (int v = 0; v < NV; ++v) store(contexts + r * padded + v * WIDTH, sums[r][v]);
 }
 
-struct PairBlock {
-  const uint16_t *keys, *values;
-  const uint16_t* next_keys;  // of the next block, or of what comes behind the last one
-};
-
 // R rows of scores, and of weights, from `row` on.
 template <int R>
-void weigh_pairs(QueryRows& rows, const PairBlock& block, int row, bool fetches) {
+void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool fetches) {
   constexpr int NV = 4;
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
   const uint16_t* queries = rows.queries + row * padded;
@@ -98,8 +93,8 @@ void weigh_pairs(QueryRows& rows, const PairBlock& block, int row, bool fetches)
   const int count = rows.most(row, row + R);
   const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
     pair_scores<R, vectors.value, whole.value>(queries, padded, block.keys + at * head_dim, lanes,
-                                               head_dim, block.values + at * head_dim, fetches,
-                                               scores + at);
+                                               head_dim, block.wanted.with_keys + at * head_dim,
+                                               fetches, scores + at);
   };
   const std::integral_constant<int, NV> most;
   const std::integral_constant<int, 1> one;
@@ -112,13 +107,14 @@ void weigh_pairs(QueryRows& rows, const PairBlock& block, int row, bool fetches)
 
 // Columns of R rows of contexts: first what all of them see, then what only some do, row by row.
 template <int R, int NV, bool WHOLE>
-void add_columns(QueryRows& rows, const PairBlock& block, int row, int64_t at, bool fetches) {
+void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, bool fetches) {
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
   const uint16_t *weights = rows.weights + row * KEYS, *values = block.values + at;
   float* contexts = rows.contexts + row * padded + at;
   const int together = rows.least(row, row + R) & ~1;
   add_value_pairs<R, NV, WHOLE>(weights, values, 0, together, head_dim, head_dim - at,
-                                block.next_keys, fetches ? 2 * head_dim : 0, contexts, padded);
+                                block.wanted.with_values, fetches ? 2 * head_dim : 0, contexts,
+                                padded);
   for (int r = 0; r < R; ++r)
     if (rows.counts[row + r] > together)
       add_value_pairs<1, NV, WHOLE>(weights + r * KEYS, values, together, rows.counts[row + r],
@@ -127,7 +123,7 @@ void add_columns(QueryRows& rows, const PairBlock& block, int row, int64_t at, b
 }
 
 template <int R>
-void add_pair_block(QueryRows& rows, const PairBlock& block, int row, bool fetches) {
+void add_pair_block(QueryRows& rows, const RowsBlock& block, int row, bool fetches) {
   constexpr int NV = 4;
   const int64_t head_dim = rows.a.head_dim;
   int64_t at = 0;
@@ -141,20 +137,17 @@ void attend_to_pairs(const Attention& a) {
   static_assert(WIDTH == glm::TILE && STEP == 2 * WIDTH);
   const FlushSubnormals flushes;  // as `add_product` does
   QueryRows rows(a);
-  int64_t most = 0;
-  for (int row = 0; row < a.count; ++row) most = a.visible[row] > most ? a.visible[row] : most;
+  const AttentionAhead<uint16_t> ahead(a, a.head_dim);
   for (int64_t begin = 0; rows.see(begin); begin += KEYS) {
     const auto* keys = (const uint16_t*)a.keys + begin * a.head_dim;
     const auto* values = (const uint16_t*)a.values + begin * a.head_dim;
-    const bool is_last = begin + KEYS >= most;
-    const PairBlock block{keys, values,
-                          is_last ? (const uint16_t*)a.next_keys : keys + KEYS * a.head_dim};
+    const RowsBlock block{keys, values, ahead.of(begin)};
     // All rows with the keys, which stay in the cache of the first level, and then with the values.
-    for_row_blocks(a.count, [&](auto together, int row, bool fetches) {
-      weigh_pairs<together.value>(rows, block, row, fetches);
+    for_row_blocks(a.count, [&](auto together, int row, bool is_last) {
+      weigh_pairs<together.value>(rows, block, row, is_last && block.wanted.exists);
     });
-    for_row_blocks(a.count, [&](auto together, int row, bool fetches) {
-      add_pair_block<together.value>(rows, block, row, fetches);
+    for_row_blocks(a.count, [&](auto together, int row, bool is_last) {
+      add_pair_block<together.value>(rows, block, row, is_last && block.wanted.exists);
     });
   }
   rows.finish<true>();

@@ -47,6 +47,8 @@ struct alignas(64) Range {
   }
 };
 
+int64_t first_of(int thread, int threads, int64_t pieces) { return pieces * thread / threads; }
+
 struct Job {
   void (*work)(void*, int64_t);
   void* context;
@@ -119,7 +121,8 @@ struct Pool {
       ranges.reset(new Range[count]);
       room = count;
     }
-    for (int i = 0; i < count; ++i) ranges[i].set(pieces * i / count, pieces * (i + 1) / count);
+    for (int i = 0; i < count; ++i)
+      ranges[i].set(first_of(i, count, pieces), first_of(i + 1, count, pieces));
     Job mine{work, context, ranges.get(), count};
     for (; helpers < count - 1; ++helpers)
       std::thread(&Pool::help, this, helpers).detach();
@@ -153,6 +156,13 @@ void share(int64_t pieces, void (*work)(void*, int64_t), void* context) {
   if (pieces > 1 && threads() > 1) return pool().run(pieces, work, context);
   [[maybe_unused]] const StandardArithmetic arithmetic;
   for (int64_t piece = 0; piece < pieces; ++piece) work(context, piece);
+}
+
+bool is_last_of_thread(int64_t piece, int64_t pieces) {
+  const int count = threads();
+  for (int thread = 1; thread <= count; ++thread)
+    if (first_of(thread, count, pieces) == piece + 1) return true;
+  return false;
 }
 
 void set_threads(int count) { pool().wanted.store(count < 1 ? 1 : count); }

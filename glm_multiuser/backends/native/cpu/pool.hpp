@@ -14,6 +14,9 @@ void share(int64_t pieces, Work work) {
   share(pieces, [](void* context, int64_t piece) { (*static_cast<Work*>(context))(piece); }, &work);
 }
 
+// Whether the thread that gets this piece, one of so many, has none behind it. It may steal others.
+bool is_last_of_thread(int64_t piece, int64_t pieces);
+
 // How many threads `share` uses, the calling one included; at least 1.
 void set_threads(int count);
 int threads();

@@ -2,6 +2,7 @@
 // from the blocks of positions so far.
 #pragma once
 
+#include "attention_ahead.hpp"
 #include "instructions.hpp"
 #include "tile_softmax.hpp"
 
@@ -21,6 +22,11 @@ struct FlushSubnormals {
 #endif
 
 constexpr float LOG2_E = 1.4426950408889634f;
+
+struct RowsBlock {
+  const uint16_t *keys, *values;
+  Wanted<uint16_t> wanted;  // to be asked for meanwhile
+};
 
 struct QueryRows {
   const Attention& a;

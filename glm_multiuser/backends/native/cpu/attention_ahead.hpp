@@ -1,0 +1,69 @@
+// Which memory attention asks for while it reads other memory: a decode step waits for its keys and
+// values, and many heads are too short for the processor to foresee them.
+#pragma once
+
+#include "blocks.hpp"
+#include "level.hpp"
+
+namespace {
+
+// Heads that are longer leave no room in the second cache for the next one.
+constexpr int64_t HEAD_AHEAD = 1 << 18;
+
+int64_t most_visible(const glm::Attention& a) {
+  int64_t most = 0;
+  for (int row = 0; row < a.count; ++row) most = a.visible[row] > most ? a.visible[row] : most;
+  return most;
+}
+
+// What to ask for while the keys of a block are read, and while its values are: as many bytes.
+template <class Number>
+struct Wanted {
+  const Number *with_keys, *with_values;
+  bool exists;
+};
+
+// Keys and values are asked for one head ahead: block by block, those of the head that this thread
+// attends to next. Of a long head, values are asked for while the same block's keys are read, and the
+// next block's keys while the values are.
+template <class Number>
+class AttentionAhead {
+ public:
+  // A position has `row` numbers.
+  AttentionAhead(const glm::Attention& a, int64_t row) : a(a), most(most_visible(a)), row(row) {
+    const int64_t head_bytes = most * row * (int64_t)sizeof(Number);
+    is_long = 2 * head_bytes > HEAD_AHEAD;
+    static thread_local const void* asked = nullptr;
+    if (asked != a.keys && !is_long) {  // the first of this thread
+      ask((const char*)a.keys, head_bytes);
+      ask((const char*)a.values, head_bytes);
+    }
+    asked = a.next_keys;
+  }
+
+  // For the block from position `begin` on.
+  Wanted<Number> of(int64_t begin) const {
+    const auto at = [&](const void* memory, int64_t position) {
+      return (const Number*)memory + position * row;
+    };
+    if (is_long) {
+      const bool is_last = begin + glm::KEYS >= most;
+      const Number* keys = is_last ? at(a.next_positions > 0 ? a.next_keys : a.keys, 0)
+                                   : at(a.keys, begin + glm::KEYS);
+      return {at(a.values, begin), keys, true};
+    }
+    if (begin < a.next_positions) return {at(a.next_keys, begin), at(a.next_values, begin), true};
+    return {at(a.keys, begin), at(a.values, begin), false};
+  }
+
+ private:
+  const glm::Attention& a;
+  const int64_t most, row;
+  bool is_long;
+
+  void ask(const char* from, int64_t bytes) const {
+    for (int64_t i = 0; i < bytes; i += 64) ask_for_line<2>(from + i);
+  }
+};
+
+}  // namespace
