@@ -254,6 +254,7 @@ class RowSampler:
         self.vocab_size = vocab_size
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.generated = 0
+        self._greedy = params.temperature == 0 and params.logprobs is None
         self._penalised = params.repetition_penalty != 1.0
         self._counted = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._counts: dict[int, int] = {}
@@ -264,6 +265,8 @@ class RowSampler:
             raise _wrong("logit_bias", f"has the token {max(biases)}; {limit}")
         self._biased = np.array(list(biases), np.intp)
         self._biases = np.array(list(biases.values()), np.float32)
+        has_min_p = params.min_p > 0 and params.temperature > 0
+        self._changes = self._penalised or self._counted or bool(biases) or has_min_p
         self._seen = _ids_within(prompt_token_ids if self._penalised else (), vocab_size)
         self._stops = _ids_within({*stop_token_ids, *params.stop_token_ids}, vocab_size)
         if params.min_tokens and self._stops.size == vocab_size:
@@ -281,16 +284,12 @@ class RowSampler:
         Raises:
             GenerationError: the grammar allows no token.
         """
-        params = self.params
         allowed = self.matcher is None or bool(self.matcher.allowed()[argmax])
-        greedy = params.temperature == 0 and params.logprobs is None
-        return not greedy or self.changes_scores or not allowed
+        return not self._greedy or self.changes_scores or not allowed
 
     @property
     def changes_scores(self) -> bool:
-        has_min_p = self.params.min_p > 0 and self.params.temperature > 0
-        changed = self._penalised or self._counted or self._biased.size > 0 or has_min_p
-        return changed or self._holds_back
+        return self._changes or self._holds_back
 
     @property
     def _holds_back(self) -> bool:

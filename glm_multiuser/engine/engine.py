@@ -362,7 +362,7 @@ class Engine:
             self.counters.step_seconds += seconds
             self._step_seconds = seconds
             kind = ("mixed" if part.decodes else "prefill") if part.prompts else "decode"
-            self.on_step(StepReport(kind, len(part.requests), seconds))
+            self.on_step(StepReport(kind, part.rows, seconds))
         return True
 
     def _copy_sessions(self, step: Optional[Step]) -> bool:
@@ -503,7 +503,7 @@ class Engine:
 def _choose(results: RowResults, requests: Sequence[Request]) -> list[Chosen]:
     """The next token of each row; only rows that the graph's argmax cannot serve are sampled."""
     chosen = [
-        _argmax(request, int(token)) if finite else not_finite()
+        _argmax(request, token) if finite else not_finite()
         for token, finite, request in zip(results.tokens, results.finite, requests)
     ]
     rows = [row for row, choice in enumerate(chosen) if choice is None]

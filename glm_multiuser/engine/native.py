@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional
@@ -60,12 +61,14 @@ class NativeForward(nn.Cell):
         answers: of these, how many get logits at most.
 
     Attributes:
-        tokens: int32 [4 + parts, rows]: input_ids, users, two rows of positions, and
+        tokens: int32, 4 + parts times [rows]: input_ids, users, two rows of positions, and
             rotary_positions, as in `RaggedBatch`, of the rows of the step.
         others: int32 [6 + answers]: used [1], how many of those rows are new in this step; plan
             [4], as in `LayerwisePrefill`; answered [answers], the rows that get logits; and how
             many of those there are.
-        results: what `Backend.next_token` gives, for the rows that get logits.
+        next_tokens, finite, logits: what `Backend.next_token` gives, of the rows that get logits.
+
+    Memory views, not arrays: NumPy's code has left the processor's caches when a step ends.
     """
 
     def __init__(self, model: MultiUserModel, saved: Parameter, rows: int, answers: int) -> None:
@@ -75,13 +78,17 @@ class NativeForward(nn.Cell):
             results = record_step(program, model, saved, rows, answers)
         numbers = np.zeros(program.number_count, np.int32)
         head = (4 + model.rotary.parts) * rows
-        self.tokens, self.others = numbers[:head].reshape(-1, rows), numbers[head:]
-        self.results = [np.zeros(result.shape, result.dtype) for result in results]
+        view = numbers.data
+        self.tokens = [view[first : first + rows] for first in range(0, head, rows)]
+        self.others = view[head:]
+        arrays = [np.zeros(result.shape, result.dtype) for result in results]
+        next_tokens, finite, self.logits = arrays
+        self.next_tokens, self.finite = next_tokens.data, finite.data
         self.code = Tensor(program.code(results))
         self.tensors = (
             parameter_of(numbers, "numbers"),
             *program.parameters,
-            *(parameter_of(one, f"result_{place}") for place, one in enumerate(self.results)),
+            *(parameter_of(one, f"result_{place}") for place, one in enumerate(arrays)),
         )
         name = f"{library.path()}:run_program"
         self.run = ops.Custom(name, lambda *of: [1], lambda *of: ms.int32, "aot")
@@ -93,7 +100,7 @@ class NativeForward(nn.Cell):
         return nothing
 
     def step(self) -> None:
-        """Computes `results` from `tokens` and `others`, and at first compiles the graph."""
+        """Computes results from `tokens` and `others`, and at first compiles the graph."""
         if self.captured is None:
             self()
             self.captured = CapturedProgram()
@@ -213,9 +220,9 @@ class NativeRunner(GraphRunner):
         check_shared_memory()
         # What it leaves at the first position is overwritten before it is read.
         rotary = [0] * self.model.rotary.parts
-        columns = np.array([(0, user, 0, 1, *rotary) for user in range(users)], np.int32).T
+        tokens = [(0, user, 0, 1, *rotary) for user in range(users)]
         everything = [users, users, 0, self.model.config.num_layers + 1]
-        results = self._run_tokens(columns, range(users), users, everything)
+        results = self._run_tokens(tokens, range(users), users, everything)
         for user in range(users):
             self.keep(user, 0)
         return results.logits(range(users))
@@ -245,7 +252,7 @@ class NativeRunner(GraphRunner):
 
     def parts(self, step: Step) -> Sequence[Step]:
         """One graph does it all."""
-        return [step] if step.requests else []
+        return [step] if step.rows else []
 
     def run(self, step: Step) -> HostResults:
         is_causal = self.model.config.is_causal
@@ -267,7 +274,7 @@ class NativeRunner(GraphRunner):
         answered = [*(last[slot] for slot in step.answered), *scored]
         new, plan = always if layers.first else len(tokens), [len(tokens), always, *layers]
         seconds_before = self.graph_seconds
-        results = self._run_tokens(np.array(tokens, np.int32).T, answered, new, plan)
+        results = self._run_tokens(tokens, answered, new, plan)
         seconds = self.graph_seconds - seconds_before
         self.chunk_length.measured(len(tokens) - always, always, seconds)
         if group:
@@ -292,18 +299,23 @@ class NativeRunner(GraphRunner):
             yield (token_id, slot, position, seen, *prefix.at(position))
 
     def _run_tokens(
-        self, tokens: NDArray[Any], answered: Sequence[int], new: int, plan: Sequence[int]
+        self,
+        tokens: Sequence[tuple[int, ...]],
+        answered: Sequence[int],
+        new: int,
+        plan: Sequence[int],
     ) -> HostResults:
-        """Runs the graph; `tokens` [4 + parts, count] is what `_tokens_of` yields, by column."""
+        """Runs the graph; `tokens` is what `_tokens_of` yields."""
         forward, count = self._forward, len(answered)
-        forward.tokens[:, : tokens.shape[1]] = tokens
-        forward.others[: 5 + count] = [new, *plan, *answered]
+        for row, numbers in zip(forward.tokens, zip(*tokens)):
+            row[: len(numbers)] = array("i", numbers)
+        forward.others[: 5 + count] = array("i", [new, *plan, *answered])
         forward.others[-1] = count
         start = time.perf_counter()
         forward.step()
         self.graph_seconds += time.perf_counter() - start
-        next_tokens, finite, logits = forward.results
-        return HostResults(next_tokens[:count], np.isfinite(finite[:count]), logits)
+        finite = [number == 0 for number in forward.finite[:count].tolist()]
+        return HostResults(forward.next_tokens[:count].tolist(), finite, forward.logits)
 
     def cache_bytes(self, tokens: int) -> int:
         """Whole pages for each head. A prompt of ChatGLM-6B counts when it is in."""

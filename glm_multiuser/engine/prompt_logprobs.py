@@ -30,7 +30,7 @@ def score(
         start = request.computed_tokens + 1
         following = request.prompt_token_ids[start : start + len(rows)]
         choices = None
-        if results.finite[rows].all():
+        if all(results.finite[rows.start : rows.stop]):
             wanted = request.params.prompt_logprobs or 0
             choices = known_choices(results.logits(rows), following, wanted)
         if choices is None:

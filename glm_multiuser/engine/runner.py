@@ -32,10 +32,10 @@ class RowResults(Protocol):
     """What a graph says about the next token of the rows of `Step.answered`, and of those of
     `Step.scored` behind them."""
 
-    tokens: NDArray[Any]
-    """int32 [rows]: the most likely next token of each."""
-    finite: NDArray[Any]
-    """bool [rows]: whether everything that led to it was finite."""
+    tokens: Sequence[int]
+    """The most likely next token of each."""
+    finite: Sequence[bool]
+    """Whether everything that led to it was finite."""
 
     def logits(self, rows: Sequence[int]) -> NDArray[Any]:
         """float32 [len(rows), vocab_size], brought to the host only when asked for."""
@@ -106,8 +106,8 @@ class Runner(Protocol):
 class HostResults:
     """`RowResults` in memory of the host that the next step writes to again."""
 
-    tokens: NDArray[Any]
-    finite: NDArray[Any]
+    tokens: Sequence[int]
+    finite: Sequence[bool]
     host_logits: NDArray[Any]
 
     def logits(self, rows: Sequence[int]) -> NDArray[Any]:
@@ -118,8 +118,8 @@ class HostResults:
 class DeviceResults:
     """`RowResults` whose logits stay on the device until they are read."""
 
-    tokens: NDArray[Any]
-    finite: NDArray[Any]
+    tokens: Sequence[int]
+    finite: Sequence[bool]
     device_logits: Tensor
     device_rows: Sequence[int]
 
@@ -129,8 +129,12 @@ class DeviceResults:
 
     def only(self, rows: Sequence[int]) -> DeviceResults:
         """Some rows of a graph's results, in this order."""
-        device_rows = [self.device_rows[row] for row in rows]
-        return DeviceResults(self.tokens[rows], self.finite[rows], self.device_logits, device_rows)
+        return DeviceResults(
+            [self.tokens[row] for row in rows],
+            [self.finite[row] for row in rows],
+            self.device_logits,
+            [self.device_rows[row] for row in rows],
+        )
 
 
 Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
@@ -248,7 +252,8 @@ class GraphRunner(Runner):
         start = time.perf_counter()
         tensors = [to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs]
         tokens, finite, logits = self._forward(*tensors)
-        host_tokens, host_finite = tokens.asnumpy(), np.isfinite(finite.asnumpy())
+        host_tokens = tokens.asnumpy().tolist()
+        host_finite = np.isfinite(finite.asnumpy()).tolist()
         self.graph_seconds += time.perf_counter() - start
         return DeviceResults(host_tokens, host_finite, logits, range(len(host_tokens)))
 

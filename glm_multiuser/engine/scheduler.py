@@ -51,6 +51,11 @@ class Step:
     kept: dict[int, int] = field(default_factory=dict)
 
     @property
+    def rows(self) -> int:
+        """How many requests take part in the graph."""
+        return len(self.prompts) + len(self.decodes)
+
+    @property
     def requests(self) -> dict[int, Request]:
         """Who takes part in the graph."""
         return {**{slot: chunk.request for slot, chunk in self.prompts.items()}, **self.decodes}
@@ -69,7 +74,7 @@ class Step:
     def parts(self) -> list[Step]:
         """The same as one step for prompts and one for the others."""
         parts = [Step(prompts=self.prompts), Step(decodes=self.decodes)]
-        return [part for part in parts if part.requests]
+        return [part for part in parts if part.rows]
 
 
 Take = Callable[[Sequence[Request], int], Sequence[int]]
@@ -122,7 +127,7 @@ class Scheduler:
         away = {*self._entering, *returning, *self._restoring}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
         step = Step(self._chunks(returning, len(decodes)), decodes, returning, kept)
-        return step if step.requests or returning or kept else None
+        return step if step.rows or returning or kept else None
 
     def _admit(self) -> tuple[dict[int, Request], dict[int, int]]:
         """Admission to slots -> `returning` and `kept` of the step."""

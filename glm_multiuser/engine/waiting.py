@@ -52,6 +52,8 @@ class WaitingQueue:
         What a resize has paused goes on first. Then it is the oldest request of the group that has
         the fewest in slots; of several such groups, of the one whose last turn was longest ago.
         """
+        if not self._groups:
+            return None
         busy = Counter(request.group for request in running)
         firsts = (next(filter(may_run, requests), None) for requests in self._groups.values())
         return min(

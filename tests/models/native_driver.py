@@ -107,7 +107,7 @@ class NativeDriver:
             piece.request.computed_tokens += piece.tokens
         for request in step.decodes.values():
             request.computed_tokens += 1
-        assert results.finite.all()
+        assert all(results.finite)
         logits = results.logits(range(len(answered)))
         for token, request in zip(results.tokens, answered.values()):
             request.output_token_ids.append(int(token))

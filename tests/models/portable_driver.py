@@ -82,6 +82,6 @@ class PortableDriver:
         for request, token in zip(requests.values(), results.tokens):
             request.computed_tokens += 1
             request.output_token_ids.append(int(token))
-        assert results.finite.all()
+        assert all(results.finite)
         logits: np.ndarray = results.logits(range(len(requests)))
         return logits
