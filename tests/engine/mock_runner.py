@@ -54,8 +54,8 @@ class MockResults:
     all_logits: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        self.tokens: list[int] = np.nan_to_num(self.all_logits).argmax(axis=1).tolist()
-        self.finite: list[bool] = np.isfinite(self.all_logits).all(axis=1).tolist()
+        self.tokens: Sequence[int] = np.nan_to_num(self.all_logits).argmax(axis=1).tolist()
+        self.finite: Sequence[bool] = np.isfinite(self.all_logits).all(axis=1).tolist()
 
     def logits(self, rows: Sequence[int]) -> NDArray[Any]:
         return self.all_logits[list(rows)]
