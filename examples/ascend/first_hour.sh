@@ -44,6 +44,7 @@ step() {
 watched() {
     local sampler=""
     if command -v npu-smi > /dev/null; then
+        : > "$report/$1.npu-smi.txt"  # there even if the step ends before the sampler begins
         { while :; do date +%T; npu-smi info; sleep 5; done; } > "$report/$1.npu-smi.txt" 2>&1 &
         sampler=$!
     fi
