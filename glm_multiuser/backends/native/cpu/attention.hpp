@@ -30,7 +30,7 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
     for (int v = 0; v < NV; ++v)
       sums[r][v] = separate(load(contexts[r] + v * WIDTH) * factors[r]);
   for (int s = first; s < last; ++s) {
-    for (int64_t i = 0; i < ahead_step; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    for (int64_t i = 0; i < ahead_step; i += 64) ask_for_line<2>(ahead + i);
     ahead += ahead_step;
     const Number* from = block.value(s) + at;
     vec value[NV];
@@ -141,9 +141,9 @@ void attend_to(const Attention& a) {
     state.total[row] = 0.0f;
     std::memset(state.contexts + row * state.padded, 0, sizeof(float) * state.padded);
   }
-  const int64_t most = most_visible(a), row_size = a.head_dim + Block<Number>::scale;
+  const int64_t row_size = a.head_dim + Block<Number>::scale;
   const AttentionAhead<Number> ahead(a, row_size);
-  for (int64_t begin = 0; begin < most; begin += KEYS) {
+  for (int64_t begin = 0; begin < ahead.most; begin += KEYS) {
     const auto* keys = (const Number*)a.keys + begin * row_size;
     const auto* values = (const Number*)a.values + begin * row_size;
     const Block<Number> block{keys, values, ahead.of(begin), row_size};

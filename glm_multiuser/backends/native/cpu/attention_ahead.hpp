@@ -10,12 +10,6 @@ namespace {
 // Heads that are longer leave no room in the second cache for the next one.
 constexpr int64_t HEAD_AHEAD = 1 << 18;
 
-int64_t most_visible(const glm::Attention& a) {
-  int64_t most = 0;
-  for (int row = 0; row < a.count; ++row) most = a.visible[row] > most ? a.visible[row] : most;
-  return most;
-}
-
 // What to ask for while the keys of a block are read, and while its values are: as many bytes.
 template <class Number>
 struct Wanted {
@@ -29,8 +23,11 @@ struct Wanted {
 template <class Number>
 class AttentionAhead {
  public:
+  int64_t most = 0;  // positions that some row sees
+
   // A position has `row` numbers.
-  AttentionAhead(const glm::Attention& a, int64_t row) : a(a), most(most_visible(a)), row(row) {
+  AttentionAhead(const glm::Attention& a, int64_t row) : a(a), row(row) {
+    for (int i = 0; i < a.count; ++i) most = a.visible[i] > most ? a.visible[i] : most;
     const int64_t head_bytes = most * row * (int64_t)sizeof(Number);
     is_long = 2 * head_bytes > HEAD_AHEAD;
     static thread_local const void* asked = nullptr;
@@ -58,10 +55,10 @@ class AttentionAhead {
 
  private:
   const glm::Attention& a;
-  const int64_t most, row;
+  const int64_t row;
   bool is_long;
 
-  void ask(const char* from, int64_t bytes) const {
+  static void ask(const char* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) ask_for_line<2>(from + i);
   }
 };

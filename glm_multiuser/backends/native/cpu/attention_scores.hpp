@@ -60,7 +60,7 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
   for (int64_t i = 0; i < head_dim; ++i) {
     // int8 numbers are few bytes that take long to widen: those may as well be nearer.
     for (int v = 0; v < NV; v += TILE_VECTORS)
-      ask_for_line<Block<Number>::scaled ? 1 : 2>((const char*)(ahead + v * step));
+      ask_for_line<Block<Number>::scaled ? 1 : 2>(ahead + v * step);
     ahead += NV * step;
     vec key[NV];
 #pragma GCC unroll 4

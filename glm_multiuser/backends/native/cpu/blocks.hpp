@@ -43,7 +43,7 @@ constexpr int FOR_ONE_BLOCK = 1;
 
 // Of this memory, into this cache.
 template <int CACHE>
-inline INLINE void ask_for_line(const char* from) {
+inline INLINE void ask_for_line(const void* from) {
   __builtin_prefetch(from, 0, CACHE == 1 ? 3 : 2);
 }
 

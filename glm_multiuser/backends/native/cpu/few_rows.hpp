@@ -38,7 +38,7 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
     const int64_t end = step + STEP < head_dim ? step + STEP : head_dim;
     int64_t i = step;
     for (; i + 2 <= end; i += 2) {
-      for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * 2 * glm::TILE, 0, 2);
+      for (int v = 0; v < NV; ++v) ask_for_line<2>(ahead + v * 2 * glm::TILE);
       ahead += NV * 2 * glm::TILE;
       add(i, 0);
       add(i + 1, 1);
@@ -64,7 +64,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
     vec pairs[2][R][NV] = {};
     const auto add = [&](int s, int half) INLINE {
       for (int64_t i = 0; i < ahead_step; i += 2 * WIDTH)
-        __builtin_prefetch(ahead + s * ahead_step + i, 0, 2);
+        ask_for_line<2>(ahead + s * ahead_step + i);
       const uint16_t* from = values + s * head_dim;
       vec value[NV];
       for (int v = 0; v < NV; ++v)

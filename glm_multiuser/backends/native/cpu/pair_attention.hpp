@@ -26,7 +26,7 @@ inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const ui
   const int64_t ahead_step = fetches ? 2 * glm::TILE : 0;
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; i += 2) {
-    for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * ahead_step, 0, 2);
+    for (int v = 0; v < NV; ++v) ask_for_line<2>(ahead + v * ahead_step);
     ahead += NV * ahead_step;
     ivec key[NV];
 #pragma GCC unroll 4
@@ -59,7 +59,7 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
   for (int s = first; s < last; s += 2) {
-    for (int64_t i = 0; i < ahead_step; i += NUMBERS) __builtin_prefetch(ahead + i, 0, 2);
+    for (int64_t i = 0; i < ahead_step; i += NUMBERS) ask_for_line<2>(ahead + i);
     ahead += ahead_step;
     const uint16_t* from = values + s * head_dim;
     ivec value[NV];

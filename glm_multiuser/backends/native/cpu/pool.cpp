@@ -47,7 +47,7 @@ struct alignas(64) Range {
   }
 };
 
-int64_t first_of(int thread, int threads, int64_t pieces) { return pieces * thread / threads; }
+int64_t first_of(int64_t thread, int threads, int64_t pieces) { return pieces * thread / threads; }
 
 struct Job {
   void (*work)(void*, int64_t);
@@ -160,9 +160,8 @@ void share(int64_t pieces, void (*work)(void*, int64_t), void* context) {
 
 bool is_last_of_thread(int64_t piece, int64_t pieces) {
   const int count = threads();
-  for (int thread = 1; thread <= count; ++thread)
-    if (first_of(thread, count, pieces) == piece + 1) return true;
-  return false;
+  const int64_t next = piece + 1, thread = (next * count + pieces - 1) / pieces;
+  return first_of(thread, count, pieces) == next;  // no other thread can begin there
 }
 
 void set_threads(int count) { pool().wanted.store(count < 1 ? 1 : count); }
