@@ -255,6 +255,17 @@ def test_rows_may_be_cut_anywhere(dtype: str, inputs: int, outputs: int) -> None
 
 
 @pytest.mark.parametrize("dtype", KINDS)
+def test_rows_of_several_passes(dtype: str) -> None:
+    """So many rows of so many inputs take several megabytes, and some levels cut them."""
+    product = Product.random("linear_add", dtype, 300, 4096, 33)
+    expected, error = product.expected()
+    whole = product.run()
+    assert (np.abs(whole - expected) <= error).all()
+    for row in (0, 127, 128, 159, 160, 299):
+        assert bits(product.rows([row]).run()) == bits(whole[row])
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("rows", [1, 4, 13])
 def test_what_is_not_finite_spoils_its_whole_row(dtype: str, bad: float, rows: int) -> None:

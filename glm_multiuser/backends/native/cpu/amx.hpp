@@ -156,9 +156,9 @@ void finish_tile_row(const LinearPanel& panel, int64_t row, const float* first,
 
 constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows
 
-// All rows of a pass are multiplied with the weights of `at_a_time` steps, which stay in the first
-// cache, before the next ones; sums wait in memory.
-constexpr int64_t ROWS_OF_A_PASS = 256;
+// So many rows are multiplied with the weights of `at_a_time` steps, which stay in the first cache,
+// before the next ones; sums wait in memory.
+constexpr int64_t ROWS_AT_A_TIME = 256;
 
 typedef float TileOfSums[TILE_ROWS][TILE_ROW_BYTES / 4];
 
@@ -222,8 +222,8 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
 
 // The rows from `first` up to `last`.
 template <class P>
-void tile_pass(const LinearPanel& panel, int64_t first, int64_t last, TiledWeights<P>& weights) {
-  alignas(64) TileOfSums sums[2 * ROWS_OF_A_PASS / TILE_ROWS];
+void tile_rows(const LinearPanel& panel, int64_t first, int64_t last, TiledWeights<P>& weights) {
+  alignas(64) TileOfSums sums[2 * ROWS_AT_A_TIME / TILE_ROWS];
   const int64_t blocks = (last - first + BLOCK - 1) / BLOCK;
   const bool alone = panel.rows <= BLOCK;
   const int64_t parts = alone ? 1 : (weights.steps + P::at_a_time - 1) / P::at_a_time;
@@ -254,9 +254,9 @@ void tile_panel(const LinearPanel& panel) {
   const int64_t rows = panel.rows < TILE_ROWS ? panel.rows : TILE_ROWS;
   [[maybe_unused]] const UseTiles<> tiles((int)rows);
   TiledWeights<P> weights(panel, panel.rows > BLOCK);
-  for (int64_t row = 0; row < panel.rows; row += ROWS_OF_A_PASS) {
-    const int64_t last = row + ROWS_OF_A_PASS;
-    tile_pass<P>(panel, row, last < panel.rows ? last : panel.rows, weights);
+  for (int64_t row = 0; row < panel.rows; row += ROWS_AT_A_TIME) {
+    const int64_t last = row + ROWS_AT_A_TIME;
+    tile_rows<P>(panel, row, last < panel.rows ? last : panel.rows, weights);
   }
 }
 
@@ -282,6 +282,19 @@ int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
     case OnTiles::float32: return tile_steps<Float32Tiles>(depth) * 3 * TILE_ROW_BYTES;
     default: return row_bytes(kind, inputs, depth);
   }
+}
+
+// Rows of a pass, in bytes. Larger, they would not stay in the second cache, which has 2 MB, beside
+// the panels that they are multiplied with; smaller, weights would be read more often.
+constexpr int64_t PASS_BYTES = 3 << 19;
+
+// Products with weights in groups take so long that their rows may come from further away.
+int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
+  const OnTiles product = on_tiles(kind, inputs);
+  if (product == OnTiles::no || product == OnTiles::groups) return 1;
+  const int64_t bytes = rows * tile_row_bytes(kind, inputs, depth);
+  const int64_t passes = (bytes + PASS_BYTES - 1) / PASS_BYTES, most = (rows + BLOCK - 1) / BLOCK;
+  return passes < most ? passes : most;
 }
 
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));

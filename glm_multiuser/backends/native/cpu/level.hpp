@@ -40,7 +40,7 @@ inline int64_t panel_bytes(Weight kind, int64_t depth) {
 enum class Finish { none, gelu, add };
 enum class Cache { float32, bfloat16, int8 };
 
-// One panel of a linear layer, for all rows.
+// One panel of a linear layer, for the rows of a pass.
 struct LinearPanel {
   const void* x;         // rows as `lay_row` leaves them; float32 ones also as they are
   int64_t row_bytes;     // from one row to the next
@@ -80,6 +80,9 @@ struct Level {
   bool (*lays_out)(Weight, Inputs, int64_t depth);
   int64_t (*row_bytes)(Weight, Inputs, int64_t depth);
   void (*lay_row)(Weight, Inputs, const float* x, int64_t depth, int64_t row, void* rows);
+  // How many times a weight is gone through, each time with other rows, so that these stay in the
+  // second cache meanwhile.
+  int64_t (*passes)(Weight, Inputs, int64_t depth, int64_t rows);
   int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth);  // that `linear` needs
   void (*linear)(Weight, const LinearPanel&);
   // One output of a panel of a weight in groups -> [depth]

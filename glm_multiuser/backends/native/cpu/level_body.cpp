@@ -10,7 +10,8 @@
 #if defined(__AMX_TILE__) || defined(GLM_EMULATE_AMX)
 #include "amx.hpp"
 #include "tile_attention.hpp"
-#define PRODUCTS tile_lays_out, tile_row_bytes, tile_lay_row, tile_scratch_bytes, tile_linear
+#define PRODUCTS \
+  tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_scratch_bytes, tile_linear
 #define ATTEND tile_attend
 #else
 #if defined(__AVX512BF16__)
@@ -19,7 +20,7 @@
 #else
 #define ATTEND attend
 #endif
-#define PRODUCTS lays_out, row_bytes, lay_row, scratch_bytes, linear
+#define PRODUCTS lays_out, row_bytes, lay_row, one_pass, scratch_bytes, linear
 #endif
 
 #define NAME_OF(level) #level

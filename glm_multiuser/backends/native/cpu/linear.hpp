@@ -237,6 +237,9 @@ void lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int
   if (in_pairs(kind) && depth % 2) numbers[depth] = -0.0f;
 }
 
+// Without tiles, memory behind the second cache is fast enough (Zen 4: 0.95 to 1.02 with passes).
+int64_t one_pass(glm::Weight, Inputs, int64_t, int64_t) { return 1; }
+
 // M rows from `row` on, V vectors of columns from `column` on.
 template <class W, int M, int V>
 void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) {

@@ -85,6 +85,45 @@ void add_row(const float* x, int64_t size, float* y) {
   for (int64_t i = 0; i < size; ++i) y[i] += x[i];
 }
 
+// x [rows, depth] as products want it.
+const void* lay_out(glm::Weight kind, Inputs inputs, const float* x, int64_t rows, int64_t depth) {
+  static thread_local std::vector<char> laid_out;
+  const glm::Level& level = glm::level();
+  const int64_t filled_up = (rows + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+  char* to = aligned(laid_out, filled_up * level.row_bytes(kind, inputs, depth));
+  share_rows(rows, depth, [&](int64_t row) {
+    level.lay_row(kind, inputs, x + row * depth, depth, row, to);
+  });
+  return to;
+}
+
+// Rows times all panels, so many side by side; `all` is as of one panel with all columns.
+void multiply(glm::Weight kind, const glm::LinearPanel& all, int64_t side_by_side) {
+  const glm::Level& level = glm::level();
+  const int64_t scratch_bytes = level.scratch_bytes(kind, all.inputs, all.depth);
+  const int64_t width = side_by_side * PANEL;
+  glm::share((all.columns + width - 1) / width, [&](int64_t number) {
+    static thread_local std::vector<char> scratch;
+    const int64_t first = number * width;
+    glm::LinearPanel panel = all;
+    panel.weight = (const char*)all.weight + number * side_by_side * all.bytes;
+    panel.bias += first;
+    if (panel.residual != nullptr) panel.residual += first;
+    panel.y += first;
+    panel.columns = (int)std::min(width, all.columns - first);
+    panel.scratch = scratch_bytes > 0 ? aligned(scratch, scratch_bytes) : nullptr;
+    level.linear(kind, panel);
+  });
+}
+
+// Of one of several passes, all of about the same size; blocks of fewer rows than two tiles have are
+// slow.
+int64_t first_of_pass(int64_t pass, int64_t passes, int64_t rows) {
+  constexpr int64_t BLOCK = 2 * ROW_MULTIPLE;
+  if (pass == passes) return rows;
+  return (rows * pass / passes + BLOCK / 2) / BLOCK * BLOCK;
+}
+
 // x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
 // With int8 weights, x is always rounded, to bf16 at least. To int8 it is rounded for int8 weights and
 // for those in groups only.
@@ -92,12 +131,10 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
            Inputs inputs) {
   const int64_t rows = rows_in_use(data, shapes, 1);
   const int64_t depth = shapes[0][1], columns = shapes[3][0];
-  const int64_t panels = (columns + PANEL - 1) / PANEL;
   Packed packed;
   REFUSE_UNLESS(is_packed(dtypes[2], ranks[2], shapes[2], depth, packed));
-  REFUSE_UNLESS(shapes[2][0] == panels);
+  REFUSE_UNLESS(shapes[2][0] == (columns + PANEL - 1) / PANEL);
   const glm::Weight kind = packed.kind;
-  const int64_t bytes = packed.panel_bytes;
   if (kind == glm::Weight::int8) {
     if (inputs == Inputs::int8) REFUSE_UNLESS(depth <= MOST_INT8_INPUTS);
     if (inputs == Inputs::float32) inputs = Inputs::bfloat16;
@@ -105,48 +142,31 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
     inputs = Inputs::float32;
   }
   const bool adds = finish == glm::Finish::add;
-  const auto* residual = adds ? (const float*)data[4] : nullptr;
-  const float factor = adds ? *(const float*)data[5] : 0;
-  auto* y = (float*)data[adds ? 6 : 4];
   const glm::Level& level = glm::level();
-  const void* x = data[0];
-  int64_t row_bytes = depth * (int64_t)sizeof(float);
-  static thread_local std::vector<char> laid_out;
-  if (rows >= ROWS_TO_LAY_OUT || level.lays_out(kind, inputs, depth)) {
-    row_bytes = level.row_bytes(kind, inputs, depth);
-    const int64_t filled_up = (rows + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
-    char* to = aligned(laid_out, filled_up * row_bytes);
-    share_rows(rows, depth, [&](int64_t row) {
-      const float* from = (const float*)data[0] + row * depth;
-      level.lay_row(kind, inputs, from, depth, row, to);
-    });
-    x = to;
-  }
-  const int64_t scratch_bytes = level.scratch_bytes(kind, inputs, depth);
+  const bool lays_out = rows >= ROWS_TO_LAY_OUT || level.lays_out(kind, inputs, depth);
   const bool in_pairs = packed.in_groups && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS;
-  const int64_t side_by_side = in_pairs ? 2 : 1;
-  const int64_t units = (panels + side_by_side - 1) / side_by_side;
-  glm::share(units, [&](int64_t unit) {
-    static thread_local std::vector<char> scratch;
-    const int64_t number = unit * side_by_side, first = number * PANEL;
-    glm::LinearPanel panel;
-    panel.x = x;
-    panel.row_bytes = row_bytes;
-    panel.weight = (const char*)data[2] + number * bytes;
-    panel.bias = (const float*)data[3] + first;
-    panel.residual = adds ? residual + first : nullptr;
-    panel.y = y + first;
-    panel.rows = rows;
-    panel.depth = depth;
-    panel.stride = columns;
-    panel.columns = (int)std::min<int64_t>(side_by_side * PANEL, columns - first);
-    panel.bytes = bytes;
-    panel.factor = factor;
-    panel.finish = finish;
-    panel.inputs = inputs;
-    panel.scratch = scratch_bytes > 0 ? aligned(scratch, scratch_bytes) : nullptr;
-    level.linear(kind, panel);
-  });
+  glm::LinearPanel all;
+  all.row_bytes =
+      lays_out ? level.row_bytes(kind, inputs, depth) : depth * (int64_t)sizeof(float);
+  all.weight = data[2];
+  all.bias = (const float*)data[3];
+  all.depth = depth;
+  all.stride = columns;
+  all.columns = (int)columns;
+  all.bytes = packed.panel_bytes;
+  all.factor = adds ? *(const float*)data[5] : 0;
+  all.finish = finish;
+  all.inputs = inputs;
+  const int64_t passes = level.passes(kind, inputs, depth, rows);
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t first = first_of_pass(pass, passes, rows);
+    const float* x = (const float*)data[0] + first * depth;
+    all.rows = first_of_pass(pass + 1, passes, rows) - first;
+    all.x = lays_out ? lay_out(kind, inputs, x, all.rows, depth) : x;
+    all.residual = adds ? (const float*)data[4] + first * columns : nullptr;
+    all.y = (float*)data[adds ? 6 : 4] + first * columns;
+    multiply(kind, all, in_pairs ? 2 : 1);
+  }
   return 0;
 }
 
