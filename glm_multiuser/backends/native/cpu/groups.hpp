@@ -186,6 +186,7 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
       const auto word = [&](int v) { return load_as<uvec>(words + behind(v) + 4 * first(v)); };
       uvec upper[V] = {};
       if (type.has_upper_bits()) {
+        for (int v = 0; v < V; v += OF_PANEL) ask_for<CACHE>(words + behind(v) + ahead, 4 * PANEL);
         for (int v = 0; v < V; ++v) upper[v] = word(v);
         words += 4 * PANEL;
       }

@@ -19,6 +19,10 @@ constexpr int INT8_ROWS = 3, ROWS_AS_STORED = 1;
 constexpr int INT8_ROWS = 2, ROWS_AS_STORED = 1;
 #endif
 
+// How many bytes ahead of these memory is asked for, into the second cache: they are multiplied so fast
+// that the first cannot wait for enough of it at a time.
+constexpr int64_t AHEAD_AS_STORED = AHEAD > 8192 ? AHEAD : 8192;
+
 template <class T>
 vec with_sign(vec minimum) {
   return T::minimum < 0 ? -minimum : minimum;
@@ -200,7 +204,11 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, FOR_ONE_BLOCK>(weight, part, column, 0, AHEAD, group);
+    if constexpr (M <= ROWS_AS_STORED) {
+      read_part<T, V, 2>(weight, part, column, 0, AHEAD_AS_STORED, group);
+    } else {
+      read_part<T, V, FOR_ONE_BLOCK>(weight, part, column, 0, AHEAD, group);
+    }
   }
   for (int m = 0; m < M; ++m)
     finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);
