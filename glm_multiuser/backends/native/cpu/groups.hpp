@@ -173,27 +173,26 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
   const auto first = [&](int v) { return column + v % OF_PANEL * WIDTH; };
   const char* block = panel + part / type.parts() * type.bytes();
   const char* at = block + type.head + part % type.parts() * type.part_bytes();
+  const auto ask = [&](const char* from, int64_t size) INLINE {
+    for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL)
+      ask_for<CACHE>(from + behind(v) + ahead, size);
+  };
   for (int number = 0; number < PART / type.group; ++number) {
     const auto a = [&](int v) INLINE { return T::a(block + behind(v), at + behind(v), first(v)); };
     const auto b = [&](int v) INLINE { return T::b(block + behind(v), at + behind(v), first(v)); };
-    for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
-      if (number == 0 && part % type.parts() == 0)
-        ask_for<CACHE>(block + behind(v) + ahead, type.head);
-      ask_for<CACHE>(at + behind(v) + ahead, type.scales);
-    }
+    if (number == 0 && part % type.parts() == 0) ask(block, type.head);
+    ask(at, type.scales);
     group(a, b, [&](auto use) INLINE {
       const char* words = at + type.scales;
       const auto word = [&](int v) { return load_as<uvec>(words + behind(v) + 4 * first(v)); };
       uvec upper[V] = {};
       if (type.has_upper_bits()) {
-        for (int v = 0; v < V; v += OF_PANEL) ask_for<CACHE>(words + behind(v) + ahead, 4 * PANEL);
+        ask(words, 4 * PANEL);
         for (int v = 0; v < V; ++v) upper[v] = word(v);
         words += 4 * PANEL;
       }
       for (int i = 0; i < type.words(); ++i) {
-        for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL) {
-          ask_for<CACHE>(words + behind(v) + ahead, 4 * PANEL);
-        }
+        ask(words, 4 * PANEL);
 #pragma GCC unroll 2
         for (int half = 0; half < QUADS; ++half) {
           uvec quads[V];

@@ -19,8 +19,8 @@ constexpr int INT8_ROWS = 3, ROWS_AS_STORED = 1;
 constexpr int INT8_ROWS = 2, ROWS_AS_STORED = 1;
 #endif
 
-// How many bytes ahead of these memory is asked for, into the second cache: they are multiplied so fast
-// that the first cannot wait for enough of it at a time.
+// How many bytes ahead of such rows memory is asked for, into the second cache: they are multiplied so
+// fast that too little would be on its way into the first.
 constexpr int64_t AHEAD_AS_STORED = AHEAD > 8192 ? AHEAD : 8192;
 
 template <class T>
@@ -171,6 +171,7 @@ inline void finish_int8_group_row(const LinearPanel& panel, float offset, int64_
 template <class T, int M, int V>
 void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int column,
                       const char* ahead, int64_t ahead_bytes) {
+  constexpr bool as_stored = M <= ROWS_AS_STORED;
   const auto* weight = (const char*)panel.weight;
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
   const char* x = rows + HEAD_BYTES;
@@ -204,11 +205,8 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       }
       starts += sizeof(GroupStart);
     };
-    if constexpr (M <= ROWS_AS_STORED) {
-      read_part<T, V, 2>(weight, part, column, 0, AHEAD_AS_STORED, group);
-    } else {
-      read_part<T, V, FOR_ONE_BLOCK>(weight, part, column, 0, AHEAD, group);
-    }
+    read_part<T, V, as_stored ? 2 : FOR_ONE_BLOCK>(weight, part, column, 0,
+                                                   as_stored ? AHEAD_AS_STORED : AHEAD, group);
   }
   for (int m = 0; m < M; ++m)
     finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);

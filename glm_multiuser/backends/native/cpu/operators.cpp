@@ -145,7 +145,7 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
   const glm::Level& level = glm::level();
   const bool lays_out = rows >= ROWS_TO_LAY_OUT || level.lays_out(kind, inputs, depth);
   const bool in_pairs = packed.in_groups && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS;
-  glm::LinearPanel all;
+  glm::LinearPanel all{};
   all.row_bytes =
       lays_out ? level.row_bytes(kind, inputs, depth) : depth * (int64_t)sizeof(float);
   all.weight = data[2];
