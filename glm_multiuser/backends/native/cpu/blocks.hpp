@@ -41,6 +41,9 @@ constexpr int64_t AHEAD = 4096;
 constexpr int FOR_ONE_BLOCK = 1;
 #endif
 
+// Few int8 rows are multiplied in so little time that memory is asked for further ahead.
+constexpr int64_t AHEAD_OF_FEW_INT8_ROWS = AHEAD > 8192 ? AHEAD : 8192;
+
 // Of this memory, into this cache.
 template <int CACHE>
 inline INLINE void ask_for_line(const void* from) {

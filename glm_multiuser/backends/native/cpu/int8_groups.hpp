@@ -19,10 +19,6 @@ constexpr int INT8_ROWS = 3, ROWS_AS_STORED = 1;
 constexpr int INT8_ROWS = 2, ROWS_AS_STORED = 1;
 #endif
 
-// How many bytes ahead of such rows memory is asked for, into the second cache: they are multiplied so
-// fast that too little would be on its way into the first.
-constexpr int64_t AHEAD_AS_STORED = AHEAD > 8192 ? AHEAD : 8192;
-
 template <class T>
 vec with_sign(vec minimum) {
   return T::minimum < 0 ? -minimum : minimum;
@@ -205,8 +201,8 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, as_stored ? 2 : FOR_ONE_BLOCK>(weight, part, column, 0,
-                                                   as_stored ? AHEAD_AS_STORED : AHEAD, group);
+    read_part<T, V, as_stored ? 2 : FOR_ONE_BLOCK>(
+        weight, part, column, 0, as_stored ? AHEAD_OF_FEW_INT8_ROWS : AHEAD, group);
   }
   for (int m = 0; m < M; ++m)
     finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);

@@ -292,14 +292,17 @@ void linear_panel(const LinearPanel& panel) {
   const int64_t blocks = (panel.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const int64_t bytes = W::scale_bytes + W::steps(panel.depth) * W::step_bytes;
   const auto* begin = (const char*)panel.weight;
-  const int columns = panel.rows <= FEW_ROWS ? PANEL : BLOCK_COLUMNS;
+  const bool few = panel.rows <= FEW_ROWS;
+  const int columns = few ? PANEL : BLOCK_COLUMNS;
+  // One block runs as far ahead of itself as memory is slow; several share the next panel.
+  const bool alone = blocks == 1;
+  const int64_t distance =
+      few && std::is_same<W, WholeInt8>::value ? AHEAD_OF_FEW_INT8_ROWS : AHEAD;
   for (int column = 0; column < panel.columns; column += columns) {
     for (int64_t number = 0; number < blocks; ++number) {
       const int64_t row = panel.rows * number / blocks;
       const int rows = (int)(panel.rows * (number + 1) / blocks - row);
-      // One block runs as far ahead of itself as memory is slow; several share the next panel.
-      const bool alone = blocks == 1;
-      const char* from = alone ? begin + AHEAD : begin + bytes + bytes * number / blocks;
+      const char* from = begin + (alone ? distance : bytes + bytes * number / blocks);
       const int64_t step = alone ? W::step_bytes : W::step_bytes / blocks;
       block_of<W, BLOCK_ROWS>(rows, panel, row, column, {from, step, blocks});
     }
