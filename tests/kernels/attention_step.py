@@ -143,7 +143,7 @@ class Step:
         code = call(
             "attention", *[placed(each) for each in arguments[:10]], *arguments[10:], output
         )
-        assert code == 0, f"refused in line {code} of operators.cpp"
+        assert code == 0, f"refused in line {code} of attention_operator.cpp"
         return output
 
     def turned(self, rows: NDArray[np.float32], heads: int) -> NDArray[np.float64]:

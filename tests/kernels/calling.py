@@ -53,7 +53,7 @@ def run(name: str, *inputs: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """One float32 output of `shape`; what the operator does not write stays NaN."""
     output = placed(np.full(shape, np.nan, np.float32))
     code = call(name, *[placed(each) for each in inputs], output)
-    assert code == 0, f"{name} refused its arguments in line {code} of operators.cpp"
+    assert code == 0, f"{name} refused its arguments in line {code} of its source"
     return output
 
 

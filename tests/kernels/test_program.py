@@ -44,7 +44,7 @@ def carry_out(
     ]
     arguments = [one.array for one in program.parameters]
     refused = call("run_program", code, placed(numbers), *arguments, *outputs)
-    assert refused == 0, f"refused in line {refused} of operators.cpp"
+    assert refused == 0, f"a kernel refused in line {refused} of its source"
     return outputs
 
 
@@ -153,7 +153,7 @@ def test_a_launch_is_replayed_with_what_its_memory_holds_then() -> None:
     captured.replay()
     assert bits(outputs[2]) == bits(mlp_one_by_one(ids, 5, [0, 3]))
     numbers[0] = VOCABULARY
-    with pytest.raises(GLMMultiUserError, match=r"a kernel of the step refused, operators.cpp:\d"):
+    with pytest.raises(GLMMultiUserError, match=r"a kernel refused, in line \d+ of its source"):
         captured.replay()
 
 

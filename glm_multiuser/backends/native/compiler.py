@@ -58,8 +58,8 @@ def build(target: Path, extra: Sequence[str] = ()) -> None:
         pieces = [
             ("level_body.cpp", f"level_{n}", [*LEVEL_FLAGS[n], f"-DLEVEL={n}"]) for n in levels
         ]
-        common = ("int4", "levels", "operators", "packing", "pool", "program", "q6_k")
-        pieces += [(f"{name}.cpp", name, have) for name in common]
+        once = sorted(path.stem for path in SOURCES.glob("*.cpp") if path.stem != "level_body")
+        pieces += [(f"{name}.cpp", name, have) for name in once]
         objects = list(pool.map(lambda piece: compiled(*piece), pieces))
         linked = target.with_name(f"{target.name}.new")
         link = [*compiler, *FLAGS, *extra, "-shared", *objects, "-o", str(linked)]

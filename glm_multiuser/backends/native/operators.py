@@ -1,7 +1,7 @@
 """The kernels as instructions of a program.
 
 Each takes, among its inputs, `used`, int32 [1]: how many of its rows there are in this step. What
-lies behind them is neither read nor written. `cpu/operators.cpp` says what each input is.
+lies behind them is neither read nor written. `cpu/*operator*.cpp` say what each input is.
 """
 
 from __future__ import annotations

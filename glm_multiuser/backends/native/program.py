@@ -198,4 +198,4 @@ class CapturedProgram:
         """Raises GLMMultiUserError if a kernel refuses its arguments."""
         refused = self._library.glm_replay(self._launch)
         if refused:
-            raise GLMMultiUserError(f"a kernel of the step refused, operators.cpp:{refused}")
+            raise GLMMultiUserError(f"a kernel refused, in line {refused} of its source")

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "memory.hpp"
 #include "operators.hpp"
 
 namespace {
@@ -21,26 +22,10 @@ struct Named {
 const Named kernels[] = {EVERY_KERNEL(NAMED)};
 constexpr int KERNELS = sizeof kernels / sizeof kernels[0];
 
-constexpr int64_t WORD = 4, LINE = 64;
+constexpr int64_t WORD = 4;
 constexpr int MEMORY = -1;
 // Those that values may have come first.
 const char* const DTYPES[] = {"int32", "float32", "float16", "int16", "int8", "uint8"};
-
-// Pages that no step has used take no memory.
-class Memory {
- public:
-  char* of(int64_t bytes) {
-    if (bytes > size) {
-      held.reset(new char[bytes + LINE]);
-      size = bytes;
-    }
-    return held.get() + (-(uintptr_t)held.get() & (LINE - 1));
-  }
-
- private:
-  std::unique_ptr<char[]> held;
-  int64_t size = 0;
-};
 
 struct Operands {
   std::vector<void*> data;
@@ -80,7 +65,7 @@ std::mutex one_at_a_time;
 std::unique_ptr<Launch> last;  // guarded by it
 
 int carry_out(void** data, int* ranks, int64_t** shapes, const char** dtypes) {
-  static Memory& memory = *new Memory;
+  static glm::Memory& memory = *new glm::Memory;
   const auto* code = (const int32_t*)data[0];
   const int values = code[0], instructions = code[1];
   char* own = memory.of(code[2] * WORD);

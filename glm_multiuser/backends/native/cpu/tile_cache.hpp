@@ -39,7 +39,8 @@ inline void pair_up(const uint16_t* from, int count, bool second, char* to) {
 
 // Keys of `count` positions, [tiles, head_dim, TILE] -> two tiles of 16 positions at a time, and for
 // each its steps over head_dim. Of the memory `ahead`, as much is prefetched.
-void pair_keys(const uint16_t* keys, int count, int64_t head_dim, const char* ahead, char* to) {
+inline void pair_keys(const uint16_t* keys, int count, int64_t head_dim, const char* ahead,
+                      char* to) {
   const int64_t steps = steps_of(head_dim);
   const int tiles = (count + 2 * glm::TILE - 1) / (2 * glm::TILE) * 2;
   for (int tile = 0; tile < tiles; ++tile, keys += head_dim * glm::TILE) {
@@ -70,7 +71,7 @@ inline ivec load_pairs(const uint16_t* from, int64_t count) {
 
 // Values of `count` positions, [positions, head_dim] -> for each 32 numbers of a value two tiles,
 // with columns as `join_groups` says, and for each tile its steps over the positions of a block.
-void pair_values(const uint16_t* values, int count, int64_t head_dim, char* to) {
+inline void pair_values(const uint16_t* values, int count, int64_t head_dim, char* to) {
   constexpr int64_t OF_TILE = glm::KEYS / STEP * TILE_BYTES;
   const int filled = (int)steps_of(count) * STEP;
   for (int at = 0; at < filled; at += 2, values += 2 * head_dim) {
