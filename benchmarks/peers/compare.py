@@ -47,6 +47,7 @@ from roofline import (
 )
 from variants import VARIANTS, Variant, variants_of
 
+from glm_multiuser.backends.native.library import LEVEL
 from glm_multiuser.cli import screen
 from glm_multiuser.cli.bench import parse_users, random_shape
 from glm_multiuser.cli.bench_report import print_conditions
@@ -66,6 +67,8 @@ def main() -> int:
     options = parse_arguments()
     numbers, contexts = parse_users(options.users), parse_users(options.context)
     names = parse_variants(options.variants, options.model)
+    if options.avx2:
+        os.environ[LEVEL] = "avx2"
     if options.model is None:
         shape = random_shape(
             options.hidden, options.layers, options.inner, options.heads, options.vocab
@@ -131,6 +134,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--llama-options", default=LLAMA_OPTIONS, help="more options of llama-batched-bench"
     )
+    parser.add_argument(
+        "--avx2",
+        action="store_true",
+        help="our kernels and llama.cpp as on a processor that has nothing better",
+    )
     parser.add_argument("--plot", type=Path, default=Path("peers.png"))
     parser.add_argument("--json", type=Path, help="write the last line also here")
     return parser.parse_args()
@@ -184,10 +192,12 @@ def prepare_all(
 
 def prepare_one(variant: Variant, shape: dict[str, int], options: argparse.Namespace) -> Command:
     settings = dict(variant.settings)
+    if options.avx2 and variant.environment in ("torch", "openvino"):
+        raise GLMMultiUserError("it is not limited to AVX2")
     if options.model is not None:
         settings["model"] = str(options.model.resolve())
     if variant.worker == "llama_cpp_worker.py":
-        settings["program"] = str(batched_bench())
+        settings["program"] = str(batched_bench(options.avx2))
         settings["options"] = options.llama_options
         if options.model is None:
             settings["model"] = str(gguf(shape, settings["kind"]))
@@ -216,6 +226,7 @@ def conditions_of(options: argparse.Namespace, shape: dict[str, int]) -> dict[st
         **machine(),
         "cpu": processor(),
         "cpu_flags": " ".join(cpu_flags()),
+        "limited_to": "AVX2" if options.avx2 else "nothing",
         "kernel": platform.release(),
         "compiler": first_line([compiler() or "c++", "--version"]),
         "mindformers": installed("mindformers"),

@@ -27,20 +27,22 @@ LLAMA = ENVIRONMENTS / "llama_cpp"
 LLAMA_CPP_PYTHON = "0.3.36"
 SOURCE = LLAMA / f"llama_cpp_python-{LLAMA_CPP_PYTHON}" / "vendor" / "llama.cpp"
 BUILD = LLAMA / f"build-{LLAMA_CPP_PYTHON}-tiles"
-BATCHED_BENCH = BUILD / "bin" / "llama-batched-bench"
+TARGET = "llama-batched-bench"
 
 LOAD_TILES = "    _tile_loadconfig(&tc);\n"
 KEEP_TILES = '    __asm__ volatile("" : : "m"(tc));\n'
 
 CMAKE_OPTIONS = (
     "CMAKE_BUILD_TYPE=Release",
-    "GGML_NATIVE=ON",
     "BUILD_SHARED_LIBS=OFF",
     "LLAMA_OPENSSL=OFF",
     "LLAMA_BUILD_TESTS=OFF",
     "LLAMA_BUILD_EXAMPLES=OFF",
     "LLAMA_BUILD_SERVER=OFF",
     "LLAMA_BUILD_APP=OFF",
+)
+AVX2_OPTIONS = tuple(
+    f"GGML_{name}" for name in ("NATIVE=OFF", "AVX2=ON", "FMA=ON", "F16C=ON", "BMI2=ON")
 )
 
 
@@ -64,14 +66,17 @@ def python_of(name: str) -> Path:
     return folder / "bin" / "python"
 
 
-def batched_bench() -> Path:
-    """llama.cpp's own benchmark of a batch, built for this CPU if it is not there.
+def batched_bench(avx2: bool = False) -> Path:
+    """llama.cpp's own benchmark of a batch, built for this CPU, or for any with AVX2, if it is not
+    there.
 
     Raises:
         GLMMultiUserError: no compiler, no sources, or they do not build.
     """
-    if BATCHED_BENCH.exists():
-        return BATCHED_BENCH
+    build = BUILD.with_name(f"{BUILD.name}-avx2") if avx2 else BUILD
+    program = build / "bin" / TARGET
+    if program.exists():
+        return program
     if compiler() is None:
         raise GLMMultiUserError("llama.cpp needs a C++ compiler (g++ or clang++) to be built")
     python = python_of("llama_cpp")
@@ -90,11 +95,12 @@ def batched_bench() -> Path:
         run([str(python), "-m", "pip", "install", "cmake==3.31.10"], "llama_cpp-cmake")
         cmake = str(python.with_name("cmake"))
     screen.notice("llama.cpp: building (ten minutes or more on two cores) ...")
-    options = [f"-D{option}" for option in CMAKE_OPTIONS]
-    run([cmake, "-S", str(SOURCE), "-B", str(BUILD), *options], "llama_cpp-configure")
-    build = [cmake, "--build", str(BUILD), "--target", BATCHED_BENCH.name]
-    run([*nice(), *build, "-j", str(os.cpu_count() or 1)], "llama_cpp-build")
-    return BATCHED_BENCH
+    instructions = AVX2_OPTIONS if avx2 else ("GGML_NATIVE=ON",)
+    options = [f"-D{option}" for option in (*CMAKE_OPTIONS, *instructions)]
+    run([cmake, "-S", str(SOURCE), "-B", str(build), *options], "llama_cpp-configure")
+    command = [cmake, "--build", str(build), "--target", TARGET]
+    run([*nice(), *command, "-j", str(os.cpu_count() or 1)], "llama_cpp-build")
+    return program
 
 
 def keep_tile_config(source: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
 from tests.server.process import ROOT
 
-OPTIONS = {"llama_options": "--flash-attn off", "new_tokens": 2, "repeat": 2}
+OPTIONS = {"llama_options": "--flash-attn off", "new_tokens": 2, "repeat": 2, "avx2": False}
 SHAPE = {"hidden_size": 8, "inner_hidden_size": 16, "num_layers": 2, "vocab_size": 32}
 WORKER = """
 import json, sys
@@ -37,7 +37,7 @@ def find_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everybody_reads_the_same_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compare = import_module("compare")
-    monkeypatch.setattr(compare, "batched_bench", lambda: Path("bench"))
+    monkeypatch.setattr(compare, "batched_bench", lambda avx2: Path("avx2" if avx2 else "bench"))
     monkeypatch.setattr(compare, "python_of", lambda name: Path(name) / "python")
     file = tmp_path / "some.gguf"
     names = compare.parse_variants(None, file)
@@ -47,6 +47,17 @@ def test_everybody_reads_the_same_file(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert {settings["model"] for _, settings in commands.values()} == {str(file)}
     assert commands["openvino"][0][0] == "openvino/python"
     assert commands["llama-file"][1]["program"] == "bench"
+
+
+def test_with_avx2_nobody_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = import_module("compare")
+    monkeypatch.setattr(compare, "batched_bench", lambda avx2: Path("avx2" if avx2 else "bench"))
+    names = ["native-f32", "llama-f32", "torch-bf16"]
+    monkeypatch.setattr(compare, "gguf", lambda shape, kind: Path(kind))
+    limited = Namespace(model=None, **{**OPTIONS, "avx2": True})
+    commands, absent = compare.prepare_all(names, SHAPE, limited)
+    assert commands["llama-f32"][1]["program"] == "avx2"
+    assert absent == {"torch-bf16": "it is not limited to AVX2"}
 
 
 def test_variants_are_those_of_the_model() -> None:
