@@ -192,11 +192,12 @@ def prepare_all(
 
 def prepare_one(variant: Variant, shape: dict[str, int], options: argparse.Namespace) -> Command:
     settings = dict(variant.settings)
-    if options.avx2 and variant.environment in ("torch", "openvino"):
+    of_llama = variant.worker == "llama_cpp_worker.py"
+    if options.avx2 and not of_llama and settings.get("kernels") != "native":
         raise GLMMultiUserError("it is not limited to AVX2")
     if options.model is not None:
         settings["model"] = str(options.model.resolve())
-    if variant.worker == "llama_cpp_worker.py":
+    if of_llama:
         settings["program"] = str(batched_bench(options.avx2))
         settings["options"] = options.llama_options
         if options.model is None:

@@ -41,8 +41,12 @@ CMAKE_OPTIONS = (
     "LLAMA_BUILD_SERVER=OFF",
     "LLAMA_BUILD_APP=OFF",
 )
-AVX2_OPTIONS = tuple(
-    f"GGML_{name}" for name in ("NATIVE=OFF", "AVX2=ON", "FMA=ON", "F16C=ON", "BMI2=ON")
+AVX2_OPTIONS = (
+    "GGML_NATIVE=OFF",
+    "GGML_AVX2=ON",
+    "GGML_FMA=ON",
+    "GGML_F16C=ON",
+    "GGML_BMI2=ON",
 )
 
 

@@ -52,12 +52,14 @@ def test_everybody_reads_the_same_file(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_with_avx2_nobody_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
     compare = import_module("compare")
     monkeypatch.setattr(compare, "batched_bench", lambda avx2: Path("avx2" if avx2 else "bench"))
-    names = ["native-f32", "llama-f32", "torch-bf16"]
+    names = ["native-f32", "llama-f32", "torch-bf16", "portable", "mindformers"]
     monkeypatch.setattr(compare, "gguf", lambda shape, kind: Path(kind))
     limited = Namespace(model=None, **{**OPTIONS, "avx2": True})
     commands, absent = compare.prepare_all(names, SHAPE, limited)
+    assert set(commands) == {"native-f32", "llama-f32"}
     assert commands["llama-f32"][1]["program"] == "avx2"
-    assert absent == {"torch-bf16": "it is not limited to AVX2"}
+    others = names[2:]
+    assert absent == dict.fromkeys(others, "it is not limited to AVX2")
 
 
 def test_variants_are_those_of_the_model() -> None:

@@ -63,7 +63,7 @@ struct Step {
   const float *cosine, *sine;
   float* out;
   float scale;
-  int64_t tokens, heads, kv_heads, head_dim;
+  int64_t tokens, kv_heads, head_dim;
   int64_t group, width, kv_width;  // heads that share keys; numbers of all heads
   int64_t parts, part;             // of a head that have angles of their own, and their size
   int64_t angles_stride;           // from one part's angles to the next one's
@@ -104,9 +104,10 @@ int read_arguments(int count, void** data, int* ranks, int64_t** shapes, const c
   step.partner = (const int32_t*)data[7];
   step.scale = *(const float*)data[9];
   step.out = (float*)data[count - 1];
-  step.heads = settings[0], step.kv_heads = settings[1], step.head_dim = settings[2];
-  step.group = step.heads / step.kv_heads;
-  step.width = step.heads * step.head_dim, step.kv_width = step.kv_heads * step.head_dim;
+  const int64_t heads = settings[0];
+  step.kv_heads = settings[1], step.head_dim = settings[2];
+  step.group = heads / step.kv_heads;
+  step.width = heads * step.head_dim, step.kv_width = step.kv_heads * step.head_dim;
   step.parts = shapes[4][0], step.angles_stride = shapes[4][1], step.part = shapes[5][1];
   REFUSE_UNLESS(step.part * step.parts == step.head_dim);
   REFUSE_UNLESS(shapes[0][1] == step.width + 2 * step.kv_width);

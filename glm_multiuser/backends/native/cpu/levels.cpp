@@ -111,3 +111,6 @@ bool force_level(const char* name) {
 }
 
 }  // namespace glm
+
+extern "C" const char* glm_level() { return glm::level().name; }
+extern "C" int glm_force_level(const char* name) { return glm::force_level(name); }

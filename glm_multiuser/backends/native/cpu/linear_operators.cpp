@@ -126,7 +126,7 @@ LINEAR(linear_bfloat16, glm::Finish::none, bfloat16)
 LINEAR(linear_gelu_bfloat16, glm::Finish::gelu, bfloat16)
 LINEAR(linear_add_bfloat16, glm::Finish::add, bfloat16)
 
-// And rounded to int8, for int8 weights.
+// And rounded to int8, for int8 weights and those in groups.
 LINEAR(linear_int8, glm::Finish::none, int8)
 LINEAR(linear_gelu_int8, glm::Finish::gelu, int8)
 LINEAR(linear_add_int8, glm::Finish::add, int8)

@@ -175,12 +175,3 @@ OPERATOR(next_token) {
   });
   return 0;
 }
-
-// For Python, which decides how the library is used.
-extern "C" {
-const char* glm_level() { return glm::level().name; }
-int glm_force_level(const char* name) { return glm::force_level(name); }
-void glm_set_threads(int count) { glm::set_threads(count); }
-int glm_threads() { return glm::threads(); }
-void glm_set_patience(int microseconds) { glm::set_patience(microseconds); }
-}

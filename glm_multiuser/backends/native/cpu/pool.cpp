@@ -188,3 +188,7 @@ int threads() { return pool().wanted.load(); }
 void set_patience(int microseconds) { pool().patience.store(microseconds); }
 
 }  // namespace glm
+
+extern "C" void glm_set_threads(int count) { glm::set_threads(count); }
+extern "C" int glm_threads() { return glm::threads(); }
+extern "C" void glm_set_patience(int microseconds) { glm::set_patience(microseconds); }
