@@ -72,6 +72,26 @@ def test_caches_without_an_axis_for_users() -> None:
     refused(Step.random(Shape(parts=2), [GOOD], seed=0), flatten)
 
 
+@pytest.mark.parametrize("kv_heads", [-1, 0, 3])
+def test_heads_that_cannot_share_keys(kv_heads: int) -> None:
+    """Four heads, all with keys of their own."""
+    step = Step.random(Shape(kv_heads=4, group=1, parts=2), [GOOD], seed=0)
+
+    def change(arguments: list[NDArray[Any]]) -> None:
+        heads, _, head_dim = arguments[8]
+        arguments[8] = np.array([heads, kv_heads, head_dim], np.int32)
+
+    refused(step, change)
+
+
+@pytest.mark.parametrize("place", [10, 11], ids=["keys", "values"])
+def test_caches_of_fewer_heads(place: int) -> None:
+    def change(arguments: list[NDArray[Any]]) -> None:
+        arguments[place] = arguments[place][:, 1:].copy()
+
+    refused(Step.random(Shape(kv_heads=2, parts=2), [GOOD], seed=0), change)
+
+
 @pytest.mark.parametrize("cache", STORED)
 def test_caches_of_several_types(cache: str) -> None:
     def change(arguments: list[NDArray[Any]]) -> None:

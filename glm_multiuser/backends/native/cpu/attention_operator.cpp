@@ -81,6 +81,7 @@ int read_caches(int count, void** data, int* ranks, int64_t** shapes, const char
   const int64_t last = caches.kind == glm::Cache::int8 ? caches.head_bytes : step.head_dim;
   for (int keys = FIRST_CACHE, values = keys + 1; values < count - 1; keys += 2, values += 2) {
     REFUSE_UNLESS(ranks[keys] == 5 && ranks[values] == 4);
+    REFUSE_UNLESS(shapes[keys][1] == step.kv_heads && shapes[values][1] == step.kv_heads);
     REFUSE_UNLESS(shapes[keys][3] == last && shapes[values][3] == last);
     REFUSE_UNLESS(std::strcmp(dtypes[keys], dtypes[FIRST_CACHE]) == 0);
     REFUSE_UNLESS(std::strcmp(dtypes[values], dtypes[FIRST_CACHE]) == 0);
@@ -106,6 +107,7 @@ int read_arguments(int count, void** data, int* ranks, int64_t** shapes, const c
   step.out = (float*)data[count - 1];
   const int64_t heads = settings[0];
   step.kv_heads = settings[1], step.head_dim = settings[2];
+  REFUSE_UNLESS(step.kv_heads > 0 && heads % step.kv_heads == 0);
   step.group = heads / step.kv_heads;
   step.width = heads * step.head_dim, step.kv_width = step.kv_heads * step.head_dim;
   step.parts = shapes[4][0], step.angles_stride = shapes[4][1], step.part = shapes[5][1];
