@@ -107,7 +107,7 @@ int read_arguments(int count, void** data, int* ranks, int64_t** shapes, const c
   step.out = (float*)data[count - 1];
   const int64_t heads = settings[0];
   step.kv_heads = settings[1], step.head_dim = settings[2];
-  REFUSE_UNLESS(step.kv_heads > 0 && heads % step.kv_heads == 0);
+  REFUSE_UNLESS(heads > 0 && step.kv_heads > 0 && heads % step.kv_heads == 0);
   step.group = heads / step.kv_heads;
   step.width = heads * step.head_dim, step.kv_width = step.kv_heads * step.head_dim;
   step.parts = shapes[4][0], step.angles_stride = shapes[4][1], step.part = shapes[5][1];
