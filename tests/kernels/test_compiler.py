@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from glm_multiuser.backends.native import compiler
-from glm_multiuser.backends.native.compiler import BuildError, build
+from glm_multiuser.backends.native.compiler import BuildError, build, is_up_to_date
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
@@ -55,3 +56,24 @@ def test_sources_that_are_wrong_leave_the_old_library(
         build(target, ["-O0"])
     assert target.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu", "native.so"]
+
+
+def test_a_library_is_up_to_date_until_something_that_it_is_built_from_is_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "SOURCES", tmp_path)
+    source, header = tmp_path / "pool.cpp", tmp_path / "pool.hpp"
+    target = tmp_path / "native.so"
+    for file in (source, header):
+        file.touch()
+    assert not is_up_to_date(target)
+    target.touch()
+    latest = Path(compiler.__file__).stat().st_mtime_ns + 10**9
+    for file, time in ((source, 1), (header, 1), (target, 2)):
+        os.utime(file, ns=(latest + time, latest + time))
+    assert is_up_to_date(target)
+    os.utime(header, ns=(latest + 2, latest + 2))
+    assert not is_up_to_date(target)
+    os.utime(header, ns=(1, 1))
+    os.utime(target, ns=(latest - 10**9, latest - 10**9))
+    assert not is_up_to_date(target), "the flags are in the file that builds it"

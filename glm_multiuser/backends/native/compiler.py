@@ -38,6 +38,13 @@ class BuildError(Exception):
     """There is no compiler, or it refused the sources."""
 
 
+def is_up_to_date(target: Path) -> bool:
+    """Whether there is a library that is newer than all that it is built from, as make sees it."""
+    sources = [*SOURCES.glob("*.[ch]pp"), Path(__file__)]
+    newest = max(one.stat().st_mtime_ns for one in sources)
+    return target.exists() and target.stat().st_mtime_ns > newest
+
+
 def build(target: Path, extra: Sequence[str] = ()) -> None:
     """Writes the library to `target`; `extra` are flags behind ours.
 
