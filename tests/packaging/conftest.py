@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from glm_multiuser.backends.native import compiler
+from glm_multiuser.backends.native.compiler import BuildError
 from tests.deploy.dockerfile import ROOT, command_with
 from tests.packaging.environment import Installed, run
 
@@ -30,15 +32,16 @@ def not_sources() -> list[str]:
 
 
 def compiler_without_optimisation(folder: Path) -> str:
-    """A value of `CXX`: the kernels of every level are compiled in a quarter of the time.
+    """A value of `CXX`, with which the kernels of all levels take seconds to compile.
 
     What they compute is tested elsewhere, as an installation compiles them.
     """
-    real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if real is None:
-        pytest.skip("there is no C++ compiler: the wheel would be without its kernels")
+    try:
+        real = compiler._compiler()
+    except BuildError as error:
+        pytest.skip(f"the wheel would be without its kernels: {error}")
     quick = folder / "quick_compiler"
-    quick.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} "$@" -O0\n')
+    quick.write_text(f'#!/bin/sh\nexec {shlex.join(real)} "$@" -O0\n')
     quick.chmod(0o755)
     return shlex.quote(str(quick))
 
@@ -47,7 +50,7 @@ def compiler_without_optimisation(folder: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a source archive of a copy of the checkout, with the setuptools that is here."""
     folder = tmp_path_factory.mktemp("wheel")
-    compiler = compiler_without_optimisation(folder)
+    quick_compiler = compiler_without_optimisation(folder)
     sources = folder / "sources"
     shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*not_sources()))
     archive = (sys.executable, "-m", "build", "--no-isolation", "--sdist", "-o", folder, sources)
@@ -56,7 +59,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.unpack_archive(packed, folder / "unpacked")
     (unpacked,) = (folder / "unpacked").iterdir()
     command = command_with("pip wheel").replace("/wheels", str(folder / "wheels"))
-    run("sh", "-ec", command, folder=unpacked, PATH=PROGRAMS, CXX=compiler, **WITHOUT_ISOLATION)
+    variables = {"PATH": PROGRAMS, "CXX": quick_compiler, **WITHOUT_ISOLATION}
+    run("sh", "-ec", command, folder=unpacked, **variables)
     (built,) = (folder / "wheels").iterdir()
     repair = (sys.executable, "-m", "auditwheel", "repair", "-w", folder / "dist", built)
     run(*repair, folder=folder, PATH=PROGRAMS)
