@@ -114,11 +114,10 @@ void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& b
     for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
     if (at < count) some(at, one, std::false_type(), count - at);
   }
-  for (int r = row; r < row + R; ++r) {
-    rows.weigh(r, (int)filled_up_to(count, STEP));
+  rows.weigh(row, row + R, (int)filled_up_to(count, STEP));
+  for (int r = row; r < row + R; ++r)
     for (int i = 0; i < count; i += WIDTH)
       store(rows.scores + r * KEYS + i, widened(rows.weights + r * KEYS + i));
-  }
   const FlushSubnormals flushes;
   int64_t at = 0;
   for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)

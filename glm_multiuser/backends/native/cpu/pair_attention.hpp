@@ -102,7 +102,7 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool fetches)
   for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
   for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
   if (at < count) some(at, one, std::false_type(), count - at);
-  for (int r = row; r < row + R; ++r) rows.weigh(r, (int)filled_up_to(rows.counts[r], STEP));
+  rows.weigh(row, row + R, (int)filled_up_to(count, STEP));
 }
 
 // Columns of R rows of contexts: first what all of them see, then what only some do, row by row.

@@ -71,13 +71,20 @@ struct QueryRows {
     return found;
   }
 
-  // Scores become weights, with zeros up to `filled`.
-  void weigh(int row, int filled) {
-    const float factor = weigh_row(scores + row * KEYS, counts[row], filled, softmax[row],
-                                   weights + row * KEYS);
-    if (factor == 1.0f) return;
-    float* context = contexts + row * padded;
-    for (int64_t i = 0; i < padded; i += WIDTH) store(context + i, load(context + i) * factor);
+  // Scores become weights, with zeros up to `filled`, in rows from `first` up to `last`.
+  void weigh(int first, int last, int filled) {
+    // One row does not wait for the next: each goes through long chains.
+    float factors[glm::ROWS];
+    for (int row = first; row < last; ++row)
+      factors[row] = find_largest(scores + row * KEYS, counts[row], softmax[row]);
+    for (int row = first; row < last; ++row) {
+      const float factor = factors[row];
+      weigh_row(scores + row * KEYS, counts[row], filled, factor, softmax[row],
+                weights + row * KEYS);
+      if (factor == 1.0f) continue;
+      float* context = contexts + row * padded;
+      for (int64_t i = 0; i < padded; i += WIDTH) store(context + i, load(context + i) * factor);
+    }
   }
 
   // Contexts to where queries were; JOINS: their columns are as `join_groups` says.

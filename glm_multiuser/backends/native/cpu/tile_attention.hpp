@@ -97,7 +97,7 @@ void take_block(QueryRows& rows, int first, const TiledBlock& block) {
     multiply_all<A>(rows.queries + first * padded, padded * 2, block.keys, steps * TILE_BYTES,
                     filled / COLUMNS, (int)steps, rows.scores + first * KEYS, SCORE_BYTES, false);
   }
-  for (int row = first; row < last; ++row) rows.weigh(row, filled);
+  rows.weigh(first, last, filled);
   [[maybe_unused]] const UseTiles<> tiles;
   constexpr int64_t OF_TILE = KEYS / STEP * TILE_BYTES;
   if (block.finite) {

@@ -15,7 +15,7 @@ constexpr int PIECES = COLUMNS / WIDTH;      // vectors that hold as many number
 // 2^x for x <= 0, at least 2^-125; a NaN stays. The relative error of the polynomial is at most
 // 2.9e-6 (fitted by Lawson's algorithm), far less than a weight is rounded by.
 inline vec power_of_two(vec x) {
-  x = x < all(-125.0f) ? all(-125.0f) : x;
+  x = larger(x, all(-125.0f));
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
   const vec shifted = x + shift, whole = shifted - shift, r = x - whole;
   vec p = fused(all(9.582852945e-03f), r, all(5.590642616e-02f));
@@ -69,38 +69,45 @@ struct Softmax {
   float total = 0.0f;            // of the weights as they were rounded
 };
 
-// Turns the first `count` scores of a row, to the base of 2, into weights 2^(score - largest) in
-// bfloat16, with zeros behind them up to `filled`. Returns the factor for what was summed up before.
-inline float weigh_row(float* scores, int count, int filled, Softmax& row, uint16_t* weights) {
-  const float lowest = -__builtin_inff();
-  const int end = (count + STEP - 1) / STEP * STEP;
-  for (int i = count; i < end; ++i) scores[i] = lowest;
+// Finds the largest of the first `count` scores of a row, to the base of 2, and of those before.
+// Returns the factor for what was summed up before.
+inline float find_largest(const float* scores, int count, Softmax& row) {
   vec most = all(row.largest);
-  for (int i = 0; i < end; i += WIDTH) most = larger(most, load(scores + i));
+  int i = 0;
+  for (; i + WIDTH <= count; i += WIDTH) most = larger(most, load(scores + i));
+  if (i < count)
+    most = larger(most, first_lanes(count - i, load(scores + i), all(-__builtin_inff())));
   const float before = row.largest;
   row.largest = largest_of(most);
+  return power_of_two(all(before - row.largest))[0];
+}
+
+// Turns the first `count` scores of a row into weights 2^(score - largest) in bfloat16, with zeros
+// behind them up to `filled`. `factor` is for the sum of those before.
+inline void weigh_row(const float* scores, int count, int filled, float factor, Softmax& row,
+                      uint16_t* weights) {
   vec sums[PIECES] = {};
-  for (int i = 0; i < end; i += STEP) {
+  const auto weigh = [&](int i, auto visible) INLINE {
     vec each[2 * PIECES];
-    for (int v = 0; v < 2 * PIECES; ++v) {
-      const vec score = load(scores + i + v * WIDTH);
-      each[v] = power_of_two(score - row.largest);
-      if (i + STEP > count) {
-        for (int lane = 0; lane < WIDTH; ++lane)
-          if (i + v * WIDTH + lane >= count) each[v][lane] = 0.0f;
-      }
-    }
+    for (int v = 0; v < 2 * PIECES; ++v)
+      each[v] = visible(v, power_of_two(load(scores + i + v * WIDTH) - row.largest));
     const Rounded rounded = round_weights(each, weights + i);
     for (int v = 0; v < PIECES; ++v) sums[v] += rounded.first[v];
     for (int v = 0; v < PIECES; ++v) sums[v] += rounded.second[v];
+  };
+  int i = 0;
+  for (; i + STEP <= count; i += STEP) weigh(i, [](int, vec weight) INLINE { return weight; });
+  if (i < count) {
+    weigh(i, [&](int v, vec weight) INLINE {
+      return first_lanes(count - i - v * WIDTH, weight, vec{});
+    });
+    i += STEP;
   }
-  std::memset(weights + end, 0, sizeof(uint16_t) * (filled - end));
+  for (; i < filled; i += STEP) std::memset(weights + i, 0, STEP * sizeof(uint16_t));
   float lanes[COLUMNS];
   for (int v = 0; v < PIECES; ++v) store(lanes + v * WIDTH, separate(sums[v]));
   const float sum = across<COLUMNS>(lanes, [](auto a, auto b) { return a + b; });
-  const float factor = power_of_two(all(before - row.largest))[0];
   row.total = __builtin_fmaf(row.total, factor, sum);
-  return factor;
 }
 
 }  // namespace

@@ -143,8 +143,34 @@ inline void store_first(float* to, vec v, int count) {
 #endif
 }
 
-// A NaN in `a` stays.
-inline vec larger(vec a, vec b) { return a < b ? b : a; }
+// A NaN in `a` stays. Compilers make a comparison and a choice of it: they may not know that
+// the processor's instruction, which is quicker, takes its second operand where one is NaN.
+inline vec larger(vec a, vec b) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_max_ps((__m512)b, (__m512)a);
+#elif defined(__AVX2__)
+  return (vec)_mm256_max_ps((__m256)b, (__m256)a);
+#else
+  return a < b ? b : a;
+#endif
+}
+
+inline vec smaller(vec a, vec b) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_min_ps((__m512)b, (__m512)a);
+#elif defined(__AVX2__)
+  return (vec)_mm256_min_ps((__m256)b, (__m256)a);
+#else
+  return a > b ? b : a;
+#endif
+}
+
+// The first `count` lanes of one vector, and the other lanes of another.
+inline vec first_lanes(int count, vec first, vec others) {
+  ivec lanes;
+  for (int i = 0; i < WIDTH; ++i) lanes[i] = i;
+  return lanes < count ? first : others;
+}
 
 // A bit for each lane of a comparison that is true.
 inline uint32_t true_lanes(ivec compared) {
@@ -194,8 +220,7 @@ inline float largest_of(vec v) {
 inline vec exponential(vec x) {
   // e^x = 2^n e^r with |r| <= ln(2)/2; the polynomial is the one of the Cephes library (Moshier).
   // Above 88.37 it stays finite, below -87.3 it is the smallest normal number; a NaN stays.
-  x = x > all(88.3762626f) ? all(88.3762626f) : x;
-  x = x < all(-87.3365479f) ? all(-87.3365479f) : x;
+  x = larger(smaller(x, all(88.3762626f)), all(-87.3365479f));
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
   const vec n = (x * 1.44269504088896341f + shift) - shift;
   vec r = x - n * 0.693359375f;
