@@ -58,16 +58,17 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
-  for (int s = first; s < last; s += 2) {
+  const auto add = [&](int s, auto second) INLINE {
     for (int64_t i = 0; i < ahead_step; i += NUMBERS) ask_for_line<2>(ahead + i);
     ahead += ahead_step;
     const uint16_t* from = values + s * head_dim;
     ivec value[NV];
 #pragma GCC unroll 2
     for (int v = 0; v < NV; v += 2, from += NUMBERS) {
-      const int64_t there = WHOLE ? NUMBERS : left - v * WIDTH;
-      const ivec a = load_pairs(from, there);
-      const ivec b = load_pairs(from + head_dim, s + 1 < last ? there : 0);
+      const int64_t there = left - v * WIDTH;
+      const ivec a = WHOLE ? load_as<ivec>(from) : load_pairs(from, there);
+      ivec b{};
+      if (second) b = WHOLE ? load_as<ivec>(from + head_dim) : load_pairs(from + head_dim, there);
       value[v] = unpack_low(a, b), value[v + 1] = unpack_high(a, b);
     }
 #pragma GCC unroll 6
@@ -76,7 +77,10 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) sums[r][v] = add_product(sums[r][v], value[v], weight);
     }
-  }
+  };
+  int s = first;
+  for (; s + 2 <= last; s += 2) add(s, std::true_type());
+  if (s < last) add(s, std::false_type());
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4

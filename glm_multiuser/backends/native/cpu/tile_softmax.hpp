@@ -33,8 +33,8 @@ inline vec power_of_two(vec x) {
 inline void round_row(const float* x, float factor, int64_t size, int64_t padded, uint16_t* to) {
   for (int64_t i = 0; i < padded; i += WIDTH) {
     const int64_t left = size - i;
-    const vec number = load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH) * factor;
-    round_to_bf16(number, to + i);
+    const vec number = left >= WIDTH ? load(x + i) : load_first(x + i, left < 0 ? 0 : (int)left);
+    round_to_bf16(number * factor, to + i);
   }
 }
 
@@ -104,10 +104,9 @@ inline void weigh_row(const float* scores, int count, int filled, float factor, 
     i += STEP;
   }
   for (; i < filled; i += STEP) std::memset(weights + i, 0, STEP * sizeof(uint16_t));
-  float lanes[COLUMNS];
-  for (int v = 0; v < PIECES; ++v) store(lanes + v * WIDTH, separate(sums[v]));
-  const float sum = across<COLUMNS>(lanes, [](auto a, auto b) { return a + b; });
-  row.total = __builtin_fmaf(row.total, factor, sum);
+  for (int half = PIECES / 2; half > 0; half /= 2)
+    for (int v = 0; v < half; ++v) sums[v] += sums[half + v];
+  row.total = __builtin_fmaf(row.total, factor, sum(sums[0]));
 }
 
 }  // namespace
