@@ -20,7 +20,8 @@ from typing import Any, Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.sampling import RowSampler, SamplingParams, choose
+from glm_multiuser.sampling import RowSampler, choose
+from glm_multiuser.sampling_params import SamplingParams
 
 MIXES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

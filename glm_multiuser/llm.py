@@ -32,7 +32,7 @@ from glm_multiuser.errors import (
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.progress import Progress, show_progress
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
 from glm_multiuser.sessions.opening import open_store
 from glm_multiuser.sessions.session import SessionInfo

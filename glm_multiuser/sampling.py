@@ -1,25 +1,23 @@
-"""How the next token is chosen: `SamplingParams`, and the choice for all rows at once.
+"""How the next token is chosen, for all rows at once.
 
     choose:  grammar -> bias -> penalise -> mask stop tokens -> min-p -> top-k -> top-p -> draw
 
 The meaning of each step is that of Hugging Face's logits processors, and of vLLM's for those that
-OpenAI has; the order is vLLM's (vllm/v1/sample/sampler.py). This runs on
-the host in numpy, on the rows of logits that the engine hands over. See sampling_rows.py for the
-arithmetic.
+OpenAI has; the order is vLLM's (vllm/v1/sample/sampler.py). This runs on the host in numpy, on the
+rows of logits that the engine hands over. See sampling_rows.py for the arithmetic.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.sampling_params import SamplingParams, invalid
 from glm_multiuser.sampling_rows import (
     NARROW,
     Doubles,
@@ -32,167 +30,10 @@ from glm_multiuser.sampling_rows import (
     log_probabilities,
 )
 
-TEMPERATURE_MAX = 100.0
-REPETITION_PENALTY_MAX = 100.0
-PENALTY_MAX = 2.0
-LOGIT_BIAS_MAX = 100.0
-LOGIT_BIASES_MAX = 1024
-SEED_MAX = 2**63 - 1
-STOP_MAX = 16
-STOP_LENGTH_MAX = 256
-LOGPROBS_MAX = 20
-
 # Beyond this, float32 scores that differ at all differ by more than exp can tell from nothing.
 INVERSE_TEMPERATURE_MAX = 1e30
 DRAWS_AT_ONCE = 64
 LARGEST = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How an answer is sampled and when it ends. A value out of range raises InvalidParameterError.
-
-    max_tokens: at least 1; None: as many as seq_length leaves room for.
-    min_tokens: before that many, tokens that would end the answer cannot be drawn.
-    temperature: 0 takes the best token; up to TEMPERATURE_MAX.
-    top_k: draw from that many best tokens (Fan et al. 2018); 0: off.
-    top_p: draw from the fewest best tokens with that much probability (Holtzman et al. 2019).
-    min_p: leaves out tokens whose probability is less than that share of the best one's (Nguyen
-        et al. 2024); 0: off.
-    repetition_penalty: for tokens of the prompt and the answer (Keskar et al. 2019); 1: off.
-    presence_penalty: subtracted from the logits of tokens that the answer has; up to PENALTY_MAX.
-    frequency_penalty: the same, times how often it has them. Both as in OpenAI's API reference:
-        logit -= count * frequency_penalty + (count > 0) * presence_penalty.
-    logit_bias: {token id: what is added to its logit}, from -LOGIT_BIAS_MAX to LOGIT_BIAS_MAX, of
-        up to LOGIT_BIASES_MAX tokens; kept as a tuple of pairs.
-    seed: 0 to SEED_MAX. The same seed gives the same answer. None: a fresh one for every request.
-    stop: texts that end the answer: one, or up to STOP_MAX, of up to STOP_LENGTH_MAX characters.
-    stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
-    ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
-    logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
-    prompt_logprobs: the same for the tokens of the prompt, each behind those before it; the first
-        one has none. The whole prompt is computed for it. With causal models only.
-    grammar: what the answer must be; see `Grammar`. None: anything.
-    cache_prompt: with a causal model, skips what the prefix cache of the user's slot still holds of
-        the prompt; False computes all of it.
-    """
-
-    max_tokens: Optional[int] = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Union[Mapping[int, float], tuple[tuple[int, float], ...]] = ()
-    seed: Optional[int] = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: Optional[int] = None
-    grammar: Optional[Grammar] = None
-    cache_prompt: bool = True
-    prompt_logprobs: Optional[int] = None
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1)
-        _check_integer("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _wrong(
-                "min_tokens",
-                f"is {self.min_tokens}; it must be at most max_tokens, which is {self.max_tokens}",
-            )
-        _check_number("temperature", self.temperature, TEMPERATURE_MAX, zero=True)
-        _check_integer("top_k", self.top_k, 0)
-        _check_number("top_p", self.top_p, 1.0)
-        _check_number("min_p", self.min_p, 1.0, zero=True)
-        _check_number("repetition_penalty", self.repetition_penalty, REPETITION_PENALTY_MAX)
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check_between(name, getattr(self, name), PENALTY_MAX)
-        self._check_logit_bias()
-        if self.seed is not None:
-            _check_integer("seed", self.seed, 0, SEED_MAX)
-        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
-        object.__setattr__(self, "stop", stop)
-        if len(stop) > STOP_MAX:
-            raise _wrong("stop", f"has {len(stop)} texts; it may have at most {STOP_MAX}")
-        for place, text in enumerate(stop):
-            if not isinstance(text, str) or not 1 <= len(text) <= STOP_LENGTH_MAX:
-                limit = f"it must be a text of 1 to {STOP_LENGTH_MAX} characters"
-                raise _wrong("stop", f"is {_shown(text)}; {limit}", place)
-        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
-        for place, token_id in enumerate(self.stop_token_ids):
-            _check_integer("stop_token_ids", token_id, 0, place=place)
-        for name in ("ignore_eos", "cache_prompt"):
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, f"is {_shown(getattr(self, name))}; it must be True or False")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 0, LOGPROBS_MAX)
-        if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise _wrong("grammar", f"is {_shown(self.grammar)}; it must be a Grammar")
-
-    @property
-    def reuses_prompt(self) -> bool:
-        """Whether what the user's slot holds of the prompt is skipped."""
-        return self.cache_prompt and self.prompt_logprobs is None
-
-    def _check_logit_bias(self) -> None:
-        given = self.logit_bias
-        if not isinstance(given, (Mapping, tuple)):
-            raise _wrong("logit_bias", f"is {_shown(given)}; it must be a mapping")
-        pairs = tuple(given.items() if isinstance(given, Mapping) else given)
-        if len(pairs) > LOGIT_BIASES_MAX:
-            limit = f"it may have at most {LOGIT_BIASES_MAX}"
-            raise _wrong("logit_bias", f"has {len(pairs)} tokens; {limit}")
-        for token_id, bias in pairs:
-            _check_integer("logit_bias", token_id, 0)
-            _check_between("logit_bias", bias, LOGIT_BIAS_MAX)
-        object.__setattr__(self, "logit_bias", pairs)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _wrong(field: str, problem: str, place: Optional[int] = None) -> InvalidParameterError:
-    name = field if place is None else f"{field}[{place}]"
-    return InvalidParameterError(f"{name} {problem}", field)
-
-
-def _check_integer(
-    field: str, value: object, low: int, high: Optional[int] = None, place: Optional[int] = None
-) -> None:
-    limit = f"at least {low}" if high is None else f"between {low} and {high}"
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong(field, f"is {_shown(value)}; it must be an integer, {limit}", place)
-    if value < low or (high is not None and value > high):
-        raise _wrong(field, f"is {_shown(value)}; it must be {limit}", place)
-
-
-def _check_number(field: str, value: object, high: float, zero: bool = False) -> None:
-    limit = f"{'at least' if zero else 'more than'} 0 and at most {high:g}"
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise _wrong(field, f"is {_shown(value)}; it must be a number, {limit}")
-    # NaN fails every comparison, so it is rejected too.
-    if not (0 <= value <= high and (zero or value > 0)):
-        raise _wrong(field, f"is {_shown(value)}; it must be {limit}")
-
-
-def _check_between(field: str, value: object, limit: float) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= limit:
-        must = f"it must be a number between {-limit:g} and {limit:g}"
-        raise _wrong(field, f"is {_shown(value)}; {must}")
-
-
-def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
-        raise _wrong(field, f"is {_shown(value)}; it must be a list or a tuple")
-    return tuple(value)
 
 
 @dataclass(frozen=True)
@@ -248,7 +89,7 @@ class RowSampler:
         matcher: Optional[TokenMatcher] = None,
     ) -> None:
         if params.grammar is not None and matcher is None:
-            raise _wrong("grammar", f"is {params.grammar.kind}; here it must be None")
+            raise invalid("grammar", f"is {params.grammar.kind}; here it must be None")
         self.params = params
         self.matcher = matcher
         self.vocab_size = vocab_size
@@ -262,7 +103,7 @@ class RowSampler:
         biases = dict(params.logit_bias)
         if biases and max(biases) >= vocab_size:
             limit = f"this model's tokens are 0 to {vocab_size - 1}"
-            raise _wrong("logit_bias", f"has the token {max(biases)}; {limit}")
+            raise invalid("logit_bias", f"has the token {max(biases)}; {limit}")
         self._biased = np.array(list(biases), np.intp)
         self._biases = np.array(list(biases.values()), np.float32)
         has_min_p = params.min_p > 0 and params.temperature > 0
@@ -270,7 +111,7 @@ class RowSampler:
         self._seen = _ids_within(prompt_token_ids if self._penalised else (), vocab_size)
         self._stops = _ids_within({*stop_token_ids, *params.stop_token_ids}, vocab_size)
         if params.min_tokens and self._stops.size == vocab_size:
-            raise _wrong(
+            raise invalid(
                 "min_tokens",
                 f"is {params.min_tokens}; it must be 0 where all {vocab_size} tokens of the "
                 "vocabulary are stop tokens",

@@ -17,7 +17,7 @@ from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
-    from glm_multiuser.sampling import SamplingParams
+    from glm_multiuser.sampling_params import SamplingParams
 
 History = list[tuple[str, str]]
 

@@ -23,7 +23,7 @@ from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
-    from glm_multiuser.sampling import SamplingParams
+    from glm_multiuser.sampling_params import SamplingParams
 
 
 @takes_options(EngineConfig, seq_length=256)

@@ -14,7 +14,7 @@ from glm_multiuser.errors import ConfigError, GLMMultiUserError, InvalidParamete
 from glm_multiuser.grammar import Grammar
 
 if TYPE_CHECKING:
-    from glm_multiuser.sampling import SamplingParams
+    from glm_multiuser.sampling_params import SamplingParams
 
 STDIN = Path("-")
 OWN_FIELDS = ("prompt", "history", "user", "json_schema")

@@ -15,7 +15,7 @@ from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
-    from glm_multiuser.sampling import SamplingParams
+    from glm_multiuser.sampling_params import SamplingParams
 
 DEFAULT_CHECKPOINT = package_data.CHECKPOINT
 
@@ -107,7 +107,7 @@ def sampling_params(**settings: Any) -> SamplingParams:
     Raises:
         InvalidParameterError: a value that is out of range.
     """
-    from glm_multiuser.sampling import SamplingParams
+    from glm_multiuser.sampling_params import SamplingParams
 
     return SamplingParams(**settings)
 

@@ -33,7 +33,7 @@ from glm_multiuser.cli import loading
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import EngineStats, MultiUserLLM
-    from glm_multiuser.sampling import SamplingParams
+    from glm_multiuser.sampling_params import SamplingParams
 
 WARM_UP_TOKENS = 16
 PROGRESS_SECONDS = 0.2

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.errors import GLMMultiUserError
-from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, TokenMatcher
+from glm_multiuser.sampling import Choice, RowSampler, TokenMatcher
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.identity import Identity
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,8 @@ from glm_multiuser.errors import (
 from glm_multiuser.model_config import ChatGLM6BConfig
 from glm_multiuser.models.chatglm_6b import GLMForPreTraining
 from glm_multiuser.models.positions import PrefixPositions
-from glm_multiuser.sampling import RowSampler, SamplingParams, choose
+from glm_multiuser.sampling import RowSampler, choose
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.token_ids import check_token_ids
 
 

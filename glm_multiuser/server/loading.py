@@ -15,7 +15,7 @@ from glm_multiuser.checkpoint import read_model_config, stored_as
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.progress import Progress, show_progress
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.available_memory import available_bytes
 from glm_multiuser.server.logs import FIELDS
 from glm_multiuser.server.settings import ModelSettings, ServerSettings

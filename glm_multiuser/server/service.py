@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 from glm_multiuser.errors import PromptTooLongError
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.admission import Admission
 from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError, api_error_of
 from glm_multiuser.server.generation import Generation, OnEnd

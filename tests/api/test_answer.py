@@ -9,7 +9,8 @@ import pytest
 from glm_multiuser.answer import AnswerCollector, Logprob, Piece, Timings, Usage
 from glm_multiuser.engine.request import End, Request, Token
 from glm_multiuser.errors import GenerationError
-from glm_multiuser.sampling import Choice, SamplingParams
+from glm_multiuser.sampling import Choice
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.engine.mock_runner import EOS, VOCAB

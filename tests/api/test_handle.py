@@ -10,7 +10,8 @@ import pytest
 from glm_multiuser import GenerationError, Handle
 from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import End, Event, Request, Token
-from glm_multiuser.sampling import Choice, SamplingParams
+from glm_multiuser.sampling import Choice
+from glm_multiuser.sampling_params import SamplingParams
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.engine.mock_runner import EOS, VOCAB
 

@@ -14,7 +14,7 @@ from glm_multiuser.cli import app, generate
 from glm_multiuser.cli.generate_input import read_jobs
 from glm_multiuser.errors import QueueFullError
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from tests.cli.conftest import separate_streams
 from tests.cli.fake import FakeLLM, Handle, Params
 

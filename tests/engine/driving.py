@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 from glm_multiuser.device_thread import DeviceThread, Stepper
 from glm_multiuser.engine.engine import Engine
 from glm_multiuser.engine.request import End, Event, Request, Token
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
 
 PATIENCE = 180.0

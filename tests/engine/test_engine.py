@@ -17,7 +17,8 @@ from glm_multiuser.device_thread import DeviceThread
 from glm_multiuser.engine.engine import FAILED_STEPS_MAX, Engine, SlotReport, StepReport
 from glm_multiuser.engine.request import AnonymousUser, Event
 from glm_multiuser.errors import EngineClosedError, QueueFullError, UserBusyError
-from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose
+from glm_multiuser.sampling import Choice, RowSampler, choose
+from glm_multiuser.sampling_params import SamplingParams
 from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, run, wait_until
 from tests.engine.mock_runner import (
     EOS,

@@ -17,7 +17,7 @@ from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import PromptChunk, Step
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.weights import Fill, load_weights, weights_of
 from tests.models.golden_cases import Case, check_answer
 

@@ -18,7 +18,7 @@ from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.portable import ChunkedPrefillRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import PromptChunk
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.weights import load_weights, weights_of
 
 SHORT = 256

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 
 
 def distribution(

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from glm_multiuser.sampling import Choice, RowSampler, SamplingParams, choose, known_choices
+from glm_multiuser.sampling import Choice, RowSampler, choose, known_choices
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sampling_rows import nucleus, totals_of
 from tests.sampling.reference import assert_fits, distribution
 

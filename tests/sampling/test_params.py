@@ -10,7 +10,8 @@ import pytest
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.sampling import RowSampler, SamplingParams
+from glm_multiuser.sampling import RowSampler
+from glm_multiuser.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import End, Event, Token
 from glm_multiuser.engine.request import Request as EngineRequest
 from glm_multiuser.handle import AsyncHandle
-from glm_multiuser.sampling import Choice, SamplingParams
+from glm_multiuser.sampling import Choice
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server import step as step_api
 from glm_multiuser.server.disconnect import ClientDisconnected, unless_disconnected
 from glm_multiuser.server.generation import Generation

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from glm_multiuser.answer import AnswerCollector, Piece
 from glm_multiuser.engine.request import End, Request, Token
-from glm_multiuser.sampling import Choice, SamplingParams
+from glm_multiuser.sampling import Choice
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.events import event
 from glm_multiuser.tokenizers import ChatGLMTokenizer, ChatTokenizer
 from tests.api.fake_tokenizer import FakeTokenizer

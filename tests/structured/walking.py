@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.sampling import RowSampler, SamplingParams, choose
+from glm_multiuser.sampling import RowSampler, choose
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.structured import GrammarCompiler
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.calls import ToolCall

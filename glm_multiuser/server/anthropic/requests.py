@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 from pydantic import Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from glm_multiuser.sampling import STOP_MAX
+from glm_multiuser.sampling_params import STOP_MAX
 from glm_multiuser.server.bodies import ROUNDS_MAX, SessionName
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Optional, Union
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from glm_multiuser.sampling import REPETITION_PENALTY_MAX, TEMPERATURE_MAX
+from glm_multiuser.sampling_params import REPETITION_PENALTY_MAX, TEMPERATURE_MAX
 from glm_multiuser.server.bodies import NotBoolean, Seed, TopP
 
 UNSIGNED_MAX = 2**64 - 1

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 from pydantic import TypeAdapter, ValidationError
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.sampling import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.bodies import (
     ROUNDS_MAX,
     History,

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 
-from glm_multiuser.sampling import REPETITION_PENALTY_MAX
+from glm_multiuser.sampling_params import REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import Seed, Temperature, TopP, problem_of
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from glm_multiuser.sampling import LOGIT_BIASES_MAX, STOP_LENGTH_MAX, STOP_MAX
+from glm_multiuser.sampling_params import LOGIT_BIASES_MAX, STOP_LENGTH_MAX, STOP_MAX
 from glm_multiuser.server.bodies import ONE_OF
 from glm_multiuser.server.settings import Limits
 

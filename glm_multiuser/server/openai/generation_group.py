@@ -13,7 +13,7 @@ from starlette.requests import Request
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.errors import GenerationError
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.sampling import SEED_MAX, SamplingParams
+from glm_multiuser.sampling_params import SEED_MAX, SamplingParams
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation import Generation

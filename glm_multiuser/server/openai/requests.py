@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Optional
 from pydantic import Field
 
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.sampling import LOGPROBS_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX
+from glm_multiuser.sampling_params import LOGPROBS_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import (
     ROUNDS_MAX,
     MaxTokens,
