@@ -76,7 +76,7 @@ struct QueryRows {
     // One row does not wait for the next: each goes through long chains.
     float factors[glm::ROWS];
     for (int row = first; row < last; ++row)
-      factors[row] = find_largest(scores + row * KEYS, counts[row], softmax[row]);
+      factors[row] = raise_largest(scores + row * KEYS, counts[row], softmax[row]);
     for (int row = first; row < last; ++row) {
       const float factor = factors[row];
       weigh_row(scores + row * KEYS, counts[row], filled, factor, softmax[row],

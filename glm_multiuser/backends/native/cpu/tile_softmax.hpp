@@ -69,9 +69,9 @@ struct Softmax {
   float total = 0.0f;            // of the weights as they were rounded
 };
 
-// Finds the largest of the first `count` scores of a row, to the base of 2, and of those before.
-// Returns the factor for what was summed up before.
-inline float find_largest(const float* scores, int count, Softmax& row) {
+// Raises the largest score of a row to that of its first `count` scores, to the base of 2. Returns the
+// factor for what was summed up before.
+inline float raise_largest(const float* scores, int count, Softmax& row) {
   vec most = all(row.largest);
   int i = 0;
   for (; i + WIDTH <= count; i += WIDTH) most = larger(most, load(scores + i));

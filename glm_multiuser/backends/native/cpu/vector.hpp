@@ -143,8 +143,8 @@ inline void store_first(float* to, vec v, int count) {
 #endif
 }
 
-// A NaN in `a` stays. Compilers make a comparison and a choice of it: they may not know that
-// the processor's instruction, which is quicker, takes its second operand where one is NaN.
+// A NaN in `a` stays: where one operand is NaN, the processor's instruction takes the second one.
+// Compilers make a comparison and a choice of the expression, which is slower.
 inline vec larger(vec a, vec b) {
 #if defined(__AVX512F__)
   return (vec)_mm512_max_ps((__m512)b, (__m512)a);
