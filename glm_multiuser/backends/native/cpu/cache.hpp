@@ -87,8 +87,7 @@ inline float quantize(const float* x, int64_t size, int8_t* to, int64_t step) {
     if (!empty) {
       vec v = load_first(x + i, count) / scale;
       // A scale that is too small to be a normal number may be too small for the largest.
-      v = v > all(127.0f) ? all(127.0f) : v;
-      v = v < all(-127.0f) ? all(-127.0f) : v;
+      v = larger(smaller(v, all(127.0f)), all(-127.0f));
       whole = (ivec)(v + shift) - (ivec)all(shift);
     }
     for (int lane = 0; lane < count; ++lane) to[(i + lane) * step] = (int8_t)whole[lane];

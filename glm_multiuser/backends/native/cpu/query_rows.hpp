@@ -73,7 +73,8 @@ struct QueryRows {
 
   // Scores become weights, with zeros up to `filled`, in rows from `first` up to `last`.
   void weigh(int first, int last, int filled) {
-    // One row does not wait for the next: each goes through long chains.
+    // Largest scores of all rows first: a row is a long chain of instructions that wait for each other,
+    // and those of several rows overlap.
     float factors[glm::ROWS];
     for (int row = first; row < last; ++row)
       factors[row] = raise_largest(scores + row * KEYS, counts[row], softmax[row]);

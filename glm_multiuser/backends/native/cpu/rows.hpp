@@ -31,9 +31,7 @@ void layer_norm(const float* x, const float* gamma, const float* beta, float eps
   const float variance = reduce(size, [&](int64_t i, int n) {
     // The lanes behind the row are zero, and must not count as differences from the mean.
     const vec difference = n == WIDTH ? load(x + i) - mean : load_first(x + i, n) - mean;
-    vec square = difference * difference;
-    for (int lane = n; lane < WIDTH; ++lane) square[lane] = 0.0f;
-    return square;
+    return first_lanes(n, difference * difference, vec{});
   }) / (float)size;
   const float scale = 1.0f / root(variance + epsilon);
   each(size, y, [&](int64_t i, int n) {

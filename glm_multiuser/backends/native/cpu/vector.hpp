@@ -228,7 +228,6 @@ inline float sum(vec v) {
   return across_lanes(v, [](auto a, auto b) { return a + b; });
 }
 
-// One that is not NaN, if there is any.
 inline float largest_of(vec v) {
   return across_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
