@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,19 @@ def test_contexts(mixture: tuple[Step, list[Cache]]) -> None:
     y = step.run(caches)
     expected, error = step.expected(caches)
     assert (np.abs(y - expected) <= error).all()
+
+
+@pytest.mark.parametrize("head_dim", [2, 24, 64, 80])
+@pytest.mark.parametrize("cache", ["float32", "bfloat16"])
+def test_partners_that_are_neighbours_or_half_a_head_away(cache: str, head_dim: int) -> None:
+    numbers = np.arange(head_dim, dtype=np.int32)
+    shape = Shape(kv_heads=2, group=2, head_dim=head_dim, cache=cache)
+    for partner in numbers ^ 1, (numbers + head_dim // 2) % head_dim:
+        step = replace(Step.random(shape, prompt(0, 15, 20), 0), partner=partner)
+        caches = [random_cache(shape, 20, 15, 0)]
+        y = step.run(caches)
+        expected, error = step.expected(caches)
+        assert (np.abs(y - expected) <= error).all()
 
 
 @given(mixtures())

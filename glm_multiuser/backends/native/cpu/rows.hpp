@@ -61,7 +61,7 @@ void swiglu(const float* gate, const float* up, int64_t size, float* y) {
 void turn(const float* x, const int32_t* partner, const float* cosine, const float* sine,
           int64_t first, int64_t count, float factor, float* y) {
   each(count, y, [&](int64_t i, int n) {
-    const vec partners = load_at(x, partner + first + i, n);
+    const vec partners = load_at(x, partner, first + i, n);
     return (load_first(x + first + i, n) * load_first(cosine + i, n) +
             partners * load_first(sine + i, n)) * factor;
   });

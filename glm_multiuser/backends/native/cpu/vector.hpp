@@ -117,20 +117,23 @@ inline vec load_first(const float* from, int count) {
 #endif
 }
 
-// The numbers at the first `count` places, and zeros.
-inline vec load_at(const float* from, const int32_t* places, int count) {
+// x at the first `count` places behind `i`, and zeros. The partners of a rotary embedding lie side by
+// side, where it rotates one half of a head with the other, or they are neighbours, in one vector.
+inline vec load_at(const float* x, const int32_t* places, int64_t i, int count) {
 #if defined(__AVX512F__)
   const auto lanes = (__mmask16)((1u << count) - 1);
-  const __m512i at = _mm512_maskz_loadu_epi32(lanes, places);
-  // Side by side, as in a head whose first half is rotated with the second, they are loaded at once.
+  const __m512i at = _mm512_maskz_loadu_epi32(lanes, places + i);
   const __m512i row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i side_by_side = _mm512_add_epi32(_mm512_set1_epi32(places[0]), row);
+  const __m512i side_by_side = _mm512_add_epi32(_mm512_set1_epi32(places[i]), row);
   if (_mm512_mask_cmpneq_epi32_mask(lanes, at, side_by_side) == 0)
-    return load_first(from + places[0], count);
-  return (vec)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at, from, 4);
+    return load_first(x + places[i], count);
+  const __m512i lane = _mm512_sub_epi32(at, _mm512_set1_epi32((int)i));
+  if (_mm512_mask_cmpge_epu32_mask(lanes, lane, _mm512_set1_epi32(count)) == 0)
+    return (vec)_mm512_maskz_permutexvar_ps(lanes, lane, (__m512)load_first(x + i, count));
+  return (vec)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at, x, 4);
 #else
   vec v{};
-  for (int i = 0; i < count; ++i) v[i] = from[places[i]];
+  for (int lane = 0; lane < count; ++lane) v[lane] = x[places[i + lane]];
   return v;
 #endif
 }
