@@ -22,12 +22,12 @@ constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
 constexpr int ALL_VECTORS = PANEL / WIDTH;
 static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks may have as few rows");
 
-// work(R), R a constant.
-template <int R, class Work>
+// work(rows), a constant from LEAST to R.
+template <int R, int LEAST = 1, class Work>
 void with_rows(int rows, Work work) {
-  if constexpr (R > 0) {
+  if constexpr (R >= LEAST) {
     if (rows == R) return work(std::integral_constant<int, R>());
-    with_rows<R - 1>(rows, work);
+    with_rows<R - 1, LEAST>(rows, work);
   }
 }
 

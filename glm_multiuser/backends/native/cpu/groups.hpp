@@ -114,10 +114,6 @@ struct Int4_128 : Int4_32 {
   static constexpr GroupType type = glm::INT4_128;
 };
 
-// Whether panels are in a cache already.
-template <class T>
-constexpr bool IN_CACHE = false;
-
 // Four inputs' numbers as they are stored, one in each byte, become a vector of those of input i.
 template <class T>
 struct Quad {
@@ -160,9 +156,9 @@ inline INLINE void ask_for(const char* from, int64_t bytes) {
 
 // One part of a panel: V vectors of columns from `column` on. Vectors that the panel has not are
 // those of the next one, so many `bytes` behind it. `ahead` is how far behind what is read memory is
-// asked for, and CACHE where it goes. Calls group(a, b, each) for each group: a(v) and
-// b(v) are its two numbers, and each(use) calls use(quads) for every four inputs, with their numbers
-// as they are stored, one in each byte.
+// asked for, and CACHE where it goes; none is asked for with 0. Calls group(a, b, each) for each
+// group: a(v) and b(v) are its two numbers, and each(use) calls use(quads) for every four inputs, with
+// their numbers as they are stored, one in each byte.
 template <class T, int V, int CACHE, class Group>
 inline INLINE void read_part(const char* panel, int64_t part, int column, int64_t bytes,
                              int64_t ahead, Group group) {
@@ -174,7 +170,7 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
   const char* block = panel + part / type.parts() * type.bytes();
   const char* at = block + type.head + part % type.parts() * type.part_bytes();
   const auto ask = [&](const char* from, int64_t size) INLINE {
-    for (int v = 0; v < V && !IN_CACHE<T>; v += OF_PANEL)
+    for (int v = 0; v < V && CACHE != 0; v += OF_PANEL)
       ask_for<CACHE>(from + behind(v) + ahead, size);
   };
   for (int number = 0; number < PART / type.group; ++number) {

@@ -9,6 +9,9 @@
 
 namespace {
 
+// So few rows take widened numbers out of registers.
+constexpr int ROWS_FROM_REGISTERS = BLOCK_ROWS < 8 ? BLOCK_ROWS : 8;
+
 // So that they, and the sums of these rows, stay in the nearest cache.
 constexpr int64_t PARTS_TOGETHER = 4, ROWS_TOGETHER = 128;
 
@@ -82,12 +85,10 @@ void many_rows(const LinearPanel& panel, WidenColumns widen, int64_t begin, int6
 
 template <class T>
 void one_panel(const LinearPanel& panel) {
-  switch (panel.rows) {
-    case 1: return few_rows<T, 1, ALL_VECTORS>(panel);
-    case 2: return few_rows<T, 2, FEW_ROWS < 2 ? VECTORS : ALL_VECTORS>(panel);
-    case 3: return few_rows<T, 3, VECTORS>(panel);
-    case 4: return few_rows<T, 4, VECTORS>(panel);
-  }
+  if (panel.rows <= ROWS_FROM_REGISTERS)
+    return with_rows<ROWS_FROM_REGISTERS>((int)panel.rows, [&](auto rows) {
+      few_rows<T, rows.value, rows.value <= FEW_ROWS ? ALL_VECTORS : VECTORS>(panel);
+    });
   for (int64_t begin = 0; begin < panel.rows; begin += ROWS_TOGETHER) {
     const int64_t left = panel.rows - begin, rows = left < ROWS_TOGETHER ? left : ROWS_TOGETHER;
     for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS)

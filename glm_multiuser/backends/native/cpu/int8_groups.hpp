@@ -11,22 +11,28 @@
 
 namespace {
 
+// Rows of a block.
 #if defined(__AVX512F__)
-constexpr int INT8_ROWS = 8, ROWS_AS_STORED = 2;
+constexpr int INT8_ROWS = 8;
 #elif defined(__AVX2__)
-constexpr int INT8_ROWS = 3, ROWS_AS_STORED = 1;
+constexpr int INT8_ROWS = 3;
 #else
-constexpr int INT8_ROWS = 2, ROWS_AS_STORED = 1;
+constexpr int INT8_ROWS = 2;
 #endif
+
+// So few blocks take the numbers of a panel as they are stored, each block anew. For more, they are
+// unpacked once. Without AVX-512, or with upper bits to be put in place, it is more work to take them.
+template <class T>
+constexpr int64_t BLOCKS_AS_STORED = WIDTH < 16 || T::type.has_upper_bits() ? 1 : 3;
 
 template <class T>
 vec with_sign(vec minimum) {
   return T::minimum < 0 ? -minimum : minimum;
 }
 
-// A panel of a type with fewer than 8 bits as more rows than one find it: numbers one in each byte,
-// and in front of each group its two numbers in float32, the second with its sign. T is any type
-// that has groups as large, and a minimum or none.
+// A panel of a type with fewer than 8 bits as many rows find it: numbers one in each byte, and in front
+// of each group its two numbers in float32, the second with its sign. T is any type that has groups
+// as large, and a minimum or none.
 template <class T>
 struct Unpacked {
   static constexpr int FLOATS = 4 * PANEL, COUNT = T::minimum == 0 ? 1 : 2;
@@ -41,7 +47,9 @@ struct Unpacked {
   }
 };
 template <class T>
-constexpr bool IN_CACHE<Unpacked<T>> = true;
+constexpr bool IS_UNPACKED = false;
+template <class T>
+constexpr bool IS_UNPACKED<Unpacked<T>> = true;
 
 // Types with a minimum are all alike then.
 template <class T>
@@ -125,7 +133,7 @@ inline INLINE void add_quads_of_group(const char* x, int64_t row_bytes, const uv
 template <class T, int V>
 inline INLINE void widen_one(const char* weight, unsigned input, int column, float offset, vec* w) {
   constexpr unsigned GROUP = T::type.group;
-  if constexpr (IN_CACHE<T>) {
+  if constexpr (IS_UNPACKED<T>) {
     const char* scales = weight + input / GROUP * T::type.group_bytes();
     const char* words = scales + T::type.scales + input % GROUP / 4 * 4 * PANEL + 4 * column;
     for (int v = 0; v < V; ++v) {
@@ -161,13 +169,20 @@ inline void finish_int8_group_row(const LinearPanel& panel, float offset, int64_
   for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, sums[v]);
 }
 
+// Of the next panel, what to ask for, and how much of it in each part: all blocks ask for all of it,
+// where it takes 8 bits for a number or is not read until it is unpacked. Where it takes fewer, asking
+// for what is read soon is enough.
+struct NextPanel {
+  const char* from;
+  int64_t bytes;
+};
+
 // M rows from `row` on times a weight of V vectors of columns from `column` on, whose numbers are
-// `offset` too large. Of memory that is wanted soon, `ahead`, so many bytes are asked for in each
-// part.
+// `offset` too large.
 template <class T, int M, int V>
 void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int column,
-                      const char* ahead, int64_t ahead_bytes) {
-  constexpr bool as_stored = M <= ROWS_AS_STORED;
+                      NextPanel next) {
+  if (V == ALL_VECTORS) column = 0;  // which compilers do not see
   const auto* weight = (const char*)panel.weight;
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
   const char* x = rows + HEAD_BYTES;
@@ -175,8 +190,10 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
   ask_for_results<M, V>(panel, row, column);
   vec sums[M][V] = {};
   for (int64_t part = 0; part < panel.depth / PART; ++part) {
-    for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
-    ahead += ahead_bytes;
+    if constexpr (T::type.bits == 8) {
+      ask_for<2>(next.from, next.bytes);
+      next.from += next.bytes;
+    }
     const auto group = [&](auto a, auto b, auto each) INLINE {
       ivec dots[M][V];
       for (int m = 0; m < M; ++m) {
@@ -201,55 +218,44 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, as_stored ? 2 : FOR_ONE_BLOCK>(
-        weight, part, column, 0, as_stored ? AHEAD_OF_FEW_INT8_ROWS : AHEAD, group);
+    read_part<T, V, IS_UNPACKED<T> ? 0 : 2>(weight, part, column, 0, AHEAD_OF_FEW_INT8_ROWS, group);
   }
   for (int m = 0; m < M; ++m)
     finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);
 }
 
-template <class T, int M>
-void int8_group_block_of(int rows, const LinearPanel& panel, float offset, int64_t row, int column,
-                         const char* ahead, int64_t ahead_bytes) {
-  if constexpr (M > 0) {
-    if (rows == M)
-      return int8_group_block<T, M, VECTORS>(panel, offset, row, column, ahead, ahead_bytes);
-    int8_group_block_of<T, M - 1>(rows, panel, offset, row, column, ahead, ahead_bytes);
-  }
-}
-
-// `next` is the panel behind this one.
-template <class T>
-void int8_group_rows(const LinearPanel& panel, float offset, const char* next) {
+// All rows times a panel, which was read from `stored`, in blocks of about equal height.
+template <class T, int V>
+void int8_group_rows(const LinearPanel& panel, float offset, const char* stored) {
+  // Unpacked panels are for several blocks, of which none is lower than half of one.
+  constexpr int LEAST = IS_UNPACKED<T> ? INT8_ROWS / 2 : 1;
   const int64_t blocks = (panel.rows + INT8_ROWS - 1) / INT8_ROWS;
-  const int64_t ahead = panel.bytes / (panel.depth / PART) / blocks;
-  for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS) {
+  const bool few = panel.rows <= FEW_ROWS;
+  const int64_t bytes = few ? 0 : panel.bytes / (panel.depth / PART) / blocks;
+  for (int column = 0; column < panel.columns; column += V * WIDTH) {
     for (int64_t number = 0; number < blocks; ++number) {
       const int64_t row = panel.rows * number / blocks;
       const int rows = (int)(panel.rows * (number + 1) / blocks - row);
-      int8_group_block_of<T, INT8_ROWS>(rows, panel, offset, row, column,
-                                        next + panel.bytes * number / blocks, ahead);
+      const NextPanel next{stored + panel.bytes + panel.bytes * number / blocks, bytes};
+      with_rows<INT8_ROWS, LEAST>(rows, [&](auto count) {
+        int8_group_block<T, count.value, V>(panel, offset, row, column, next);
+      });
     }
   }
 }
 
 template <class T>
 void int8_group_panel(LinearPanel panel) {
-  const auto* weight = (const char*)panel.weight;
-  if (panel.rows == 0) return;
-  if (panel.rows <= ROWS_AS_STORED) {
-    return with_rows<ROWS_AS_STORED>((int)panel.rows, [&](auto rows) {
-      int8_group_block<T, rows.value, ALL_VECTORS>(panel, 0, 0, 0, nullptr, 0);
-    });
+  const auto* stored = (const char*)panel.weight;
+  if constexpr (T::type.bits < 8) {
+    if (panel.rows > BLOCKS_AS_STORED<T> * INT8_ROWS) {
+      unpack_panel<T>(stored, panel.depth, panel.scratch);
+      panel.weight = panel.scratch;
+      return int8_group_rows<UnpackedLike<T>, VECTORS>(panel, T::offset, stored);
+    }
   }
-  const char* next = weight + panel.bytes;
-  if constexpr (T::type.bits == 8) {
-    int8_group_rows<T>(panel, 0, next);
-  } else {
-    unpack_panel<T>(weight, panel.depth, panel.scratch);
-    panel.weight = panel.scratch;
-    int8_group_rows<UnpackedLike<T>>(panel, T::offset, next);
-  }
+  if (panel.rows == 1) return int8_group_rows<T, ALL_VECTORS>(panel, 0, stored);
+  int8_group_rows<T, VECTORS>(panel, 0, stored);
 }
 
 }  // namespace
