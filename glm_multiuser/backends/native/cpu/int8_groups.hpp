@@ -169,9 +169,9 @@ inline void finish_int8_group_row(const LinearPanel& panel, float offset, int64_
   for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, sums[v]);
 }
 
-// Of the next panel, what to ask for, and how much of it in each part: all blocks ask for all of it,
-// where it takes 8 bits for a number or is not read until it is unpacked. Where it takes fewer, asking
-// for what is read soon is enough.
+// What a block asks for of the next panel, so many bytes in each part: together, the blocks ask for all
+// of it. Panels of 8 bits are large, and while an unpacked one is used, none is read. Others ask only
+// for what they read soon.
 struct NextPanel {
   const char* from;
   int64_t bytes;
