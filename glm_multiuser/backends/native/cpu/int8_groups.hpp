@@ -32,12 +32,12 @@ vec with_sign(vec minimum) {
 
 // A panel of a type with fewer than 8 bits as many rows find it: numbers one in each byte, and in front
 // of each group its two numbers in float32, the second with its sign. T is any type that has groups
-// as large, and a minimum or none.
-template <class T>
+// as large, and a minimum or none. Numbers are OFFSET too large.
+template <class T, int OFFSET>
 struct Unpacked {
   static constexpr int FLOATS = 4 * PANEL, COUNT = T::minimum == 0 ? 1 : 2;
   static constexpr GroupType type{T::type.weight, PART, T::type.group, 8, 0, COUNT * FLOATS};
-  static constexpr int minimum = T::minimum != 0, offset = 0;
+  static constexpr int minimum = T::minimum != 0, offset = OFFSET;
   static constexpr bool whole_bytes = false;
   static vec a(const char*, const char* scales, int column) {
     return load((const float*)scales + column);
@@ -48,12 +48,12 @@ struct Unpacked {
 };
 template <class T>
 constexpr bool IS_UNPACKED = false;
-template <class T>
-constexpr bool IS_UNPACKED<Unpacked<T>> = true;
+template <class T, int OFFSET>
+constexpr bool IS_UNPACKED<Unpacked<T, OFFSET>> = true;
 
 // Types with a minimum are all alike then.
-template <class T>
-using UnpackedLike = Unpacked<std::conditional_t<T::minimum != 0, Q4_1, T>>;
+template <class T, int OFFSET = T::offset>
+using UnpackedLike = Unpacked<std::conditional_t<T::minimum != 0, Q4_1, T>, OFFSET>;
 
 // `taken` is what is taken off every number.
 template <class T, int taken = 0>
@@ -131,7 +131,7 @@ inline INLINE void add_quads_of_group(const char* x, int64_t row_bytes, const uv
 
 // V vectors of columns of one input.
 template <class T, int V>
-inline INLINE void widen_one(const char* weight, unsigned input, int column, float offset, vec* w) {
+inline INLINE void widen_one(const char* weight, unsigned input, int column, vec* w) {
   constexpr unsigned GROUP = T::type.group;
   if constexpr (IS_UNPACKED<T>) {
     const char* scales = weight + input / GROUP * T::type.group_bytes();
@@ -139,7 +139,7 @@ inline INLINE void widen_one(const char* weight, unsigned input, int column, flo
     for (int v = 0; v < V; ++v) {
       const auto quad = load_as<uvec>(words + v * sizeof(uvec));
       const ivec whole = (ivec)(quad << (24 - input % 4 * 8)) >> 24;
-      const vec number = __builtin_convertvector(whole, vec) - offset;
+      const vec number = __builtin_convertvector(whole, vec) - T::offset;
       const int first = column + v * WIDTH;
       w[v] = T::a(nullptr, scales, first) * number + T::b(nullptr, scales, first);
     }
@@ -150,39 +150,31 @@ inline INLINE void widen_one(const char* weight, unsigned input, int column, flo
 
 // The numbers of one row's outliers times V vectors of columns.
 template <class T, int V>
-inline void add_outliers(const RowHead& head, const char* weight, int column, float offset,
-                         vec* y) {
+inline void add_outliers(const RowHead& head, const char* weight, int column, vec* y) {
   for (int k = 0; k < OUTLIERS && head.value[k] != 0.0f; ++k) {
     vec w[V];
-    widen_one<T, V>(weight, (unsigned)head.place[k], column, offset, w);
+    widen_one<T, V>(weight, (unsigned)head.place[k], column, w);
     for (int v = 0; v < V; ++v) y[v] += separate(w[v] * head.value[k]);
   }
 }
 
 // Sums of V vectors of columns, with the scale of their row and its outliers.
 template <class T, int V>
-inline void finish_int8_group_row(const LinearPanel& panel, float offset, int64_t row, int column,
-                                  vec* sums) {
+inline void finish_int8_group_row(const LinearPanel& panel, int64_t row, int column, vec* sums) {
   const auto& head = *(const RowHead*)((const char*)panel.x + row * panel.row_bytes);
   for (int v = 0; v < V; ++v) sums[v] = separate(sums[v] * head.scale);
-  add_outliers<T, V>(head, (const char*)panel.weight, column, offset, sums);
+  add_outliers<T, V>(head, (const char*)panel.weight, column, sums);
   for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, sums[v]);
 }
 
-// What a block asks for of the next panel, so many bytes in each part: together, the blocks ask for all
-// of it. Panels of 8 bits are large, and while an unpacked one is used, none is read. Others ask only
-// for what they read soon.
-struct NextPanel {
-  const char* from;
-  int64_t bytes;
-};
-
-// M rows from `row` on times a weight of V vectors of columns from `column` on, whose numbers are
-// `offset` too large.
+// M rows from `row` on times a weight of V vectors of columns from `column` on. Of the next panel so
+// many bytes are asked for in each part, from `ahead` on: together, the blocks ask for all of it.
+// Panels of 8 bits are large, and while an unpacked one is used, none is read. Others ask only for
+// what they read soon.
 template <class T, int M, int V>
-void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int column,
-                      NextPanel next) {
-  if (V == ALL_VECTORS) column = 0;  // which compilers do not see
+void int8_group_block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
+                      int64_t ahead_bytes) {
+  if (!IS_UNPACKED<T> && V == ALL_VECTORS) column = 0;  // which compilers do not see
   const auto* weight = (const char*)panel.weight;
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
   const char* x = rows + HEAD_BYTES;
@@ -191,8 +183,8 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
   vec sums[M][V] = {};
   for (int64_t part = 0; part < panel.depth / PART; ++part) {
     if constexpr (T::type.bits == 8) {
-      ask_for<2>(next.from, next.bytes);
-      next.from += next.bytes;
+      ask_for<2>(ahead, ahead_bytes);
+      ahead += ahead_bytes;
     }
     const auto group = [&](auto a, auto b, auto each) INLINE {
       ivec dots[M][V];
@@ -221,24 +213,24 @@ void int8_group_block(const LinearPanel& panel, float offset, int64_t row, int c
     read_part<T, V, IS_UNPACKED<T> ? 0 : 2>(weight, part, column, 0, AHEAD_OF_FEW_INT8_ROWS, group);
   }
   for (int m = 0; m < M; ++m)
-    finish_int8_group_row<T, V>(panel, offset, row + m, column, sums[m]);
+    finish_int8_group_row<T, V>(panel, row + m, column, sums[m]);
 }
 
 // All rows times a panel, which was read from `stored`, in blocks of about equal height.
 template <class T, int V>
-void int8_group_rows(const LinearPanel& panel, float offset, const char* stored) {
+void int8_group_rows(const LinearPanel& panel, const char* stored) {
   // Unpacked panels are for several blocks, of which none is lower than half of one.
   constexpr int LEAST = IS_UNPACKED<T> ? INT8_ROWS / 2 : 1;
   const int64_t blocks = (panel.rows + INT8_ROWS - 1) / INT8_ROWS;
   const bool few = panel.rows <= FEW_ROWS;
-  const int64_t bytes = few ? 0 : panel.bytes / (panel.depth / PART) / blocks;
+  const int64_t ahead_bytes = few ? 0 : panel.bytes / (panel.depth / PART) / blocks;
   for (int column = 0; column < panel.columns; column += V * WIDTH) {
     for (int64_t number = 0; number < blocks; ++number) {
       const int64_t row = panel.rows * number / blocks;
       const int rows = (int)(panel.rows * (number + 1) / blocks - row);
-      const NextPanel next{stored + panel.bytes + panel.bytes * number / blocks, bytes};
+      const char* ahead = stored + panel.bytes + panel.bytes * number / blocks;
       with_rows<INT8_ROWS, LEAST>(rows, [&](auto count) {
-        int8_group_block<T, count.value, V>(panel, offset, row, column, next);
+        int8_group_block<T, count.value, V>(panel, row, column, ahead, ahead_bytes);
       });
     }
   }
@@ -251,11 +243,11 @@ void int8_group_panel(LinearPanel panel) {
     if (panel.rows > BLOCKS_AS_STORED<T> * INT8_ROWS) {
       unpack_panel<T>(stored, panel.depth, panel.scratch);
       panel.weight = panel.scratch;
-      return int8_group_rows<UnpackedLike<T>, VECTORS>(panel, T::offset, stored);
+      return int8_group_rows<UnpackedLike<T>, VECTORS>(panel, stored);
     }
   }
-  if (panel.rows == 1) return int8_group_rows<T, ALL_VECTORS>(panel, 0, stored);
-  int8_group_rows<T, VECTORS>(panel, 0, stored);
+  if (panel.rows == 1) return int8_group_rows<T, ALL_VECTORS>(panel, stored);
+  int8_group_rows<T, VECTORS>(panel, stored);
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ void tile_group_block(const LinearPanel& panel, int64_t row, const char* ahead,
   for (int m = 0; m < A * TILE_ROWS && row + m < panel.rows; ++m) {
     vec sums[ALL_VECTORS];
     for (int v = 0; v < ALL_VECTORS; ++v) sums[v] = load(totals[m] + v * WIDTH);
-    finish_int8_group_row<T, ALL_VECTORS>(panel, 0, row + m, 0, sums);
+    finish_int8_group_row<T, ALL_VECTORS>(panel, row + m, 0, sums);
   }
 }
 
@@ -163,7 +163,7 @@ void tile_groups(glm::Weight kind, LinearPanel panel) {
     } else {
       unpack_panel<T, T::offset>(weight, panel.depth, panel.scratch);
       panel.weight = panel.scratch;
-      tile_group_rows<UnpackedLike<T>>(panel, next);
+      tile_group_rows<UnpackedLike<T, 0>>(panel, next);
     }
   });
 }
