@@ -29,11 +29,6 @@ inline ivec dpbusd(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
 #endif
 }
 
-// The same for unsigned bytes up to 128.
-inline ivec add_products(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
-  return dpbusd(sums, unsigned_bytes, signed_bytes);
-}
-
 // In every 128 bits, the numbers of 16 bits of the lower halves of two vectors, in turn.
 inline ivec unpack_low(ivec a, ivec b) {
 #if defined(__AVX512F__)
@@ -60,20 +55,51 @@ inline ivec unpack_high(ivec a, ivec b) {
 
 #else
 
-// Adds to each sum four products of unsigned bytes, up to 128, and of signed ones, from -127 on: the
-// sum of two of them fits into 16 bits.
-inline ivec add_products(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
+typedef int16_t hvec __attribute__((vector_size(4 * WIDTH)));
+
+// Products of unsigned and of signed bytes, two of them added; right where that fits into 16 bits.
+inline hvec products_of_bytes(ivec unsigned_bytes, ivec signed_bytes) {
 #if defined(__AVX512F__)
-  const __m512i twos = _mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
-  return sums + (ivec)_mm512_madd_epi16(twos, _mm512_set1_epi16(1));
+  return (hvec)_mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
 #elif defined(__AVX2__)
-  const __m256i twos = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
-  return sums + (ivec)_mm256_madd_epi16(twos, _mm256_set1_epi16(1));
+  return (hvec)_mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
 #else
-  typedef int16_t halves __attribute__((vector_size(4 * WIDTH)));
-  const auto low = (halves)(unsigned_bytes & 0x00ff00ff);
-  const auto high = (halves)((uvec)unsigned_bytes >> 8 & 0x00ff00ff);
-  const halves twos = low * ((halves)signed_bytes << 8 >> 8) + high * ((halves)signed_bytes >> 8);
+  const auto low = (hvec)(unsigned_bytes & 0x00ff00ff);
+  const auto high = (hvec)((uvec)unsigned_bytes >> 8 & 0x00ff00ff);
+  return low * ((hvec)signed_bytes << 8 >> 8) + high * ((hvec)signed_bytes >> 8);
+#endif
+}
+
+// So that compilers do not add up numbers all at the end, for which registers do not suffice.
+template <class V>
+inline V in_this_order(V x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
+
+// The numbers of `bytes` with the sign of those of `like`; where these are 0, anything.
+inline ivec with_sign_of(ivec like, ivec bytes) {
+#if defined(__AVX512F__)
+  const __mmask64 negative = _mm512_movepi8_mask((__m512i)like);
+  return (ivec)_mm512_mask_sub_epi8((__m512i)bytes, negative, __m512i{}, (__m512i)bytes);
+#elif defined(__AVX2__)
+  return (ivec)_mm256_sign_epi8((__m256i)bytes, (__m256i)like);
+#else
+  typedef int8_t bytes_of_all __attribute__((vector_size(4 * WIDTH)));
+  const auto negative = (bytes_of_all)like < 0;
+  return (ivec)(((bytes_of_all)bytes ^ negative) - negative);
+#endif
+}
+
+// Sums and two numbers of 16 bits each.
+inline ivec add_both(ivec sums, hvec twos) {
+#if defined(__AVX512F__)
+  return sums + (ivec)_mm512_madd_epi16((__m512i)twos, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+  return sums + (ivec)_mm256_madd_epi16((__m256i)twos, _mm256_set1_epi16(1));
+#else
   return sums + ((ivec)twos << 16 >> 16) + ((ivec)twos >> 16);
 #endif
 }

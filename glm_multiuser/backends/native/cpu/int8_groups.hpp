@@ -15,7 +15,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int INT8_ROWS = 8;
 #elif defined(__AVX2__)
-constexpr int INT8_ROWS = 3;
+constexpr int INT8_ROWS = 4;
 #else
 constexpr int INT8_ROWS = 2;
 #endif
@@ -32,7 +32,7 @@ vec with_sign(vec minimum) {
 
 // A panel of a type with fewer than 8 bits as many rows find it: numbers one in each byte, and in front
 // of each group its two numbers in float32, the second with its sign. T is any type that has groups
-// as large, and a minimum or none. Numbers are OFFSET too large.
+// as large, numbers of as many bits, and a minimum or none. Numbers are OFFSET too large.
 template <class T, int OFFSET>
 struct Unpacked {
   static constexpr int FLOATS = 4 * PANEL, COUNT = T::minimum == 0 ? 1 : 2;
@@ -51,9 +51,17 @@ constexpr bool IS_UNPACKED = false;
 template <class T, int OFFSET>
 constexpr bool IS_UNPACKED<Unpacked<T, OFFSET>> = true;
 
-// Types with a minimum are all alike then.
+// Bits of a number, wherever it lies.
+template <class T>
+constexpr int NUMBER_BITS = T::type.bits;
+template <class T, int OFFSET>
+constexpr int NUMBER_BITS<Unpacked<T, OFFSET>> = T::type.bits;
+
+// Types with a minimum are all alike then, if their numbers have as many bits.
+template <class T>
+constexpr bool IS_LIKE_Q4_1 = T::minimum != 0 && T::type.bits == Q4_1::type.bits;
 template <class T, int OFFSET = T::offset>
-using UnpackedLike = Unpacked<std::conditional_t<T::minimum != 0, Q4_1, T>, OFFSET>;
+using UnpackedLike = Unpacked<std::conditional_t<IS_LIKE_Q4_1<T>, Q4_1, T>, OFFSET>;
 
 // `taken` is what is taken off every number.
 template <class T, int taken = 0>
@@ -76,9 +84,14 @@ void unpack_panel(const char* panel, int64_t depth, char* to) {
     });
 }
 
+#if defined(GLM_HAS_DPBUSD)
 // Numbers of 8 bits have a sign. One factor of the products has none: they get 128 added.
 template <class T>
 constexpr int UNSIGNED_OFFSET = T::whole_bytes ? 128 : T::offset;
+#else
+template <class T>
+constexpr int UNSIGNED_OFFSET = T::offset;
+#endif
 
 // Behind the numbers of a row there is for each group what its sum begins with, or, where the type
 // has a minimum, the factor of it.
@@ -108,26 +121,61 @@ void lay_int8_group_row(const float* x, int64_t depth, void* row) {
   }
 }
 
-// Four inputs of M rows times the numbers of V vectors of columns.
+// The sums of one group, of M rows times V vectors of columns.
 template <class T, int M, int V>
-inline INLINE void add_quads_of_group(const char* x, int64_t row_bytes, const uvec* quads,
-                                      ivec (*sums)[V]) {
-  ivec w[V];
-  for (int v = 0; v < V; ++v) w[v] = (ivec)quads[v] ^ (T::whole_bytes ? (int32_t)0x80808080 : 0);
-#pragma GCC unroll 12
-  for (int m = 0; m < M; ++m) {
-    const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
-    for (int v = 0; v < V; ++v) {
+struct GroupSums {
+  ivec sums[M][V];
+
+  // `add` takes four inputs of each row.
 #if defined(GLM_HAS_DPBUSD)
-      sums[m][v] = dpbusd(sums[m][v], w[v], value);
-#else
-      sums[m][v] = add_products(sums[m][v], T::whole_bytes ? w[v] & 0x7f7f7f7f : w[v], value);
-      if (T::whole_bytes)
-        sums[m][v] = add_products(sums[m][v], w[v] & (int32_t)0x80808080, value);
-#endif
+  inline INLINE void add(const char* x, int64_t row_bytes, const uvec* quads) {
+    ivec w[V];
+    for (int v = 0; v < V; ++v) w[v] = (ivec)quads[v] ^ (T::whole_bytes ? (int32_t)0x80808080 : 0);
+#pragma GCC unroll 12
+    for (int m = 0; m < M; ++m) {
+      const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
+      for (int v = 0; v < V; ++v) sums[m][v] = dpbusd(sums[m][v], w[v], value);
     }
   }
-}
+
+  inline INLINE void finish() {}
+#else
+  // Sums of two products at a time are kept in 16 bits for as many calls as fit. In 32 bits each call
+  // would take two more instructions for one that multiplies. Of numbers with a sign one call fits.
+  static constexpr int LARGEST = 127 * ((1 << NUMBER_BITS<T>) - 1);
+  static constexpr int FIT = T::whole_bytes ? 1 : INT16_MAX / (2 * LARGEST);
+  hvec twos[M][V] = {};
+  int count = 0;
+
+  inline INLINE void add(const char* x, int64_t row_bytes, const uvec* quads) {
+    ivec w[V];
+    for (int v = 0; v < V; ++v)
+      w[v] = T::whole_bytes ? with_sign_of((ivec)quads[v], (ivec)quads[v]) : (ivec)quads[v];
+#pragma GCC unroll 12
+    for (int m = 0; m < M; ++m) {
+      const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
+      for (int v = 0; v < V; ++v) {
+        const ivec with_sign = T::whole_bytes ? with_sign_of((ivec)quads[v], value) : value;
+        twos[m][v] = in_this_order(twos[m][v] + products_of_bytes(w[v], with_sign));
+      }
+    }
+    if (FIT < T::type.group / 4 && ++count % FIT == 0) widen();
+  }
+
+  inline INLINE void finish() {
+    if (FIT >= T::type.group / 4) widen();
+  }
+
+  inline INLINE void widen() {
+    for (int m = 0; m < M; ++m) {
+      for (int v = 0; v < V; ++v) {
+        sums[m][v] = in_this_order(add_both(sums[m][v], twos[m][v]));
+        twos[m][v] = hvec{};
+      }
+    }
+  }
+#endif
+};
 
 // V vectors of columns of one input.
 template <class T, int V>
@@ -187,19 +235,20 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
       ahead += ahead_bytes;
     }
     const auto group = [&](auto a, auto b, auto each) INLINE {
-      ivec dots[M][V];
+      GroupSums<T, M, V> dots;
       for (int m = 0; m < M; ++m) {
         const auto start = load_as<int32_t>(starts + m * panel.row_bytes);
-        for (int v = 0; v < V; ++v) dots[m][v] = T::minimum == 0 ? ivec{} + start : ivec{};
+        for (int v = 0; v < V; ++v) dots.sums[m][v] = T::minimum == 0 ? ivec{} + start : ivec{};
       }
       each([&](const uvec* quads) INLINE {
-        add_quads_of_group<T, M, V>(x, panel.row_bytes, quads, dots);
+        dots.add(x, panel.row_bytes, quads);
         x += 4;
       });
+      dots.finish();
       for (int v = 0; v < V; ++v) {
         const vec scale = a(v);
         for (int m = 0; m < M; ++m)
-          sums[m][v] = fused(__builtin_convertvector(dots[m][v], vec), scale, sums[m][v]);
+          sums[m][v] = fused(__builtin_convertvector(dots.sums[m][v], vec), scale, sums[m][v]);
       }
       for (int v = 0; v < V && T::minimum != 0; ++v) {
         const vec minimum = with_sign<T>(b(v));
@@ -217,20 +266,20 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
 }
 
 // All rows times a panel, which was read from `stored`, in blocks of about equal height.
-template <class T, int V>
+template <class T>
 void int8_group_rows(const LinearPanel& panel, const char* stored) {
   // Unpacked panels are for several blocks, of which none is lower than half of one.
   constexpr int LEAST = IS_UNPACKED<T> ? INT8_ROWS / 2 : 1;
   const int64_t blocks = (panel.rows + INT8_ROWS - 1) / INT8_ROWS;
   const bool few = panel.rows <= FEW_ROWS;
   const int64_t ahead_bytes = few ? 0 : panel.bytes / (panel.depth / PART) / blocks;
-  for (int column = 0; column < panel.columns; column += V * WIDTH) {
+  for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS) {
     for (int64_t number = 0; number < blocks; ++number) {
       const int64_t row = panel.rows * number / blocks;
       const int rows = (int)(panel.rows * (number + 1) / blocks - row);
       const char* ahead = stored + panel.bytes + panel.bytes * number / blocks;
       with_rows<INT8_ROWS, LEAST>(rows, [&](auto count) {
-        int8_group_block<T, count.value, V>(panel, row, column, ahead, ahead_bytes);
+        int8_group_block<T, count.value, VECTORS>(panel, row, column, ahead, ahead_bytes);
       });
     }
   }
@@ -243,11 +292,11 @@ void int8_group_panel(LinearPanel panel) {
     if (panel.rows > BLOCKS_AS_STORED<T> * INT8_ROWS) {
       unpack_panel<T>(stored, panel.depth, panel.scratch);
       panel.weight = panel.scratch;
-      return int8_group_rows<UnpackedLike<T>, VECTORS>(panel, stored);
+      return int8_group_rows<UnpackedLike<T>>(panel, stored);
     }
   }
-  if (panel.rows == 1) return int8_group_rows<T, ALL_VECTORS>(panel, stored);
-  int8_group_rows<T, VECTORS>(panel, stored);
+  if (panel.rows == 1) return int8_group_block<T, 1, ALL_VECTORS>(panel, 0, 0, stored, 0);
+  int8_group_rows<T>(panel, stored);
 }
 
 }  // namespace
