@@ -13,7 +13,8 @@ namespace {
 constexpr int ROWS_FROM_REGISTERS = BLOCK_ROWS < 8 ? BLOCK_ROWS : 8;
 
 // So that they, and the sums of these rows, stay in the nearest cache.
-constexpr int64_t PARTS_TOGETHER = 4, ROWS_TOGETHER = 128;
+constexpr int64_t WIDENED_BYTES = 16384, ROWS_TOGETHER = 128;
+constexpr int64_t PARTS_TOGETHER = WIDENED_BYTES / (PART * BLOCK_COLUMNS * (int64_t)sizeof(float));
 
 template <class T, int M, int V>
 void few_rows(const LinearPanel& panel) {
