@@ -164,7 +164,6 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
                              int64_t ahead, Group group) {
   constexpr GroupType type = T::type;
   constexpr int UPPER = type.bits - 4, QUADS = type.bits == 8 ? 1 : 2;
-  constexpr int WORDS = type.words();
   constexpr int OF_PANEL = PANEL / WIDTH;
   const auto behind = [&](int v) { return v / OF_PANEL * bytes; };
   const auto first = [&](int v) { return column + v % OF_PANEL * WIDTH; };
@@ -188,8 +187,7 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
         for (int v = 0; v < V; ++v) upper[v] = word(v);
         words += 4 * PANEL;
       }
-#pragma GCC unroll 8
-      for (int i = 0; i < WORDS; ++i) {
+      for (int i = 0; i < type.words(); ++i) {
         ask(words, 4 * PANEL);
 #pragma GCC unroll 2
         for (int half = 0; half < QUADS; ++half) {

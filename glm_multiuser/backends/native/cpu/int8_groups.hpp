@@ -142,8 +142,11 @@ struct GroupSums {
 #else
   // Sums of two products at a time are kept in 16 bits for as many calls as fit. In 32 bits each call
   // would take two more instructions for one that multiplies. Of numbers with a sign one call fits.
+  static constexpr int CALLS = T::type.group / 4;
   static constexpr int LARGEST = 127 * ((1 << NUMBER_BITS<T>) - 1);
-  static constexpr int FIT = T::whole_bytes ? 1 : INT16_MAX / (2 * LARGEST);
+  static constexpr int MOST = T::whole_bytes ? 1 : INT16_MAX / (2 * LARGEST);
+  // Of 5 bits half of the eight calls would fit, but compilers do not unroll a loop with both sums.
+  static constexpr int FIT = MOST >= CALLS || CALLS <= 4 ? MOST : 1;
   hvec twos[M][V] = {};
   int count = 0;
 
@@ -159,11 +162,11 @@ struct GroupSums {
         twos[m][v] = in_this_order(twos[m][v] + products_of_bytes(w[v], with_sign));
       }
     }
-    if (FIT < T::type.group / 4 && ++count % FIT == 0) widen();
+    if (FIT < CALLS && ++count % FIT == 0) widen();
   }
 
   inline INLINE void finish() {
-    if (FIT >= T::type.group / 4) widen();
+    if (FIT >= CALLS) widen();
   }
 
   inline INLINE void widen() {
