@@ -26,7 +26,7 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
   vec sums[R][NV];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
       sums[r][v] = separate(load(contexts[r] + v * WIDTH) * factors[r]);
   for (int s = first; s < last; ++s) {
@@ -43,13 +43,13 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
     for (int r = 0; r < R; ++r) {
       const float weight = weights[r * KEYS + s];
       const vec scaled = all(Block<Number>::scaled ? weight * scale : weight);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) sums[r][v] += value[v] * scaled;
     }
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) store(contexts[r] + v * WIDTH, sums[r][v]);
 }
 
@@ -103,10 +103,11 @@ void add_block(const Attention& a, const Block<Number>& block, State& state, int
   auto move = [&] {
     for (int r = 0; r < R; ++r) contexts[r] = state.contexts + (row + r) * state.padded + at;
   };
-  for (; at + SIDE_BY_SIDE * WIDTH <= a.head_dim; at += SIDE_BY_SIDE * WIDTH) {
+  constexpr int MOST = MOST_SIDE_BY_SIDE<R>;
+  for (; at + MOST * WIDTH <= a.head_dim; at += MOST * WIDTH) {
     move();
-    add_visible<R, SIDE_BY_SIDE>(weights, block, counts, least, at, fetches && at == 0, contexts,
-                                 factors, WIDTH);
+    add_visible<R, MOST>(weights, block, counts, least, at, fetches && at == 0, contexts, factors,
+                         WIDTH);
   }
   for (; at < a.head_dim; at += WIDTH) {
     move();

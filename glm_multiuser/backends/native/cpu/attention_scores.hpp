@@ -25,6 +25,9 @@ constexpr int TOGETHER = 6, SIDE_BY_SIDE = 2;
 #else
 constexpr int TOGETHER = 4, SIDE_BY_SIDE = 2;
 #endif
+// Of one or two rows there would be too few sums at `avx2`: each waits for its product before.
+template <int R>
+constexpr int MOST_SIDE_BY_SIDE = WIDTH == 8 && R <= 2 ? 8 / R : SIDE_BY_SIDE;
 constexpr int TILE_VECTORS = TILE / WIDTH;
 
 // Keys and values of one head, from the first position of a block on. With int8 the scales of a
@@ -63,17 +66,17 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
       ask_for_line<Block<Number>::scaled ? 1 : 2>(ahead + v * step);
     ahead += NV * step;
     vec key[NV];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
       key[v] = WHOLE ? widened(keys[v] + i * TILE) : widened_first(keys[v] + i * TILE, lanes);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const vec number = all(query[r][i]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) sums[r][v] += key[v] * number;
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
     const int position = first + v * WIDTH;
     vec scale{};
@@ -91,10 +94,13 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
 template <int R, class Number>
 inline void all_scores(const float* const* queries, const Block<Number>& block, int count,
                        int64_t head_dim, bool fetches, float* scores) {
-  constexpr int MOST = SIDE_BY_SIDE * WIDTH;
+  constexpr int MOST = MOST_SIDE_BY_SIDE<R>;
   int at = 0;
-  for (; at + MOST <= count; at += MOST)
-    some_scores<R, SIDE_BY_SIDE, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
+  for (; at + MOST * WIDTH <= count; at += MOST * WIDTH)
+    some_scores<R, MOST, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
+  if constexpr (MOST > SIDE_BY_SIDE)
+    for (; at + SIDE_BY_SIDE * WIDTH <= count; at += SIDE_BY_SIDE * WIDTH)
+      some_scores<R, SIDE_BY_SIDE, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
   for (; at + WIDTH <= count; at += WIDTH)
     some_scores<R, 1, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
   if (at < count)
