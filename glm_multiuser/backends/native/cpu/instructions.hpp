@@ -70,15 +70,6 @@ inline hvec products_of_bytes(ivec unsigned_bytes, ivec signed_bytes) {
 #endif
 }
 
-// So that compilers do not add up numbers all at the end, for which registers do not suffice.
-template <class V>
-inline V in_this_order(V x) {
-#if defined(__x86_64__)
-  asm("" : "+v"(x));
-#endif
-  return x;
-}
-
 // The numbers of `bytes` with the sign of those of `like`; where these are 0, anything.
 inline ivec with_sign_of(ivec like, ivec bytes) {
 #if defined(__AVX512F__)

@@ -159,7 +159,7 @@ struct GroupSums {
       const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
       for (int v = 0; v < V; ++v) {
         const ivec with_sign = T::whole_bytes ? with_sign_of((ivec)quads[v], value) : value;
-        twos[m][v] = in_this_order(twos[m][v] + products_of_bytes(w[v], with_sign));
+        twos[m][v] = separate(twos[m][v] + products_of_bytes(w[v], with_sign));
       }
     }
     if (FIT < CALLS && ++count % FIT == 0) widen();
@@ -172,7 +172,7 @@ struct GroupSums {
   inline INLINE void widen() {
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V; ++v) {
-        sums[m][v] = in_this_order(add_both(sums[m][v], twos[m][v]));
+        sums[m][v] = separate(add_both(sums[m][v], twos[m][v]));
         twos[m][v] = hvec{};
       }
     }

@@ -75,8 +75,10 @@ inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
 inline vec all(float x) { return x - vec{}; }
 
 // So that the compiler does not fuse a product with the sum behind it, here or there: bits would
-// depend on where it did.
-inline vec separate(vec x) {
+// depend on where it did. Nor does it change the order of whole numbers' sums, for which it might
+// run out of registers.
+template <class V>
+inline V separate(V x) {
 #if defined(__x86_64__)
   asm("" : "+v"(x));
 #elif defined(__aarch64__)
