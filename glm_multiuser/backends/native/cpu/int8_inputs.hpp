@@ -62,11 +62,37 @@ constexpr int32_t NOT_FINITE = 0x7f800000;
 // Numbers of a row that may be among those of largest magnitude.
 constexpr int LANES = 16;
 
+// The magnitudes of some numbers, as their bits, in vectors.
+constexpr int LANE_VECTORS = LANES / WIDTH;
+struct Lanes {
+  ivec of[LANE_VECTORS] = {};
+};
+
+// For each lane, how many others are larger.
+inline Lanes larger_ones(const Lanes& lanes) {
+  int32_t twice[2 * LANES];
+  std::memcpy(twice, lanes.of, sizeof lanes);
+  std::memcpy(twice + LANES, lanes.of, sizeof lanes);
+  Lanes counts;
+  for (int turn = 1; turn < LANES; ++turn)
+    for (int v = 0; v < LANE_VECTORS; ++v)
+      counts.of[v] -= load_as<ivec>(twice + turn + v * WIDTH) > lanes.of[v];
+  return counts;
+}
+
+// A bit for each lane that is at least so large.
+inline uint32_t lanes_from(ivec lanes, int32_t least) {
+#if defined(__AVX512F__)
+  return _mm512_cmpge_epi32_mask((__m512i)lanes, _mm512_set1_epi32(least));
+#else
+  return true_lanes(lanes >= ivec{} + least);
+#endif
+}
+
 // So many numbers of a row, at least, have these bits of a magnitude, or larger ones; INT32_MAX if some
 // number is not finite.
 inline int32_t bits_of_many(const float* x, int64_t size, int many) {
-  constexpr int VECTORS_OF_LANES = LANES / WIDTH;
-  ivec most[VECTORS_OF_LANES] = {};
+  Lanes most;
   int64_t i = 0;
   const auto look = [&](ivec& lanes) {
     const ivec bits = magnitude_bits(load_part(x, i, size));
@@ -74,18 +100,19 @@ inline int32_t bits_of_many(const float* x, int64_t size, int many) {
     i += WIDTH;
   };
   while (i + LANES <= size)
-    for (ivec& lanes : most) look(lanes);
-  while (i < size) look(most[0]);
-  int32_t largest[LANES];
-  std::memcpy(largest, most, sizeof largest);
-  int32_t bits = 0;
-  for (; many > 0; --many) {  // equal ones count once: that makes more numbers, and not fewer
-    bits = 0;
-    for (int lane = 0; lane < LANES; ++lane) bits = largest[lane] > bits ? largest[lane] : bits;
-    if (bits >= NOT_FINITE) return INT32_MAX;
-    for (int lane = 0; lane < LANES; ++lane) largest[lane] = largest[lane] == bits ? 0 : largest[lane];
+    for (ivec& lanes : most.of) look(lanes);
+  while (i < size) look(most.of[0]);
+  const Lanes larger = larger_ones(most);
+  ivec least = ivec{} + INT32_MAX;
+  uint32_t not_finite = 0;
+  for (int v = 0; v < LANE_VECTORS; ++v) {
+    not_finite |= true_lanes(most.of[v] >= NOT_FINITE);
+    const ivec bits = larger.of[v] < many ? most.of[v] : INT32_MAX;
+    least = bits < least ? bits : least;
   }
-  return bits;
+  int32_t bits = INT32_MAX;
+  for (int lane = 0; lane < WIDTH; ++lane) bits = least[lane] < bits ? least[lane] : bits;
+  return not_finite == 0 ? bits : INT32_MAX;
 }
 
 // The largest magnitudes of a row, one more than there are outliers, in order, and of equal ones the
@@ -106,18 +133,42 @@ struct Largest {
   }
 };
 
+// Numbers that are looked through together.
+constexpr int LOOK = 64;
+
+// A bit for each of LOOK numbers from `first` on: whether its magnitude has at least these bits.
+inline uint64_t candidates_from(const float* x, int64_t first, int64_t size, int32_t least) {
+  uint64_t found = 0;
+  for (int i = 0; i < LOOK && first + i < size; i += WIDTH)
+    found |= (uint64_t)lanes_from(magnitude_bits(load_part(x, first + i, size)), least) << i;
+  return found;
+}
+
 // Returns whether all numbers are finite.
 inline bool find_largest(const float* x, int64_t size, Largest& found) {
   const int32_t least = bits_of_many(x, size, OUTLIERS + 1);
   if (least == INT32_MAX) return false;
-  for (int64_t first = 0; first < size; first += WIDTH) {
-    const vec part = load_part(x, first, size);
-    uint32_t candidates = true_lanes(magnitude_bits(part) >= ivec{} + least);
-    for (; candidates != 0; candidates &= candidates - 1) {
-      const int64_t i = first + __builtin_ctz(candidates);
-      if (i < size) found.take((int32_t)i, __builtin_fabsf(x[i]));
-    }
+  int32_t places[2 * LOOK];
+  int count = 0;
+  const auto take_all = [&] {
+    for (int k = 0; k < count; ++k) found.take(places[k], __builtin_fabsf(x[places[k]]));
+    count = 0;
+  };
+  for (int64_t first = 0; first < size; first += LOOK) {
+    uint64_t candidates = candidates_from(x, first, size, least);
+    if (size - first < LOOK) candidates &= (1ull << (size - first)) - 1;
+    const auto put = [&] {
+      places[count] = (int32_t)first + __builtin_ctzll(candidates | 1ull << (LOOK - 1));
+      count += candidates != 0;
+      candidates &= candidates - 1;
+    };
+    // There are few, and nobody can predict where: so two come without a branch.
+    put();
+    put();
+    while (candidates != 0) put();
+    if (count > LOOK) take_all();
   }
+  take_all();
   return true;
 }
 
