@@ -21,7 +21,8 @@ void few_rows(const LinearPanel& panel) {
   const int64_t width = panel.row_bytes / (int64_t)sizeof(float);
   for (int column = 0; column < panel.columns; column += V * WIDTH) {
     const auto* x = (const float*)panel.x;
-    vec sums[M][V] = {};
+    vec sums[M][V];
+    clear(sums);
     for (int64_t part = 0; part < panel.depth / PART; ++part) {
       const auto* weight = (const char*)panel.weight;
       const int64_t ahead = groups_ahead<T>(panel, part);

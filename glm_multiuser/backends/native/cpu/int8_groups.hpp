@@ -11,13 +11,14 @@
 
 namespace {
 
-// Rows of a block.
+// Rows of a block, and of one with unpacked numbers: with more, compilers run out of registers. Blocks
+// that take numbers as they are stored should be few.
 #if defined(__AVX512F__)
-constexpr int INT8_ROWS = 8;
+constexpr int INT8_ROWS = 8, UNPACKED_ROWS = 6;
 #elif defined(__AVX2__)
-constexpr int INT8_ROWS = 4;
+constexpr int INT8_ROWS = 4, UNPACKED_ROWS = 4;
 #else
-constexpr int INT8_ROWS = 2;
+constexpr int INT8_ROWS = 2, UNPACKED_ROWS = 2;
 #endif
 
 // So few blocks take the numbers of a panel as they are stored, each block anew. For more, they are
@@ -199,10 +200,12 @@ inline INLINE void widen_one(const char* weight, unsigned input, int column, vec
   }
 }
 
-// The numbers of one row's outliers times V vectors of columns.
+// The numbers of one row's outliers times V vectors of columns. Where a row has fewer, 0 times the
+// first number is added, which changes nothing.
 template <class T, int V>
-inline void add_outliers(const RowHead& head, const char* weight, int column, vec* y) {
-  for (int k = 0; k < OUTLIERS && head.value[k] != 0.0f; ++k) {
+inline INLINE void add_outliers(const RowHead& head, const char* weight, int column, vec* y) {
+#pragma GCC unroll 4
+  for (int k = 0; k < OUTLIERS; ++k) {
     vec w[V];
     widen_one<T, V>(weight, (unsigned)head.place[k], column, w);
     for (int v = 0; v < V; ++v) y[v] += separate(w[v] * head.value[k]);
@@ -211,11 +214,13 @@ inline void add_outliers(const RowHead& head, const char* weight, int column, ve
 
 // Sums of V vectors of columns, with the scale of their row and its outliers.
 template <class T, int V>
-inline void finish_int8_group_row(const LinearPanel& panel, int64_t row, int column, vec* sums) {
+inline INLINE void finish_int8_group_row(const LinearPanel& panel, int64_t row, int column,
+                                         const vec* sums) {
   const auto& head = *(const RowHead*)((const char*)panel.x + row * panel.row_bytes);
-  for (int v = 0; v < V; ++v) sums[v] = separate(sums[v] * head.scale);
-  add_outliers<T, V>(head, (const char*)panel.weight, column, sums);
-  for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, sums[v]);
+  vec y[V];
+  for (int v = 0; v < V; ++v) y[v] = separate(sums[v] * head.scale);
+  add_outliers<T, V>(head, (const char*)panel.weight, column, y);
+  for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, y[v]);
 }
 
 // M rows from `row` on times a weight of V vectors of columns from `column` on. Of the next panel so
@@ -231,7 +236,8 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
   const char* x = rows + HEAD_BYTES;
   const char* starts = x + filled_up(panel.depth);
   ask_for_results<M, V>(panel, row, column);
-  vec sums[M][V] = {};
+  vec sums[M][V];
+  clear(sums);
   for (int64_t part = 0; part < panel.depth / PART; ++part) {
     if constexpr (T::type.bits == 8) {
       ask_for<2>(ahead, ahead_bytes);
@@ -264,16 +270,17 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
     };
     read_part<T, V, IS_UNPACKED<T> ? 0 : 2>(weight, part, column, 0, AHEAD_OF_FEW_INT8_ROWS, group);
   }
-  for (int m = 0; m < M; ++m)
-    finish_int8_group_row<T, V>(panel, row + m, column, sums[m]);
+  const LinearPanel own = panel;  // which nothing that is written can change
+  for (int m = 0; m < M; ++m) finish_int8_group_row<T, V>(own, row + m, column, sums[m]);
 }
 
 // All rows times a panel, which was read from `stored`, in blocks of about equal height.
 template <class T>
 void int8_group_rows(const LinearPanel& panel, const char* stored) {
   // Unpacked panels are for several blocks, of which none is lower than half of one.
-  constexpr int LEAST = IS_UNPACKED<T> ? INT8_ROWS / 2 : 1;
-  const int64_t blocks = (panel.rows + INT8_ROWS - 1) / INT8_ROWS;
+  constexpr int MOST = IS_UNPACKED<T> ? UNPACKED_ROWS : INT8_ROWS;
+  constexpr int LEAST = IS_UNPACKED<T> ? MOST / 2 : 1;
+  const int64_t blocks = (panel.rows + MOST - 1) / MOST;
   const bool few = panel.rows <= FEW_ROWS;
   const int64_t ahead_bytes = few ? 0 : panel.bytes / (panel.depth / PART) / blocks;
   for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS) {
@@ -281,7 +288,7 @@ void int8_group_rows(const LinearPanel& panel, const char* stored) {
       const int64_t row = panel.rows * number / blocks;
       const int rows = (int)(panel.rows * (number + 1) / blocks - row);
       const char* ahead = stored + panel.bytes + panel.bytes * number / blocks;
-      with_rows<INT8_ROWS, LEAST>(rows, [&](auto count) {
+      with_rows<MOST, LEAST>(rows, [&](auto count) {
         int8_group_block<T, count.value, VECTORS>(panel, row, column, ahead, ahead_bytes);
       });
     }

@@ -248,7 +248,8 @@ void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) {
   const auto* x = (const X*)panel.x + row * width;
   const char* weight = (const char*)panel.weight + W::scale_bytes +
                        column * (W::step_bytes / PANEL);
-  vec sums[M][V] = {};
+  vec sums[M][V];
+  clear(sums);
   for (int64_t k = 0; k < steps; ++k) {
     ahead.ask(0);
     if (W::step_bytes > 64) ahead.ask(64);

@@ -89,6 +89,14 @@ inline V separate(V x) {
   return x;
 }
 
+// Sums that are zero. One by one: compilers fill an array as a whole with an instruction (`rep stos`)
+// that takes as long as hundreds of others to begin.
+template <int M, int V>
+inline INLINE void clear(vec (&sums)[M][V]) {
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) sums[m][v] = separate(vec{});
+}
+
 // a * b + c, rounded once, at every level. Where a processor's own instruction is not compiled in,
 // the C library computes it.
 inline vec fused(vec a, vec b, vec c) {
