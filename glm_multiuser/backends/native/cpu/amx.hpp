@@ -194,9 +194,15 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
       TILE_LOAD(3, sums[3], TILE_ROW_BYTES);
     }
   }
+  const bool ends = steps.last == weights.steps;
+  const int64_t count = steps.last - steps.first;
+  const int64_t rows_asked_for = (A * TILE_ROWS + count - 1) / count;  // in each step
+  int64_t asked = ends ? 0 : A * TILE_ROWS;
   for (int64_t step = steps.first; step < steps.last; ++step) {
     for (int64_t i = 0; i < steps.ahead_step; i += 64) __builtin_prefetch(steps.ahead + i, 0, 2);
     steps.ahead += steps.ahead_step;
+    for (int64_t i = 0; i < rows_asked_for && asked < A * TILE_ROWS; ++i, ++asked)
+      ask_for_results<1, ALL_VECTORS>(panel, row + asked, 0);
     const char* w = weights.at(step);
     TILE_LOAD(6, w, PAIR_BYTES);
     TILE_LOAD(7, w + TILE_ROW_BYTES, PAIR_BYTES);
@@ -213,10 +219,11 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     TILE_STORE(2, sums[2], TILE_ROW_BYTES);
     TILE_STORE(3, sums[3], TILE_ROW_BYTES);
   }
-  if (steps.last < weights.steps) return;
-  for (int m = 0; m < A * TILE_ROWS && row + m < panel.rows; ++m) {
+  if (!ends) return;
+  const LinearPanel own = panel;  // that nothing which is written can change
+  for (int m = 0; m < A * TILE_ROWS && row + m < own.rows; ++m) {
     const int tile = m / TILE_ROWS * 2;
-    finish_tile_row<P>(panel, row + m, sums[tile][m % TILE_ROWS], sums[tile + 1][m % TILE_ROWS]);
+    finish_tile_row<P>(own, row + m, sums[tile][m % TILE_ROWS], sums[tile + 1][m % TILE_ROWS]);
   }
 }
 
