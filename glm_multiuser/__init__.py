@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     )
     from glm_multiuser.grammar import Grammar
     from glm_multiuser.handle import Handle
-    from glm_multiuser.llm import EngineStats, MultiUserLLM
+    from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling_params import SamplingParams
+    from glm_multiuser.stats import EngineStats
 
 __all__ = ["EngineStats", "Grammar", "Handle", "MultiUserLLM", "SamplingParams"]
 __all__ += ["GenerationResult", "Logprob", "Piece", "Timings", "Usage"]
@@ -43,12 +44,14 @@ __all__ += [
     "UserBusyError",
 ]
 
+MODULES = ("errors", "config", "grammar", "sampling_params", "answer", "handle", "stats", "llm")
+
 
 def __getattr__(name: str) -> Any:
     # Imported when first used: MindSpore takes seconds to import, and the command's --help and
     # its handling of Ctrl-C must come before it. `llm`, which imports it, is the last.
     if name in __all__:
-        for module in ("errors", "config", "grammar", "sampling_params", "answer", "handle", "llm"):
+        for module in MODULES:
             found = getattr(import_module(f"{__name__}.{module}"), name, None)
             if found is not None:
                 return found

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import time
 from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Callable, Optional, Union
@@ -36,8 +36,8 @@ from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
 from glm_multiuser.sessions.opening import open_store
 from glm_multiuser.sessions.session import SessionInfo
-from glm_multiuser.sessions.store import SessionCounts
 from glm_multiuser.settings import takes
+from glm_multiuser.stats import EngineStats
 from glm_multiuser.structured import GrammarCompiler, GrammarMatcher
 from glm_multiuser.token_ids import TokenIds, check_token_ids
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
@@ -47,50 +47,6 @@ User = Union[int, str, None]
 Prompt = Union[str, Sequence[int]]
 History = Sequence[Any]
 Params = Optional[SamplingParams]
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What an engine is and has done; see `MultiUserLLM.stats`."""
-
-    users: int
-    active_users: int
-    idle_users: int
-    waiting: int
-    prompt_tokens: int
-    tokens_generated: int
-    steps: int
-    mean_batch: float
-    """Rows per decode step."""
-    compiles: int
-    compiles_after_ready: int
-    compile_seconds: float
-    start_seconds: float
-    graph_seconds: float
-    overhead_seconds: float
-    """Time in steps that was not spent in graphs."""
-    cache_bytes_per_user: int
-    """Of a user who holds `seq_length` tokens."""
-    cache_reserved_bytes: int
-    """What the caches of all slots take when they are full."""
-    cache_resident_bytes: int
-    """Physical memory that they take now."""
-    kernels: str
-    """"native" or "portable"."""
-    kernel_level: str
-    """Of native kernels, the processor's instructions that they use; "" for others."""
-    weight_dtype: str
-    """Type of the matrices."""
-    cache_dtype: str
-    """Type of keys and values."""
-    prefill_chunk: int
-    """Prompt tokens per step while no user decodes."""
-    prefill_chunk_beside: int
-    """Tokens of prompts in one step where others decode, as it is now."""
-    batch_invariant: bool
-    """Whether a row's logits were bit for bit the same in every compiled batch at start-up."""
-    sessions: SessionCounts
-    """Of users whose slot was taken, or who are kept on disk."""
 
 
 class MultiUserLLM:

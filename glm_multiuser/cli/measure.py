@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from glm_multiuser.cli import loading
 
 if TYPE_CHECKING:
-    from glm_multiuser.llm import EngineStats, MultiUserLLM
+    from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling_params import SamplingParams
+    from glm_multiuser.stats import EngineStats
 
 WARM_UP_TOKENS = 16
 PROGRESS_SECONDS = 0.2

@@ -19,7 +19,7 @@ from glm_multiuser.answer import GenerationResult
 
 if TYPE_CHECKING:
     from glm_multiuser.engine.engine import StepReport
-    from glm_multiuser.llm import EngineStats
+    from glm_multiuser.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
