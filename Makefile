@@ -125,7 +125,7 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv; }
-	@echo "Installing MindSpore and the rest into .venv (two to three minutes, mostly download) ..."
+	@echo "Installing MindSpore and the rest into .venv (two to five minutes, mostly download) ..."
 	@start=$$(date +%s) && $(INSTALL) -e '.[dev,server,structured,hub,otel,mindformers]' && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@

@@ -333,13 +333,14 @@ void int8_block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) 
   static constexpr char ZEROS[LINE_BYTES] = {};
   if (lines % 2) add_quads<M, V>(x, panel.row_bytes, weight, ZEROS, sums);
 #endif
+  const LinearPanel own = panel;  // which nothing that is written can change
   for (int m = 0; m < M; ++m) {
     vec of_row[V];
     for (int v = 0; v < V; ++v) of_row[v] = (vec)sums[m][v];
 #if defined(GLM_HAS_DPBUSD)
     for (int v = 0; v < V; v += 2) join_groups(of_row[v], of_row[v + 1]);
 #endif
-    finish_int8_row<V>(panel, row + m, column, of_row);
+    finish_int8_row<V>(own, row + m, column, of_row);
   }
 }
 
