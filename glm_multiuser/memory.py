@@ -256,7 +256,8 @@ def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
         return process + constant_bytes(config, engine) + step_bytes(config, engine)
     prompts = engine.seq_length
     if config.is_causal:
-        prompts = min(engine.prefill_chunk or PREFILL_CHUNK_NATIVE, engine.seq_length)
+        longest = engine.users * engine.seq_length
+        prompts = min(engine.prefill_chunk or PREFILL_CHUNK_NATIVE, longest)
     layer = (engine.users + prompts) * widest(config)
     logits = (engine.users + PROMPT_LOGITS * config.is_causal) * config.vocab_size
     held = 0 if config.is_causal else engine.seq_length * config.hidden_size

@@ -125,6 +125,21 @@ def test_where_a_prompt_is_cut_and_who_is_beside_it_changes_no_bit(causal: Multi
         assert bits(one_by_one(whole, prompts)) == together
 
 
+def test_a_step_takes_more_prompt_tokens_than_one_sequence_may_have() -> None:
+    prompts = [prompt(seed, SEQ_LENGTH - 8) for seed in range(3)]
+    with open_llm(3, CAUSAL, prefill_chunk=3 * SEQ_LENGTH) as llm:
+        alone = bits(one_by_one(llm, prompts))
+
+        def one_step() -> list[Handle]:
+            handles = [llm.submit(each, params=GREEDY) for each in prompts]
+            assert llm._engine.step()
+            assert [slot.generated_tokens for slot in llm.slots()] == [1, 1, 1]
+            return handles
+
+        handles = DEVICE_THREAD.call(one_step)
+        assert [Heard(each.result()).bits for each in handles] == alone
+
+
 @pytest.mark.parametrize(
     "chunk",
     [pytest.param(1, marks=pytest.mark.rare), 12, pytest.param(20, marks=pytest.mark.rare)],
