@@ -45,11 +45,12 @@ __all__ += [
 ]
 
 MODULES = ("errors", "config", "grammar", "sampling_params", "answer", "handle", "stats", "llm")
+"""Where these names are; `llm`, which imports MindSpore, is the last."""
 
 
 def __getattr__(name: str) -> Any:
     # Imported when first used: MindSpore takes seconds to import, and the command's --help and
-    # its handling of Ctrl-C must come before it. `llm`, which imports it, is the last.
+    # its handling of Ctrl-C must come before it.
     if name in __all__:
         for module in MODULES:
             found = getattr(import_module(f"{__name__}.{module}"), name, None)

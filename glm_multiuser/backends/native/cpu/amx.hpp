@@ -220,7 +220,7 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     TILE_STORE(3, sums[3], TILE_ROW_BYTES);
   }
   if (!ends) return;
-  const LinearPanel own = panel;  // that nothing which is written can change
+  const LinearPanel own = panel;
   for (int m = 0; m < A * TILE_ROWS && row + m < own.rows; ++m) {
     const int tile = m / TILE_ROWS * 2;
     finish_tile_row<P>(own, row + m, sums[tile][m % TILE_ROWS], sums[tile + 1][m % TILE_ROWS]);

@@ -30,6 +30,8 @@ inline INLINE void ask_for_results(const LinearPanel& panel, int64_t row, int co
 }
 
 // y of the columns from `first` on, of which there may be fewer than WIDTH, or none.
+// Where many rows are written, a copy of the panel made before them is faster: a store to y could
+// change what a reference leads to, so that it is read again.
 inline void write(const LinearPanel& panel, int64_t row, int first, vec y) {
   const int count = panel.columns - first < WIDTH ? panel.columns - first : WIDTH;
   if (count <= 0) return;

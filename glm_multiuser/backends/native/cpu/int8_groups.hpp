@@ -270,7 +270,7 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
     };
     read_part<T, V, IS_UNPACKED<T> ? 0 : 2>(weight, part, column, 0, AHEAD_OF_FEW_INT8_ROWS, group);
   }
-  const LinearPanel own = panel;  // which nothing that is written can change
+  const LinearPanel own = panel;
   for (int m = 0; m < M; ++m) finish_int8_group_row<T, V>(own, row + m, column, sums[m]);
 }
 

@@ -80,15 +80,6 @@ inline Lanes larger_ones(const Lanes& lanes) {
   return counts;
 }
 
-// A bit for each lane that is at least so large.
-inline uint32_t lanes_from(ivec lanes, int32_t least) {
-#if defined(__AVX512F__)
-  return _mm512_cmpge_epi32_mask((__m512i)lanes, _mm512_set1_epi32(least));
-#else
-  return true_lanes(lanes >= ivec{} + least);
-#endif
-}
-
 // So many numbers of a row, at least, have these bits of a magnitude, or larger ones; INT32_MAX if some
 // number is not finite.
 inline int32_t bits_of_many(const float* x, int64_t size, int many) {
@@ -106,7 +97,7 @@ inline int32_t bits_of_many(const float* x, int64_t size, int many) {
   ivec least = ivec{} + INT32_MAX;
   uint32_t not_finite = 0;
   for (int v = 0; v < LANE_VECTORS; ++v) {
-    not_finite |= true_lanes(most.of[v] >= NOT_FINITE);
+    not_finite |= lanes_from(most.of[v], NOT_FINITE);
     const ivec bits = larger.of[v] < many ? most.of[v] : INT32_MAX;
     least = bits < least ? bits : least;
   }
@@ -333,7 +324,7 @@ void int8_block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) 
   static constexpr char ZEROS[LINE_BYTES] = {};
   if (lines % 2) add_quads<M, V>(x, panel.row_bytes, weight, ZEROS, sums);
 #endif
-  const LinearPanel own = panel;  // which nothing that is written can change
+  const LinearPanel own = panel;
   for (int m = 0; m < M; ++m) {
     vec of_row[V];
     for (int v = 0; v < V; ++v) of_row[v] = (vec)sums[m][v];

@@ -185,17 +185,17 @@ inline vec first_lanes(int count, vec first, vec others) {
   return lanes < count ? first : others;
 }
 
-// A bit for each lane of a comparison that is true.
-inline uint32_t true_lanes(ivec compared) {
+// A bit for each lane that has at least this number.
+inline uint32_t lanes_from(ivec lanes, int32_t least) {
 #if defined(__AVX512F__)
-  return _mm512_movepi32_mask((__m512i)compared);
+  return _mm512_cmpge_epi32_mask((__m512i)lanes, _mm512_set1_epi32(least));
 #elif defined(__AVX2__)
-  return (uint32_t)_mm256_movemask_ps((__m256)compared);
+  return (uint32_t)_mm256_movemask_ps((__m256)(lanes >= least));
 #elif defined(__SSE2__)
-  return (uint32_t)_mm_movemask_ps((__m128)compared);
+  return (uint32_t)_mm_movemask_ps((__m128)(lanes >= least));
 #else
   uint32_t bits = 0;
-  for (int i = 0; i < WIDTH; ++i) bits |= (uint32_t)(compared[i] != 0) << i;
+  for (int i = 0; i < WIDTH; ++i) bits |= (uint32_t)(lanes[i] >= least) << i;
   return bits;
 #endif
 }
