@@ -364,6 +364,16 @@ def test_the_live_panel_is_scrolled_with_the_keyboard(visitor: Callable[..., Vis
     expect(last).to_be_in_viewport()
 
 
+def test_axe_finds_nothing_before_the_first_status(visitor: Callable[..., Visit]) -> None:
+    if not AXE.exists():
+        pytest.skip(f"{AXE} is not there; `make browser` fetches it where there is npm")
+    visit = visitor(open_page=False)
+    visit.page.route("**/status", lambda _: None)  # never answered
+    visit.open()
+    visit.page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert violations(visit.page) == []
+
+
 def violations(page: Page) -> list[Any]:
     """What axe finds: the rule and the places."""
     return list(

@@ -1,4 +1,4 @@
-/** A small chart of the last minute. */
+/** A small chart of the last minute. Who draws it also labels it. */
 
 import { svg } from "./dom.js";
 
@@ -12,12 +12,14 @@ export class Chart {
 
   constructor() {
     const view = `0 0 ${SECONDS - 1} ${HEIGHT}`;
-    const attributes = { class: "chart", viewBox: view, preserveAspectRatio: "none", role: "img" };
+    const attributes = { class: "chart", viewBox: view, preserveAspectRatio: "none" };
     this.node = svg("svg", attributes, this.#area, this.#line);
   }
 
   /** Draws up to 60 values, the newest one at the right. Returns the number at the upper edge. */
   draw(values) {
+    // Not before: an image without a label is an error to who cannot see it.
+    this.node.setAttribute("role", "img");
     const top = roundUp(Math.max(LOWEST_TOP, ...values));
     const first = SECONDS - values.length;
     const points = values.map((value, at) => `${first + at} ${HEIGHT * (1 - value / top)}`);
