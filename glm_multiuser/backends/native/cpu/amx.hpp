@@ -17,10 +17,11 @@ constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 
 // Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
 // every row `parts` times 64 bytes, which are `in_pieces` with those of the other rows of a tile, so
-// that memory is read in order. `lay_lines` makes tiles of what lies otherwise in a panel, with
+// that memory is read in order. Rows of `chunk` steps stay in the second cache while they are
+// multiplied, and weights of `near` steps in the first one. `lay_lines` makes tiles of what lies otherwise in a panel, with
 // columns as `join_groups` says.
 struct BFloat16Tiles {
-  static constexpr int parts = 1, lines = 16, at_a_time = 10;
+  static constexpr int parts = 1, lines = 16, chunk = 32, near = 18;
   static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
   static constexpr bool as_stored = true, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -30,11 +31,11 @@ struct BFloat16Tiles {
 
 // float32 inputs, as the sum of three bf16 that hold all of their bits.
 struct Float32Tiles : BFloat16Tiles {
-  static constexpr int parts = 3, at_a_time = 1 << 20;  // rows take more room than weights
+  static constexpr int parts = 3, chunk = 16;
 };
 
 struct Int8Tiles {
-  static constexpr int parts = 1, lines = 16, at_a_time = 10;
+  static constexpr int parts = 1, lines = 16, chunk = 32, near = 18;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
   static constexpr bool as_stored = false, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -55,7 +56,7 @@ struct Int8Tiles {
 };
 
 struct WholeInt8Tiles {
-  static constexpr int parts = 1, lines = 32, at_a_time = 10;
+  static constexpr int parts = 1, lines = 32, chunk = 32, near = 10;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
   static constexpr int64_t head_bytes = HEAD_BYTES;
   static constexpr bool as_stored = false, whole = true, in_pieces = false;
@@ -78,22 +79,40 @@ int64_t tile_steps(int64_t depth) {
   return ((depth + 1) / 2 + P::lines - 1) / P::lines;
 }
 
-// The weights of a panel, step by step. Where several blocks of rows take them in, they are laid
+template <class P>
+int64_t tile_chunks(int64_t depth) {
+  return (tile_steps<P>(depth) + P::chunk - 1) / P::chunk;
+}
+
+// Steps of a product, from `first` up to `last`.
+struct Steps {
+  int64_t first, last;
+};
+
+// One of several parts of about the same size.
+inline Steps part_of(Steps steps, int64_t number, int64_t parts) {
+  const int64_t count = steps.last - steps.first;
+  return {steps.first + count * number / parts, steps.first + count * (number + 1) / parts};
+}
+
+// The weights of some steps of a panel. Where several blocks of rows take them in, they are laid
 // only once.
 template <class P>
 struct TiledWeights {
   const char* lines;
-  int64_t count, steps;
+  int64_t count, steps, first;
   char* scratch;
   bool laid = false;
 
-  TiledWeights(const LinearPanel& panel, bool at_once)
+  TiledWeights(const LinearPanel& panel, Steps some, bool at_once)
       : lines((const char*)panel.weight + P::scale_bytes),
         count((panel.depth + 1) / 2),
         steps(tile_steps<P>(panel.depth)),
+        first(some.first),
         scratch(panel.scratch) {
     if (P::as_stored || !at_once) return;
-    for (int64_t step = 0; step < steps; ++step) lay(step, scratch + step * STEP_BYTES);
+    for (int64_t step = first; step < some.last; ++step)
+      lay(step, scratch + (step - first) * STEP_BYTES);
     laid = true;
   }
 
@@ -105,7 +124,7 @@ struct TiledWeights {
   }
 
   const char* at(int64_t step) {
-    if (laid) return scratch + step * STEP_BYTES;
+    if (laid) return scratch + (step - first) * STEP_BYTES;
     const bool complete = (step + 1) * P::lines <= count;
     if (P::as_stored && complete) return lines + step * P::lines * P::line_bytes;
     return lay(step, scratch + step % 2 * STEP_BYTES);
@@ -156,29 +175,29 @@ void finish_tile_row(const LinearPanel& panel, int64_t row, const float* first,
 
 constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows
 
-// So many rows are multiplied with the weights of `at_a_time` steps, which stay in the first cache,
-// before the next ones; sums wait in memory.
-constexpr int64_t ROWS_AT_A_TIME = 256;
+inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
 
-typedef float TileOfSums[TILE_ROWS][TILE_ROW_BYTES / 4];
+// Sums of a block of rows and one panel: two tiles of the first rows, and two of the others.
+typedef float BlockOfSums[4][TILE_ROWS][TILE_ROW_BYTES / 4];
 
-// The steps from `first` up to `last`.
-struct Steps {
-  int64_t first, last;
-  const char* ahead;   // memory that is wanted soon
-  int64_t ahead_step;  // how much of it to ask for in each step
+// Memory that is wanted soon, and how much of it to ask for in each step.
+struct NextWeights {
+  const char* from;
+  int64_t of_step;
 };
 
-// A tiles of rows, from `row` on.
+// A tiles of rows, from `row` on, take in these steps.
 template <class P, int A>
 void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights, Steps steps,
-                TileOfSums* sums) {
+                NextWeights next, BlockOfSums& sums) {
   // From one row to the next, and from one step to the next.
   const int64_t row_bytes = P::in_pieces ? TILE_ROW_BYTES : panel.row_bytes;
   constexpr int64_t PART_BYTES = P::in_pieces ? TILE_BYTES : TILE_ROW_BYTES;
   const char* x = (const char*)panel.x + row * panel.row_bytes + P::head_bytes;
   x += steps.first * P::parts * PART_BYTES;
-  const int64_t next = TILE_ROWS * panel.row_bytes;
+  const int64_t other = TILE_ROWS * panel.row_bytes;
+  // Many rows come from behind the first cache, and should leave it to the weights.
+  const bool once = P::in_pieces && panel.rows > BLOCK;
   if (steps.first == 0) {
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -194,21 +213,21 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
       TILE_LOAD(3, sums[3], TILE_ROW_BYTES);
     }
   }
-  const bool ends = steps.last == weights.steps;
-  const int64_t count = steps.last - steps.first;
-  const int64_t rows_asked_for = (A * TILE_ROWS + count - 1) / count;  // in each step
-  int64_t asked = ends ? 0 : A * TILE_ROWS;
   for (int64_t step = steps.first; step < steps.last; ++step) {
-    for (int64_t i = 0; i < steps.ahead_step; i += 64) __builtin_prefetch(steps.ahead + i, 0, 2);
-    steps.ahead += steps.ahead_step;
-    for (int64_t i = 0; i < rows_asked_for && asked < A * TILE_ROWS; ++i, ++asked)
-      ask_for_results<1, ALL_VECTORS>(panel, row + asked, 0);
+    for (int64_t i = 0; i < next.of_step; i += 64) __builtin_prefetch(next.from + i, 0, 2);
+    next.from += next.of_step;
     const char* w = weights.at(step);
     TILE_LOAD(6, w, PAIR_BYTES);
     TILE_LOAD(7, w + TILE_ROW_BYTES, PAIR_BYTES);
     for (int part = P::parts - 1; part >= 0; --part) {  // the smallest first
-      TILE_LOAD(4, x + part * PART_BYTES, row_bytes);
-      if constexpr (A == 2) TILE_LOAD(5, x + next + part * PART_BYTES, row_bytes);
+      const char* from = x + part * PART_BYTES;
+      if (once) {
+        TILE_LOAD_ONCE(4, from, row_bytes);
+        if constexpr (A == 2) TILE_LOAD_ONCE(5, from + other, row_bytes);
+      } else {
+        TILE_LOAD(4, from, row_bytes);
+        if constexpr (A == 2) TILE_LOAD(5, from + other, row_bytes);
+      }
       multiply_tiles<P, A>();
     }
     x += P::parts * PART_BYTES;
@@ -219,7 +238,7 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     TILE_STORE(2, sums[2], TILE_ROW_BYTES);
     TILE_STORE(3, sums[3], TILE_ROW_BYTES);
   }
-  if (!ends) return;
+  if (steps.last < weights.steps) return;
   const LinearPanel own = panel;
   for (int m = 0; m < A * TILE_ROWS && row + m < own.rows; ++m) {
     const int tile = m / TILE_ROWS * 2;
@@ -227,43 +246,66 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
   }
 }
 
-// The rows from `first` up to `last`.
+// All rows take in the weights of these steps of a panel. Meanwhile as many weights from `next` on
+// are asked for.
 template <class P>
-void tile_rows(const LinearPanel& panel, int64_t first, int64_t last, TiledWeights<P>& weights) {
-  alignas(64) TileOfSums sums[2 * ROWS_AT_A_TIME / TILE_ROWS];
-  const int64_t blocks = (last - first + BLOCK - 1) / BLOCK;
-  const bool alone = panel.rows <= BLOCK;
-  const int64_t parts = alone ? 1 : (weights.steps + P::at_a_time - 1) / P::at_a_time;
-  const auto* begin = (const char*)panel.weight;
-  const int64_t step_bytes = P::lines * P::line_bytes;
-  const int64_t bytes = P::scale_bytes + weights.count * P::line_bytes;
-  for (int64_t part = 0; part < parts; ++part) {
+void tile_rows(const LinearPanel& panel, Steps chunk, const char* next, BlockOfSums* sums) {
+  const int64_t blocks = blocks_of(panel.rows), count = chunk.last - chunk.first;
+  TiledWeights<P> weights(panel, chunk, blocks > 1);
+  const int64_t parts = blocks == 1 ? 1 : (count + P::near - 1) / P::near;
+  const int64_t of_step = P::lines * P::line_bytes / blocks;
+  for (int64_t number = 0; number < parts; ++number) {
+    const Steps steps = part_of(chunk, number, parts);
     for (int64_t block = 0; block < blocks; ++block) {
-      // As in `linear_panel`.
-      const int64_t done = bytes * (part * blocks + block) / (parts * blocks);
-      const Steps steps{weights.steps * part / parts, weights.steps * (part + 1) / parts,
-                        alone ? begin + TILES_AHEAD : begin + bytes + done,
-                        alone ? step_bytes : step_bytes / blocks};
-      const int64_t row = first + block * BLOCK;
+      const int64_t row = block * BLOCK;
       if (panel.rows - row > TILE_ROWS) {
-        tile_block<P, 2>(panel, row, weights, steps, sums + block * 4);
+        tile_block<P, 2>(panel, row, weights, steps, {next, of_step}, sums[block]);
       } else {
-        tile_block<P, 1>(panel, row, weights, steps, sums + block * 4);
+        tile_block<P, 1>(panel, row, weights, steps, {next, of_step}, sums[block]);
       }
+      next += of_step * (steps.last - steps.first);
     }
   }
 }
 
+// One of several panels side by side.
+inline LinearPanel one_panel(LinearPanel all, int64_t number) {
+  const int first = (int)number * PANEL;
+  all.weight = (const char*)all.weight + number * all.bytes;
+  all.bias += first;
+  if (all.residual != nullptr) all.residual += first;
+  all.y += first;
+  all.columns = all.columns - first < PANEL ? all.columns - first : PANEL;
+  return all;
+}
+
+// One panel after the other takes in a chunk of the rows, which so comes from far away only once.
 template <class P>
-void tile_panel(const LinearPanel& panel) {
-  if (panel.rows == 0) return;  // no tile may be empty
+void tile_panels(LinearPanel all) {
+  if (all.rows == 0) return;  // no tile may be empty
   // Tiles of fewer rows are loaded and multiplied sooner.
-  const int64_t rows = panel.rows < TILE_ROWS ? panel.rows : TILE_ROWS;
+  const int64_t rows = all.rows < TILE_ROWS ? all.rows : TILE_ROWS;
   [[maybe_unused]] const UseTiles<> tiles((int)rows);
-  TiledWeights<P> weights(panel, panel.rows > BLOCK);
-  for (int64_t row = 0; row < panel.rows; row += ROWS_AT_A_TIME) {
-    const int64_t last = row + ROWS_AT_A_TIME;
-    tile_rows<P>(panel, row, last < panel.rows ? last : panel.rows, weights);
+  constexpr int64_t STEP_OF_PANEL = P::lines * P::line_bytes;
+  const int64_t blocks = blocks_of(all.rows), panels = (all.columns + PANEL - 1) / PANEL;
+  const int64_t chunks = blocks == 1 ? 1 : tile_chunks<P>(all.depth);
+  auto* sums = (BlockOfSums*)all.scratch;
+  all.scratch += panels * blocks * (int64_t)sizeof(BlockOfSums);
+  for (int64_t number = 0; number < chunks; ++number) {
+    const Steps chunk = part_of({0, tile_steps<P>(all.depth)}, number, chunks);
+    for (int64_t i = 0; i < panels; ++i) {
+      const LinearPanel panel = one_panel(all, i);
+      const auto* next = (const char*)panel.weight;
+      if (blocks == 1) {
+        next += TILES_AHEAD;
+      } else if (i + 1 < panels) {
+        next += all.bytes + chunk.first * STEP_OF_PANEL;
+      } else {
+        next = (const char*)all.weight;
+        next += number + 1 < chunks ? chunk.last * STEP_OF_PANEL : panels * all.bytes;
+      }
+      tile_rows<P>(panel, chunk, next, sums + i * blocks);
+    }
   }
 }
 
@@ -291,16 +333,38 @@ int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   }
 }
 
-// Rows of a pass, in bytes. Larger, they would not stay in the second cache, which has 2 MB, beside
-// the panels that they are multiplied with; smaller, weights would be read more often.
-constexpr int64_t PASS_BYTES = 3 << 19;
+int64_t chunks_of(OnTiles product, int64_t depth) {
+  switch (product) {
+    case OnTiles::float32: return tile_chunks<Float32Tiles>(depth);
+    case OnTiles::whole_int8: return tile_chunks<WholeInt8Tiles>(depth);
+    default: return tile_chunks<BFloat16Tiles>(depth);
+  }
+}
+
+// So many panels take in a chunk before the next one, if there are several: their sums stay in the
+// second cache, too.
+constexpr int64_t PANELS_FOR_CHUNKS = 8;
 
 // Products with weights in groups take so long that their rows may come from further away.
+bool in_chunks(OnTiles product) { return product != OnTiles::no && product != OnTiles::groups; }
+
+int64_t tile_side_by_side(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
+  const OnTiles product = on_tiles(kind, inputs);
+  if (!in_chunks(product)) return side_by_side(kind, inputs, depth, rows);
+  return rows > BLOCK && chunks_of(product, depth) > 1 ? PANELS_FOR_CHUNKS : 1;
+}
+
+// What the rows of a pass may take of the second cache, which has 2 MB: a chunk of theirs, and their
+// sums. With more, chunks would not stay there; with fewer rows, weights would be read more often.
+constexpr int64_t PASS_BYTES = 9 << 17;
+
 int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
   const OnTiles product = on_tiles(kind, inputs);
-  if (product == OnTiles::no || product == OnTiles::groups) return 1;
-  const int64_t bytes = rows * tile_row_bytes(kind, inputs, depth);
-  const int64_t passes = (bytes + PASS_BYTES - 1) / PASS_BYTES, most = (rows + BLOCK - 1) / BLOCK;
+  if (!in_chunks(product)) return 1;
+  const int64_t panels = tile_side_by_side(kind, inputs, depth, rows);
+  const int64_t of_row = tile_row_bytes(kind, inputs, depth) / chunks_of(product, depth) +
+                         panels * PANEL * (int64_t)sizeof(float);
+  const int64_t passes = (rows * of_row + PASS_BYTES - 1) / PASS_BYTES, most = blocks_of(rows);
   return passes < most ? passes : most;
 }
 
@@ -334,25 +398,26 @@ void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth
   }
 }
 
-int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
-  switch (on_tiles(kind, inputs)) {
-    case OnTiles::no:
-    case OnTiles::groups: return scratch_bytes(kind, inputs, depth);
-    case OnTiles::int8: return (tile_steps<Int8Tiles>(depth) + 1) * STEP_BYTES;
-    case OnTiles::whole_int8: return (tile_steps<WholeInt8Tiles>(depth) + 1) * STEP_BYTES;
-    default: return 2 * STEP_BYTES;
-  }
+int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows,
+                           int64_t panels) {
+  const OnTiles product = on_tiles(kind, inputs);
+  if (!in_chunks(product)) return scratch_bytes(kind, inputs, depth, rows, panels);
+  const int64_t sums = panels * blocks_of(rows) * (int64_t)sizeof(BlockOfSums);
+  if (product == OnTiles::int8) return sums + (tile_steps<Int8Tiles>(depth) + 1) * STEP_BYTES;
+  if (product == OnTiles::whole_int8)
+    return sums + (tile_steps<WholeInt8Tiles>(depth) + 1) * STEP_BYTES;
+  return sums + 2 * STEP_BYTES;
 }
 
 void tile_linear(glm::Weight kind, const LinearPanel& panel) {
   switch (on_tiles(kind, panel.inputs)) {
     case OnTiles::no: return linear(kind, panel);
-    case OnTiles::bfloat16: return tile_panel<BFloat16Tiles>(panel);
-    case OnTiles::float32: return tile_panel<Float32Tiles>(panel);
-    case OnTiles::int8: return tile_panel<Int8Tiles>(panel);
+    case OnTiles::bfloat16: return tile_panels<BFloat16Tiles>(panel);
+    case OnTiles::float32: return tile_panels<Float32Tiles>(panel);
+    case OnTiles::int8: return tile_panels<Int8Tiles>(panel);
     case OnTiles::whole_int8:
       // The same whole numbers, and so the same bits.
-      return panel.rows <= FEW_INT8_ROWS ? linear(kind, panel) : tile_panel<WholeInt8Tiles>(panel);
+      return panel.rows <= FEW_INT8_ROWS ? linear(kind, panel) : tile_panels<WholeInt8Tiles>(panel);
     case OnTiles::groups:
       return panel.rows < ROWS_FOR_TILES ? linear(kind, panel) : tile_groups(kind, panel);
   }

@@ -40,11 +40,11 @@ inline int64_t panel_bytes(Weight kind, int64_t depth) {
 enum class Finish { none, gelu, add };
 enum class Cache { float32, bfloat16, int8 };
 
-// One panel of a linear layer, for the rows of a pass.
+// One panel of a linear layer, or several side by side, for the rows of a pass.
 struct LinearPanel {
   const void* x;         // rows as `lay_row` leaves them; float32 ones also as they are
   int64_t row_bytes;     // from one row to the next
-  const void* weight;    // one panel, packed as packing.py says; in groups perhaps two
+  const void* weight;    // the first panel, packed as packing.py says
   const float* bias;     // [columns]
   const float* residual; // [rows, stride], for Finish::add
   float* y;              // [rows, stride]
@@ -83,7 +83,10 @@ struct Level {
   // How many times a weight is gone through, each time with other rows, so that these stay in the
   // second cache meanwhile.
   int64_t (*passes)(Weight, Inputs, int64_t depth, int64_t rows);
-  int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth);  // that `linear` needs
+  // How many panels are best multiplied side by side.
+  int64_t (*side_by_side)(Weight, Inputs, int64_t depth, int64_t rows);
+  // What `linear` needs for so many rows and panels.
+  int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth, int64_t rows, int64_t panels);
   void (*linear)(Weight, const LinearPanel&);
   // One output of a panel of a weight in groups -> [depth]
   void (*widen_output)(Weight, const void* panel, int64_t depth, int column, float* row);

@@ -10,8 +10,9 @@
 #if defined(__AMX_TILE__) || defined(GLM_EMULATE_AMX)
 #include "amx.hpp"
 #include "tile_attention.hpp"
-#define PRODUCTS \
-  tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_scratch_bytes, tile_linear
+#define PRODUCTS                                                                       \
+  tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_side_by_side,         \
+      tile_scratch_bytes, tile_linear
 #define ATTEND tile_attend
 #else
 #if defined(__AVX512BF16__)
@@ -20,7 +21,7 @@
 #else
 #define ATTEND attend
 #endif
-#define PRODUCTS lays_out, row_bytes, lay_row, one_pass, scratch_bytes, linear
+#define PRODUCTS lays_out, row_bytes, lay_row, one_pass, side_by_side, scratch_bytes, linear
 #endif
 
 #define NAME_OF(level) #level

@@ -192,7 +192,7 @@ bool in_pairs(glm::Weight kind) {
 
 // A panel of a weight in groups as int8_groups.hpp unpacks it: a byte for each number, and at most
 // two float32 for every 16.
-int64_t scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
+int64_t scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t, int64_t) {
   const bool unpacks = inputs == Inputs::int8 && glm::panel_bytes(kind, depth) == 0;
   return unpacks ? depth * PANEL * 3 / 2 : 0;
 }
@@ -239,6 +239,14 @@ void lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int
 
 // Without tiles, memory behind the second cache is fast enough (Zen 4: 0.95 to 1.02 with passes).
 inline int64_t one_pass(glm::Weight, Inputs, int64_t, int64_t) { return 1; }
+
+// So few rows that stay as they are, are multiplied with two panels of a weight in groups at a time.
+constexpr int64_t ROWS_FOR_TWO_PANELS = 2;
+
+int64_t side_by_side(glm::Weight kind, Inputs inputs, int64_t, int64_t rows) {
+  const bool in_groups = glm::panel_bytes(kind, 1) == 0;
+  return in_groups && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
+}
 
 // M rows from `row` on, V vectors of columns from `column` on.
 template <class W, int M, int V>

@@ -13,9 +13,6 @@ using glm::ROW_MULTIPLE;
 
 namespace {
 
-// So few rows that stay as they are, are multiplied with two panels of a weight in groups at a time.
-constexpr int64_t ROWS_FOR_TWO_PANELS = 2;
-
 // Fewer rows that stay as they are, are read where they are.
 constexpr int64_t ROWS_TO_LAY_OUT = 5;
 
@@ -34,10 +31,15 @@ const void* lay_out(glm::Weight kind, Inputs inputs, const float* x, int64_t row
   return to;
 }
 
-// Rows times all panels, so many side by side; `all` is as of one panel with all columns.
-void multiply(glm::Weight kind, const glm::LinearPanel& all, int64_t side_by_side) {
+// Rows times all panels; `all` is as of one panel with all columns.
+void multiply(glm::Weight kind, const glm::LinearPanel& all) {
   const glm::Level& level = glm::level();
-  const int64_t scratch_bytes = level.scratch_bytes(kind, all.inputs, all.depth);
+  // Each thread should get two pieces at least.
+  const int64_t panels = (all.columns + PANEL - 1) / PANEL, most = panels / (2 * glm::threads());
+  const int64_t best = level.side_by_side(kind, all.inputs, all.depth, all.rows);
+  const int64_t side_by_side = std::max<int64_t>(1, std::min(best, most));
+  const int64_t scratch_bytes =
+      level.scratch_bytes(kind, all.inputs, all.depth, all.rows, side_by_side);
   const int64_t width = side_by_side * PANEL;
   glm::share((all.columns + width - 1) / width, [&](int64_t number) {
     static thread_local glm::Memory scratch;
@@ -81,7 +83,6 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
   const bool adds = finish == glm::Finish::add;
   const glm::Level& level = glm::level();
   const bool lays_out = rows >= ROWS_TO_LAY_OUT || level.lays_out(kind, inputs, depth);
-  const bool in_pairs = packed.in_groups && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS;
   glm::LinearPanel all{};
   all.row_bytes =
       lays_out ? level.row_bytes(kind, inputs, depth) : depth * (int64_t)sizeof(float);
@@ -102,7 +103,7 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
     all.x = lays_out ? lay_out(kind, inputs, x, all.rows, depth) : x;
     all.residual = adds ? (const float*)data[4] + first * columns : nullptr;
     all.y = (float*)data[adds ? 6 : 4] + first * columns;
-    multiply(kind, all, in_pairs ? 2 : 1);
+    multiply(kind, all);
   }
   return 0;
 }

@@ -97,6 +97,7 @@ inline void emulate_int8(int to, int left, int right) {
 
 #define TILE_ZERO(tile) emulate_zero(tile)
 #define TILE_LOAD(tile, from, stride) emulate_load(tile, from, stride)
+#define TILE_LOAD_ONCE(tile, from, stride) emulate_load(tile, from, stride)
 #define TILE_STORE(tile, to, stride) emulate_store(tile, to, stride)
 #define TILE_BF16(c, a, b) emulate_bf16(c, a, b)
 #define TILE_INT8(c, a, b) emulate_int8(c, a, b)
@@ -131,6 +132,12 @@ struct UseTiles {
   do {                                 \
     asm volatile("" ::: "memory");     \
     _tile_loadd(tile, from, stride);   \
+  } while (0)
+// Of memory that is not wanted again soon: what lies in the nearest cache stays there.
+#define TILE_LOAD_ONCE(tile, from, stride)  \
+  do {                                      \
+    asm volatile("" ::: "memory");          \
+    _tile_stream_loadd(tile, from, stride); \
   } while (0)
 #define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
