@@ -15,13 +15,17 @@ constexpr int64_t FEW_INT8_ROWS = 4;
 constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
 constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 
+// Weights of so many steps stay in the first cache, beside sums and results, while all rows take them
+// in.
+constexpr int64_t NEAR_STEPS = 10;
+
 // Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
 // every row `parts` times 64 bytes, which are `in_pieces` with those of the other rows of a tile, so
 // that memory is read in order. Rows of `chunk` steps stay in the second cache while they are
-// multiplied, and weights of `near` steps in the first one. `lay_lines` makes tiles of what lies otherwise in a panel, with
+// multiplied. `lay_lines` makes tiles of what lies otherwise in a panel, with
 // columns as `join_groups` says.
 struct BFloat16Tiles {
-  static constexpr int parts = 1, lines = 16, chunk = 32, near = 18;
+  static constexpr int parts = 1, lines = 16, chunk = 32;
   static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
   static constexpr bool as_stored = true, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -35,7 +39,7 @@ struct Float32Tiles : BFloat16Tiles {
 };
 
 struct Int8Tiles {
-  static constexpr int parts = 1, lines = 16, chunk = 32, near = 18;
+  static constexpr int parts = 1, lines = 16, chunk = 32;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
   static constexpr bool as_stored = false, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -56,7 +60,7 @@ struct Int8Tiles {
 };
 
 struct WholeInt8Tiles {
-  static constexpr int parts = 1, lines = 32, chunk = 32, near = 10;
+  static constexpr int parts = 1, lines = 32, chunk = 32;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
   static constexpr int64_t head_bytes = HEAD_BYTES;
   static constexpr bool as_stored = false, whole = true, in_pieces = false;
@@ -246,13 +250,13 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
   }
 }
 
-// All rows take in the weights of these steps of a panel. Meanwhile as many weights from `next` on
-// are asked for.
+// All rows take in the weights of these steps of a panel, some of them at a time. Meanwhile as many
+// weights from `next` on are asked for.
 template <class P>
 void tile_rows(const LinearPanel& panel, Steps chunk, const char* next, BlockOfSums* sums) {
   const int64_t blocks = blocks_of(panel.rows), count = chunk.last - chunk.first;
   TiledWeights<P> weights(panel, chunk, blocks > 1);
-  const int64_t parts = blocks == 1 ? 1 : (count + P::near - 1) / P::near;
+  const int64_t parts = blocks == 1 ? 1 : (count + NEAR_STEPS - 1) / NEAR_STEPS;
   const int64_t of_step = P::lines * P::line_bytes / blocks;
   for (int64_t number = 0; number < parts; ++number) {
     const Steps steps = part_of(chunk, number, parts);
