@@ -15,17 +15,19 @@ constexpr int64_t FEW_INT8_ROWS = 4;
 constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
 constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 
+// Rows take in chunks of so many steps at most, which stay in the second cache.
+constexpr int64_t MOST_STEPS = 32;
+
 // Weights of so many steps stay in the first cache, beside sums and results, while all rows take them
 // in.
 constexpr int64_t NEAR_STEPS = 10;
 
 // Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
 // every row `parts` times 64 bytes, which are `in_pieces` with those of the other rows of a tile, so
-// that memory is read in order. Rows of `chunk` steps stay in the second cache while they are
-// multiplied. `lay_lines` makes tiles of what lies otherwise in a panel, with
-// columns as `join_groups` says.
+// that memory is read in order. A chunk has `chunk` steps at most. `lay_lines` makes tiles of what lies
+// otherwise in a panel, with columns as `join_groups` says.
 struct BFloat16Tiles {
-  static constexpr int parts = 1, lines = 16, chunk = 32;
+  static constexpr int parts = 1, lines = 16, chunk = MOST_STEPS;
   static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
   static constexpr bool as_stored = true, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -35,11 +37,11 @@ struct BFloat16Tiles {
 
 // float32 inputs, as the sum of three bf16 that hold all of their bits.
 struct Float32Tiles : BFloat16Tiles {
-  static constexpr int parts = 3, chunk = 16;
+  static constexpr int parts = 3, chunk = MOST_STEPS / 2;
 };
 
 struct Int8Tiles {
-  static constexpr int parts = 1, lines = 16, chunk = 32;
+  static constexpr int parts = 1, lines = 16, chunk = MOST_STEPS;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
   static constexpr bool as_stored = false, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -60,7 +62,7 @@ struct Int8Tiles {
 };
 
 struct WholeInt8Tiles {
-  static constexpr int parts = 1, lines = 32, chunk = 32;
+  static constexpr int parts = 1, lines = 32, chunk = MOST_STEPS;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
   static constexpr int64_t head_bytes = HEAD_BYTES;
   static constexpr bool as_stored = false, whole = true, in_pieces = false;
@@ -272,17 +274,6 @@ void tile_rows(const LinearPanel& panel, Steps chunk, const char* next, BlockOfS
   }
 }
 
-// One of several panels side by side.
-inline LinearPanel one_panel(LinearPanel all, int64_t number) {
-  const int first = (int)number * PANEL;
-  all.weight = (const char*)all.weight + number * all.bytes;
-  all.bias += first;
-  if (all.residual != nullptr) all.residual += first;
-  all.y += first;
-  all.columns = all.columns - first < PANEL ? all.columns - first : PANEL;
-  return all;
-}
-
 // One panel after the other takes in a chunk of the rows, which so comes from far away only once.
 template <class P>
 void tile_panels(LinearPanel all) {
@@ -298,7 +289,7 @@ void tile_panels(LinearPanel all) {
   for (int64_t number = 0; number < chunks; ++number) {
     const Steps chunk = part_of({0, tile_steps<P>(all.depth)}, number, chunks);
     for (int64_t i = 0; i < panels; ++i) {
-      const LinearPanel panel = one_panel(all, i);
+      const LinearPanel panel = glm::some_panels(all, i, 1);
       const auto* next = (const char*)panel.weight;
       if (blocks == 1) {
         next += TILES_AHEAD;
@@ -320,8 +311,7 @@ OnTiles on_tiles(glm::Weight kind, Inputs inputs) {
     return inputs == Inputs::int8 ? OnTiles::whole_int8 : OnTiles::int8;
   if (kind == glm::Weight::bfloat16)
     return inputs == Inputs::bfloat16 ? OnTiles::bfloat16 : OnTiles::float32;
-  const bool in_groups = glm::panel_bytes(kind, 1) == 0;
-  return in_groups && inputs == Inputs::int8 ? OnTiles::groups : OnTiles::no;
+  return glm::in_groups(kind) && inputs == Inputs::int8 ? OnTiles::groups : OnTiles::no;
 }
 
 bool tile_lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
@@ -406,11 +396,8 @@ int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64
                            int64_t panels) {
   const OnTiles product = on_tiles(kind, inputs);
   if (!in_chunks(product)) return scratch_bytes(kind, inputs, depth, rows, panels);
-  const int64_t sums = panels * blocks_of(rows) * (int64_t)sizeof(BlockOfSums);
-  if (product == OnTiles::int8) return sums + (tile_steps<Int8Tiles>(depth) + 1) * STEP_BYTES;
-  if (product == OnTiles::whole_int8)
-    return sums + (tile_steps<WholeInt8Tiles>(depth) + 1) * STEP_BYTES;
-  return sums + 2 * STEP_BYTES;
+  constexpr int64_t LAID = MOST_STEPS * STEP_BYTES;  // weights of a chunk
+  return panels * blocks_of(rows) * (int64_t)sizeof(BlockOfSums) + LAID;
 }
 
 void tile_linear(glm::Weight kind, const LinearPanel& panel) {

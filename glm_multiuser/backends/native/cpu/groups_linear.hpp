@@ -110,19 +110,12 @@ bool two_panels(const LinearPanel& panel) {
 }
 
 template <class T>
-void linear_group_type(LinearPanel panel) {
+void linear_group_type(const LinearPanel& panel) {
   if (panel.inputs == Inputs::int8) return int8_group_panel<T>(panel);
-  const int columns = panel.columns;
-  if (columns <= PANEL) return one_panel<T>(panel);
+  if (panel.columns <= PANEL) return one_panel<T>(panel);
   if (two_panels<T>(panel)) return;
-  panel.columns = PANEL;
-  one_panel<T>(panel);
-  panel.columns = columns - PANEL;
-  panel.weight = (const char*)panel.weight + panel.bytes;
-  panel.bias += PANEL;
-  panel.y += PANEL;
-  if (panel.residual != nullptr) panel.residual += PANEL;
-  one_panel<T>(panel);
+  one_panel<T>(glm::some_panels(panel, 0, 1));
+  one_panel<T>(glm::some_panels(panel, 1, 1));
 }
 
 void linear_groups(glm::Weight kind, const LinearPanel& panel) {

@@ -37,6 +37,8 @@ inline int64_t panel_bytes(Weight kind, int64_t depth) {
   }
 }
 
+inline bool in_groups(Weight kind) { return panel_bytes(kind, 1) == 0; }
+
 enum class Finish { none, gelu, add };
 enum class Cache { float32, bfloat16, int8 };
 
@@ -56,6 +58,17 @@ struct LinearPanel {
   Finish finish;
   Inputs inputs;
 };
+
+// `count` panels from `first` on, of what is given as one panel with the columns of all.
+inline LinearPanel some_panels(LinearPanel all, int64_t first, int64_t count) {
+  const int64_t column = first * PANEL, left = all.columns - column;
+  all.weight = (const char*)all.weight + first * all.bytes;
+  all.bias += column;
+  if (all.residual != nullptr) all.residual += column;
+  all.y += column;
+  all.columns = (int)(left < count * PANEL ? left : count * PANEL);
+  return all;
+}
 
 // Some query rows of one user over that user's keys and values of one head.
 struct Attention {

@@ -10,8 +10,8 @@
 #if defined(__AMX_TILE__) || defined(GLM_EMULATE_AMX)
 #include "amx.hpp"
 #include "tile_attention.hpp"
-#define PRODUCTS                                                                       \
-  tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_side_by_side,         \
+#define PRODUCTS                                                               \
+  tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_side_by_side, \
       tile_scratch_bytes, tile_linear
 #define ATTEND tile_attend
 #else

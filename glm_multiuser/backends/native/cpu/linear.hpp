@@ -193,8 +193,7 @@ bool in_pairs(glm::Weight kind) {
 // A panel of a weight in groups as int8_groups.hpp unpacks it: a byte for each number, and at most
 // two float32 for every 16.
 int64_t scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t, int64_t) {
-  const bool unpacks = inputs == Inputs::int8 && glm::panel_bytes(kind, depth) == 0;
-  return unpacks ? depth * PANEL * 3 / 2 : 0;
+  return inputs == Inputs::int8 && glm::in_groups(kind) ? depth * PANEL * 3 / 2 : 0;
 }
 
 bool lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
@@ -244,8 +243,7 @@ inline int64_t one_pass(glm::Weight, Inputs, int64_t, int64_t) { return 1; }
 constexpr int64_t ROWS_FOR_TWO_PANELS = 2;
 
 int64_t side_by_side(glm::Weight kind, Inputs inputs, int64_t, int64_t rows) {
-  const bool in_groups = glm::panel_bytes(kind, 1) == 0;
-  return in_groups && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
+  return glm::in_groups(kind) && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
 }
 
 // M rows from `row` on, V vectors of columns from `column` on.

@@ -40,16 +40,9 @@ void multiply(glm::Weight kind, const glm::LinearPanel& all) {
   const int64_t side_by_side = std::max<int64_t>(1, std::min(best, most));
   const int64_t scratch_bytes =
       level.scratch_bytes(kind, all.inputs, all.depth, all.rows, side_by_side);
-  const int64_t width = side_by_side * PANEL;
-  glm::share((all.columns + width - 1) / width, [&](int64_t number) {
+  glm::share((panels + side_by_side - 1) / side_by_side, [&](int64_t number) {
     static thread_local glm::Memory scratch;
-    const int64_t first = number * width;
-    glm::LinearPanel panel = all;
-    panel.weight = (const char*)all.weight + number * side_by_side * all.bytes;
-    panel.bias += first;
-    if (panel.residual != nullptr) panel.residual += first;
-    panel.y += first;
-    panel.columns = (int)std::min(width, all.columns - first);
+    glm::LinearPanel panel = glm::some_panels(all, number * side_by_side, side_by_side);
     panel.scratch = scratch.of(scratch_bytes);
     level.linear(kind, panel);
   });
@@ -77,7 +70,7 @@ int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::
   if (kind == glm::Weight::int8) {
     if (inputs == Inputs::int8) REFUSE_UNLESS(depth <= MOST_INT8_INPUTS);
     if (inputs == Inputs::float32) inputs = Inputs::bfloat16;
-  } else if (inputs == Inputs::int8 && !packed.in_groups) {
+  } else if (inputs == Inputs::int8 && !glm::in_groups(kind)) {
     inputs = Inputs::float32;
   }
   const bool adds = finish == glm::Finish::add;

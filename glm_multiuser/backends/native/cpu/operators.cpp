@@ -34,7 +34,7 @@ OPERATOR(embedding) {
     const char* panel = (const char*)data[2] + ids[row] / PANEL * bytes;
     const int column = ids[row] % PANEL;
     float* to = y + row * width;
-    if (packed.in_groups) {
+    if (glm::in_groups(kind)) {
       glm::level().widen_output(kind, panel, width, column, to);
     } else if (kind == glm::Weight::float32) {
       const auto* from = (const float*)panel + column;

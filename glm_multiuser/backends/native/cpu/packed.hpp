@@ -13,14 +13,13 @@ using glm::PANEL;
 struct Packed {
   glm::Weight kind;
   int64_t panel_bytes;
-  bool in_groups = false;
 };
 
 // uint8 [panels, blocks, bytes of a block of a panel], which no two types have as many of.
-bool in_groups(const int64_t* shape, int64_t depth, Packed& packed) {
+bool is_packed_in_groups(const int64_t* shape, int64_t depth, Packed& packed) {
   for (const glm::GroupType& type : glm::GROUP_TYPES) {
     if (shape[2] != type.bytes()) continue;
-    packed = {type.weight, shape[1] * shape[2], true};
+    packed = {type.weight, shape[1] * shape[2]};
     return shape[1] * type.inputs == depth;
   }
   return false;
@@ -37,7 +36,8 @@ bool is_packed(const char* dtype, int rank, const int64_t* shape, int64_t depth,
   } else if (std::strcmp(dtype, "int8") == 0) {
     packed.kind = glm::Weight::int8;
   } else {
-    return std::strcmp(dtype, "uint8") == 0 && rank == 3 && in_groups(shape, depth, packed);
+    if (std::strcmp(dtype, "uint8") != 0 || rank != 3) return false;
+    return is_packed_in_groups(shape, depth, packed);
   }
   packed.panel_bytes = glm::panel_bytes(packed.kind, depth);
   return true;
