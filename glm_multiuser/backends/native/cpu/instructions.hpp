@@ -79,8 +79,9 @@ inline ivec with_sign_of(ivec like, ivec bytes) {
   return (ivec)_mm256_sign_epi8((__m256i)bytes, (__m256i)like);
 #else
   typedef int8_t bytes_of_all __attribute__((vector_size(4 * WIDTH)));
-  const auto negative = (bytes_of_all)like < 0;
-  return (ivec)(((bytes_of_all)bytes ^ negative) - negative);
+  typedef uint8_t unsigned_bytes __attribute__((vector_size(4 * WIDTH)));  // -128 stays as it is
+  const auto negative = (unsigned_bytes)((bytes_of_all)like < 0);
+  return (ivec)(((unsigned_bytes)bytes ^ negative) - negative);
 #endif
 }
 
