@@ -175,6 +175,23 @@ def test_a_prompt_in_chunks_is_the_prompt_whole(
     assert bits(pieces[0].values) == bits(whole[0].values)
 
 
+@pytest.mark.parametrize("both_directions", [False, True])
+@pytest.mark.parametrize("cache", STORED)
+def test_a_prompt_of_several_pieces(cache: str, both_directions: bool) -> None:
+    """Of as many query rows as a piece may have, or fewer."""
+    shape = Shape(kv_heads=4, group=2, head_dim=40, cache=cache)
+    tokens = prompt(0, 0, 310)
+    if both_directions:
+        tokens = [replace(token, visible=310) for token in tokens]
+    step = Step.random(shape, tokens, seed=3)
+    caches = [random_cache(shape, 320, 0, seed=4)]
+    whole = step.run(caches)
+    expected, error = step.expected(caches)
+    assert (np.abs(whole - expected) <= error).all()
+    for rows in (range(1), range(37, 101), range(250, 310)):
+        assert bits(step.only(list(rows)).run(caches)) == bits(whole[list(rows)])
+
+
 @pytest.mark.parametrize("cache", STORED)
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 72), (7, 20)])
 def test_a_row_that_shares_registers_with_others_has_the_bits_of_one_alone(

@@ -160,10 +160,17 @@ struct Run {
   int64_t first, last;
 };
 
-// As many tokens in each as ROWS query rows have room for.
+// How many query rows a piece should have: fewer than are best where threads would get too few pieces.
+int64_t rows_of_piece(const Step& step) {
+  constexpr int64_t FEWEST = 64, PIECES = 4;  // of each thread
+  const int64_t best = glm::level().query_rows(step.caches.kind);
+  const int64_t all = step.tokens * step.group * step.kv_heads;
+  return std::clamp<int64_t>(all / (PIECES * glm::threads()) / FEWEST * FEWEST, FEWEST, best);
+}
+
 std::vector<Run> runs_of(const Step& step) {
   std::vector<Run> runs;
-  const int64_t most = std::max<int64_t>(1, glm::ROWS / step.group);
+  const int64_t most = std::max<int64_t>(1, rows_of_piece(step) / step.group);
   for (int64_t t = 0; t < step.tokens; ++t) {
     const bool goes_on = !runs.empty() && step.users[t - 1] == step.users[t] &&
                          t - runs.back().first < most;

@@ -114,10 +114,11 @@ void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& b
     for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
     if (at < count) some(at, one, std::false_type(), count - at);
   }
-  rows.weigh(row, row + R, (int)filled_up_to(count, STEP));
+  const int filled = (int)filled_up_to(count, STEP);
+  rows.weigh(row, row + R, filled, scores);
   for (int r = row; r < row + R; ++r)
-    for (int i = 0; i < count; i += WIDTH)
-      store(rows.scores + r * KEYS + i, widened(rows.weights + r * KEYS + i));
+    for (int i = filled - WIDTH; i >= 0; i -= WIDTH)  // from the end, where they take more room
+      store(rows.scores + r * KEYS + i, widened((uint16_t*)(rows.scores + r * KEYS) + i));
   const FlushSubnormals flushes;
   int64_t at = 0;
   for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)

@@ -9,15 +9,15 @@ namespace glm {
 constexpr int PANEL = 32;  // outputs of a linear layer whose weights lie together
 constexpr int ROW_MULTIPLE = 16;
 constexpr int TILE = 16;   // positions of a key cache that lie together
-constexpr int ROWS = 64;   // query rows that one piece of attention takes in at most
+constexpr int ROWS = 256;  // query rows that one piece of attention takes in at most
 constexpr int KEYS = 128;  // positions between two corrections of the streaming softmax
 constexpr int SCALE_BYTES = 4;  // of a float32 scale, which a head of a position has with int8
 
-// Bytes for queries, scores, weights and contexts of ROWS rows, and keys and values of a block.
+// Bytes for queries, scores and contexts of ROWS rows, and keys and values of a block.
 inline int64_t attention_scratch(int64_t head_dim) {
   constexpr int64_t WIDEST = 32;  // contexts are rounded up to a multiple of it, or of less
   const int64_t padded = head_dim + WIDEST;
-  return ROWS * (padded * (4 + 2) + 3 * 4 + KEYS * (4 + 2)) + KEYS * padded * (2 + 2);
+  return ROWS * (padded * (4 + 2) + 3 * 4 + KEYS * 4) + KEYS * padded * (2 + 2);
 }
 
 enum class Weight {
@@ -106,6 +106,8 @@ struct Level {
   // One head of one position: its key into column `lane` of a tile, its value into a row.
   void (*write_position)(Cache, const float* key, const float* value, int64_t head_dim, int lane,
                          void* tile, void* row);
+  // How many query rows one piece of attention has at best.
+  int (*query_rows)(Cache);
   void (*attend)(Cache, const Attention&);
   void (*layer_norm)(const float* x, const float* gamma, const float* beta, float epsilon,
                      int64_t size, float* y);

@@ -13,13 +13,13 @@
 #define PRODUCTS                                                               \
   tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_side_by_side, \
       tile_scratch_bytes, tile_linear
-#define ATTEND tile_attend
+#define ATTEND tile_query_rows, tile_attend
 #else
 #if defined(__AVX512BF16__)
 #include "pair_attention.hpp"
-#define ATTEND pair_attend
+#define ATTEND query_rows, pair_attend
 #else
-#define ATTEND attend
+#define ATTEND query_rows, attend
 #endif
 #define PRODUCTS lays_out, row_bytes, lay_row, one_pass, side_by_side, scratch_bytes, linear
 #endif

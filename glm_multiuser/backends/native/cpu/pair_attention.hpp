@@ -73,7 +73,7 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
     }
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const ivec weight = pair_of(weights + r * KEYS + s);
+      const ivec weight = pair_of(weights + r * WEIGHTS + s);
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) sums[r][v] = add_product(sums[r][v], value[v], weight);
     }
@@ -106,14 +106,15 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool fetches)
   for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
   for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
   if (at < count) some(at, one, std::false_type(), count - at);
-  rows.weigh(row, row + R, (int)filled_up_to(count, STEP));
+  rows.weigh(row, row + R, (int)filled_up_to(count, STEP), scores);
 }
 
 // Columns of R rows of contexts: first what all of them see, then what only some do, row by row.
 template <int R, int NV, bool WHOLE>
 void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, bool fetches) {
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
-  const uint16_t *weights = rows.weights + row * KEYS, *values = block.values + at;
+  const auto* weights = (const uint16_t*)(rows.scores + row * KEYS);
+  const uint16_t* values = block.values + at;
   float* contexts = rows.contexts + row * padded + at;
   const int together = rows.least(row, row + R) & ~1;
   add_value_pairs<R, NV, WHOLE>(weights, values, 0, together, head_dim, head_dim - at,
@@ -121,7 +122,7 @@ void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, b
                                 padded);
   for (int r = 0; r < R; ++r)
     if (rows.counts[row + r] > together)
-      add_value_pairs<1, NV, WHOLE>(weights + r * KEYS, values, together, rows.counts[row + r],
+      add_value_pairs<1, NV, WHOLE>(weights + r * WEIGHTS, values, together, rows.counts[row + r],
                                     head_dim, head_dim - at, values, 0, contexts + r * padded,
                                     padded);
 }

@@ -28,13 +28,15 @@ struct RowsBlock {
   Wanted<uint16_t> wanted;  // to be asked for meanwhile
 };
 
+// From the weights of one row to those of the next.
+constexpr int WEIGHTS = KEYS * sizeof(float) / sizeof(uint16_t);
+
 struct QueryRows {
   const Attention& a;
   const int64_t padded;         // head_dim, filled up to whole steps
-  float* scores;                // [ROWS, KEYS], to the base of 2
+  float* scores;                // [ROWS, KEYS], to the base of 2; then weights in their place
   float* contexts;              // [ROWS, padded]
   uint16_t* queries;            // [ROWS, padded]
-  uint16_t* weights;            // [ROWS, KEYS]
   char* rest;                   // of the scratch
   Softmax softmax[glm::ROWS];
   int counts[glm::ROWS];        // positions of this block that a row sees
@@ -43,8 +45,7 @@ struct QueryRows {
     scores = a.scratch;
     contexts = scores + glm::ROWS * KEYS;
     queries = (uint16_t*)(contexts + glm::ROWS * padded);
-    weights = queries + glm::ROWS * padded;
-    rest = (char*)(weights + glm::ROWS * KEYS);
+    rest = (char*)(queries + glm::ROWS * padded);
     std::memset(contexts, 0, sizeof(float) * a.count * padded);
     for (int row = 0; row < a.count; ++row)
       round_row(a.rows[row], LOG2_E, a.head_dim, padded, queries + row * padded);
@@ -71,17 +72,18 @@ struct QueryRows {
     return found;
   }
 
-  // Scores become weights, with zeros up to `filled`, in rows from `first` up to `last`.
-  void weigh(int first, int last, int filled) {
+  // Scores of rows from `first` up to `last` become weights, with zeros up to `filled`: each row's
+  // weights begin where its scores did.
+  void weigh(int first, int last, int filled, float* scores) {
     // Largest scores of all rows first: a row is a long chain of instructions that wait for each other,
     // and those of several rows overlap.
     float factors[glm::ROWS];
     for (int row = first; row < last; ++row)
-      factors[row] = raise_largest(scores + row * KEYS, counts[row], softmax[row]);
+      factors[row] = raise_largest(scores + (row - first) * KEYS, counts[row], softmax[row]);
     for (int row = first; row < last; ++row) {
       const float factor = factors[row];
-      weigh_row(scores + row * KEYS, counts[row], filled, factor, softmax[row],
-                weights + row * KEYS);
+      float* own = scores + (row - first) * KEYS;
+      weigh_row(own, counts[row], filled, factor, softmax[row], (uint16_t*)own);
       if (factor == 1.0f) continue;
       float* context = contexts + row * padded;
       for (int64_t i = 0; i < padded; i += WIDTH) store(context + i, load(context + i) * factor);

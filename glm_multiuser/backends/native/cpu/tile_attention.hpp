@@ -91,17 +91,19 @@ void take_block(QueryRows& rows, int first, const TiledBlock& block) {
   const int last = first + A * TILE_ROWS < rows.a.count ? first + A * TILE_ROWS : rows.a.count;
   const int seen = rows.most(first, last), filled = (int)filled_up_to(seen, STEP);
   if (seen == 0) return;
-  constexpr int64_t SCORE_BYTES = KEYS * sizeof(float), WEIGHT_BYTES = KEYS * sizeof(uint16_t);
+  // The next rows take the same memory, which so stays in the first cache.
+  constexpr int64_t ROW_BYTES = KEYS * sizeof(float);
+  const auto* weights = (const uint16_t*)rows.scores;
   {
     [[maybe_unused]] const UseTiles<> tiles;
     multiply_all<A>(rows.queries + first * padded, padded * 2, block.keys, steps * TILE_BYTES,
-                    filled / COLUMNS, (int)steps, rows.scores + first * KEYS, SCORE_BYTES, false);
+                    filled / COLUMNS, (int)steps, rows.scores, ROW_BYTES, false);
   }
-  rows.weigh(first, last, filled);
+  rows.weigh(first, last, filled, rows.scores);
   [[maybe_unused]] const UseTiles<> tiles;
   constexpr int64_t OF_TILE = KEYS / STEP * TILE_BYTES;
   if (block.finite) {
-    multiply_all<A>(rows.weights + first * KEYS, WEIGHT_BYTES, block.values, OF_TILE,
+    multiply_all<A>(weights, ROW_BYTES, block.values, OF_TILE,
                     (int)(2 * steps), filled / STEP, rows.contexts + first * padded, padded * 4,
                     true);
     return;
@@ -109,7 +111,7 @@ void take_block(QueryRows& rows, int first, const TiledBlock& block) {
   for (int row = first; row < last; ++row) {
     // With its own values, and as all rows of a tile.
     pair_values(block.unpaired, rows.counts[row], rows.a.head_dim, block.values);
-    multiply_all<1>(rows.weights + row * KEYS, 0, block.values, OF_TILE, (int)(2 * steps),
+    multiply_all<1>(weights + (row - first) * WEIGHTS, 0, block.values, OF_TILE, (int)(2 * steps),
                     filled / STEP, rows.contexts + row * padded, 0, true);
   }
 }
@@ -134,6 +136,11 @@ void attend_on_tiles(const Attention& a) {
     }
   }
   rows.finish<true>();
+}
+
+// Keys and values of a block are laid as tiles once for all of them.
+int tile_query_rows(glm::Cache kind) {
+  return kind == glm::Cache::bfloat16 ? glm::ROWS : query_rows(kind);
 }
 
 void tile_attend(glm::Cache kind, const Attention& a) {

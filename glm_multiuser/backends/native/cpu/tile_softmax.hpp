@@ -83,7 +83,7 @@ inline float raise_largest(const float* scores, int count, Softmax& row) {
 }
 
 // Turns the first `count` scores of a row into weights 2^(score - largest) in bfloat16, with zeros
-// behind them up to `filled`. `factor` is for the sum of those before.
+// behind them up to `filled`; they may take the scores' place. `factor` is for the sum of those before.
 inline void weigh_row(const float* scores, int count, int filled, float factor, Softmax& row,
                       uint16_t* weights) {
   vec sums[PIECES] = {};
