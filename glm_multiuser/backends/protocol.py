@@ -35,6 +35,11 @@ class AttentionShape(NamedTuple):
         return self.kv_heads * self.head_dim
 
 
+def inner_columns(activation: str, inner: int) -> int:
+    """Outputs of an MLP's first layer, whose activation gives `inner` numbers."""
+    return 2 * inner if activation == "swiglu" else inner
+
+
 class Backend(Protocol):
     """Makes the cells of a model."""
 
@@ -69,15 +74,23 @@ class Backend(Protocol):
     def rotary_dtype(self) -> str:
         """Type in which rotary angles, cosines and sines are computed."""
 
-    def linear(
-        self, inputs: int, outputs: int, bias: bool = True, gelu: bool = False, factor: float = 1.0
-    ) -> nn.Cell:
+    def linear(self, inputs: int, outputs: int, bias: bool = True, factor: float = 1.0) -> nn.Cell:
         """`x @ weight.T + bias`, weight `[outputs, inputs]`; parameters `weight` and `bias`.
 
         Args:
-            gelu: the result goes through a GELU in its tanh form.
             factor: what a residual `[rows, outputs]` is multiplied with before it is added to the
                 result.
+        """
+
+    def mlp(
+        self, hidden: int, inner: int, activation: str, bias: bool = True, factor: float = 1.0
+    ) -> nn.Cell:
+        """Two linear layers, `dense_h_to_4h` and `dense_4h_to_h`, with an activation between.
+
+        Args:
+            activation: "gelu", in its tanh form, or "swiglu", `silu(gate) * up`; then the first
+                layer has `2 * inner` outputs, the gate's first.
+            factor: as that of `linear`, for the second layer.
         """
 
     def embedding(self, vocab_size: int, hidden_size: int, name: str = "weight") -> nn.Cell:
@@ -101,9 +114,6 @@ class Backend(Protocol):
 
         Parameters `query_weight` and `key_weight` [head_dim]; values stay as they are.
         """
-
-    def swiglu(self) -> nn.Cell:
-        """`silu(gate) * up`: `[rows, 2 * size]`, gate first -> `[rows, size]`."""
 
     def attention(self, shape: AttentionShape) -> nn.Cell:
         """Attention of every row over its own user's keys and values, which the cell holds.

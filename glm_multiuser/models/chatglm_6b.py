@@ -18,20 +18,6 @@ from glm_multiuser.models.batch import Batch
 from glm_multiuser.models.multi_user import MultiUserModel
 
 
-class MLP(nn.Cell):
-    """hidden -> inner -> hidden, with a GELU between."""
-
-    def __init__(self, config: ChatGLM6BConfig, alpha: float, backend: Backend) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.inner_hidden_size
-        self.dense_h_to_4h = backend.linear(hidden, inner, gelu=True)
-        self.dense_4h_to_h = backend.linear(inner, hidden, factor=alpha)
-
-    def construct(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """What the MLP makes of `hidden`, and `alpha` times `hidden`."""
-        return self.dense_4h_to_h(self.dense_h_to_4h(hidden, batch), batch, hidden)
-
-
 class SelfAttention(nn.Cell):
     """The weights around the attention: queries, keys and values of all heads, and the output."""
 
@@ -59,7 +45,7 @@ class DeepNormWithGLULayer(nn.Cell):
         shape = AttentionShape(heads, heads, config.head_dim, score_factor=number + 1)
         self.attend = backend.attention(shape)
         self.post_attention_layernorm = backend.layer_norm(size, epsilon)
-        self.mlp = MLP(config, alpha, backend)
+        self.mlp = backend.mlp(size, config.inner_hidden_size, "gelu", factor=alpha)
 
     @property
     def kv_past(self) -> nn.CellList:
@@ -71,7 +57,8 @@ class DeepNormWithGLULayer(nn.Cell):
         hidden, batch = self.input_layernorm(hidden, batch)
         context = self.attend(self.attention.query_key_value(hidden, batch), batch)
         hidden = self.attention.dense(context, batch, hidden)
-        return self.mlp(self.post_attention_layernorm(hidden, batch), batch)
+        hidden = self.post_attention_layernorm(hidden, batch)
+        return self.mlp(hidden, batch, hidden)
 
 
 class GLMModel(nn.Cell):

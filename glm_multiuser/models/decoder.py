@@ -36,17 +36,6 @@ class SelfAttention(nn.Cell):
         return query_key_value
 
 
-class MLP(nn.Cell):
-    """hidden -> gate and up, each inner -> hidden."""
-
-    def __init__(self, config: CausalConfig, backend: Backend) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.inner_hidden_size
-        self.dense_h_to_4h = backend.linear(hidden, 2 * inner, config.mlp_bias)
-        self.activation = backend.swiglu()
-        self.dense_4h_to_h = backend.linear(inner, hidden, config.mlp_bias)
-
-
 class DecoderLayer(nn.Cell):
     """One transformer layer, and its users' keys and values (`attend.kv_past`)."""
 
@@ -66,7 +55,7 @@ class DecoderLayer(nn.Cell):
             self.post_mlp_layernorm = norm(size, epsilon)
         self.self_attention = SelfAttention(config, shape, backend)
         self.attend = backend.attention(shape)
-        self.mlp = MLP(config, backend)
+        self.mlp = backend.mlp(size, config.inner_hidden_size, "swiglu", config.mlp_bias)
 
     def construct(self, hidden: Tensor, batch: Batch) -> Tensor:
         """`[rows, hidden_size]` -> the same shape."""
@@ -78,11 +67,9 @@ class DecoderLayer(nn.Cell):
         else:
             hidden = self.self_attention.dense(context, batch, hidden)
         x = self.post_attention_layernorm(hidden, batch) if self.norm_before else hidden
-        x = self.mlp.activation(self.mlp.dense_h_to_4h(x, batch), batch)
         if self.norm_after:
-            x = self.mlp.dense_4h_to_h(x, batch)
-            return self.post_mlp_layernorm(x, batch, hidden)
-        return self.mlp.dense_4h_to_h(x, batch, hidden)
+            return self.post_mlp_layernorm(self.mlp(x, batch), batch, hidden)
+        return self.mlp(x, batch, hidden)
 
 
 class Transformer(nn.Cell):

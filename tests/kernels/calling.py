@@ -29,6 +29,7 @@ def native() -> ctypes.CDLL:
     opened = ctypes.CDLL(str(PATH))
     opened.glm_level.restype = ctypes.c_char_p
     opened.glm_force_level.argtypes = [ctypes.c_char_p]
+    library.declare_row_bytes(opened)
     return opened
 
 

@@ -15,7 +15,7 @@ from glm_multiuser.backends.native.compiler import BuildError, build
 HERE = Path(__file__).parent
 FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 FLAGS += ["-D_GLIBCXX_SANITIZE_VECTOR", "-g1", "-O0"]  # compiling takes longer than the tests
-WATCHED: tuple[str, ...] = ("linear", "int8_inputs", "groups", "int8_groups", "rows")
+WATCHED: tuple[str, ...] = ("linear", "laid_rows", "int8_inputs", "groups", "int8_groups", "rows")
 WATCHED += ("attention", "attention_refusals", "pool", "levels", "program")
 EXAMPLES = 5
 

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from numpy.typing import NDArray
 
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.backends.native import operators
+from glm_multiuser.backends.native import library, operators
 from glm_multiuser.backends.native.group_packing import AnyPacking, packing_of
 from glm_multiuser.backends.native.kv_layout import (
     STORED,
@@ -26,7 +26,7 @@ from glm_multiuser.backends.native.kv_layout import (
 )
 from glm_multiuser.backends.native.pages import PagedArray
 from glm_multiuser.backends.native.weight_types import described
-from glm_multiuser.backends.protocol import AttentionShape
+from glm_multiuser.backends.protocol import AttentionShape, inner_columns
 from glm_multiuser.mindspore_internals import parameter_of, zero_parameter
 from glm_multiuser.models.batch import RaggedBatch
 
@@ -37,6 +37,10 @@ def ones(size: int, name: str) -> Parameter:
 
 def zeros(size: int, name: str) -> Parameter:
     return Parameter(Tensor(np.zeros(size, np.float32)), name=name)
+
+
+def zero_bias(size: int) -> NDArray[np.float32]:
+    return np.zeros(size, np.float32)
 
 
 def constant(*numbers: float) -> NDArray[np.float32]:
@@ -51,7 +55,7 @@ class Linear(nn.Cell):
     """A product with a packed weight; `inputs` is the type that x is rounded to."""
 
     def __init__(
-        self, packing: AnyPacking, bias: bool, gelu: bool, residual_factor: float, inputs: str
+        self, packing: AnyPacking, bias: bool, residual_factor: float, inputs: str
     ) -> None:
         super().__init__()
         self.packing = packing
@@ -60,15 +64,27 @@ class Linear(nn.Cell):
         if bias:
             self.bias = zeros(packing.outputs, "bias")
         self.residual_factor = constant(residual_factor)
-        rounding = "" if inputs == "float32" else f"_{inputs}"
-        self.product = operators.linear(("linear_gelu" if gelu else "linear") + rounding)
-        self.sum = operators.linear("linear_add" + rounding)
+        self.inputs = inputs
+        self.rounding = "" if inputs == "float32" else f"_{inputs}"
+        self.product = operators.linear("linear" + self.rounding)
+        self.sum = operators.linear("linear_add" + self.rounding)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of x, laid out for this product."""
+        packing = self.packing
+        dtype = np.dtype(packing.array_dtype).name
+        return library.row_bytes(dtype, packing.shape, packing.inputs, self.inputs)
+
+    @property
+    def operands(self) -> tuple[Any, Any]:
+        """Weight and bias."""
+        return self.weight, self.bias if self.has_bias else zero_bias(self.packing.outputs)
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
-        bias = self.bias if self.has_bias else np.zeros(self.packing.outputs, np.float32)
         if residual is None:
-            return self.product(x, batch["used"], self.weight, bias)
-        return self.sum(x, batch["used"], self.weight, bias, residual, self.residual_factor)
+            return self.product(x, batch["used"], *self.operands)
+        return self.sum(x, batch["used"], *self.operands, residual, self.residual_factor)
 
 
 class Embedding(nn.Cell):
@@ -156,15 +172,24 @@ class QueryKeyNorm(nn.Cell):
         )
 
 
-class SwiGLU(nn.Cell):
-    """`silu(gate) * up` (Shazeer 2020)."""
+class MLP(nn.Cell):
+    """hidden -> inner -> hidden. What is between them is never float32 in memory where the first
+    product, or the activation, can lay it out for the second one."""
 
-    def __init__(self) -> None:
+    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
         super().__init__()
-        self.product = operators.swiglu()
+        self.dense_h_to_4h, self.dense_4h_to_h = up, down
+        self.activation = activation
 
-    def construct(self, x: Tensor, batch: RaggedBatch) -> Tensor:
-        return self.product(x, batch["used"])
+    def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
+        up, down, used = self.dense_h_to_4h, self.dense_4h_to_h, batch["used"]
+        name = self.activation + down.rounding
+        if self.activation == "gelu":
+            first = operators.linear_gelu(f"linear_{name}", down.row_bytes)
+            inner = first(x, used, *up.operands, down.weight)
+        else:
+            inner = operators.swiglu(name, down.row_bytes)(up(x, batch), used, down.weight)
+        return down(inner, batch, residual)
 
 
 class NextToken(nn.Cell):
@@ -274,14 +299,17 @@ class NativeBackend:
     rms_norm = RMSNorm
     entry_norm = EntryNorm
     query_key_norm = QueryKeyNorm
-    swiglu = SwiGLU
     next_token = NextToken
 
-    def linear(
-        self, inputs: int, outputs: int, bias: bool = True, gelu: bool = False, factor: float = 1.0
-    ) -> Linear:
+    def linear(self, inputs: int, outputs: int, bias: bool = True, factor: float = 1.0) -> Linear:
         packing = packing_of(self.weight_dtype, outputs, inputs)
-        return Linear(packing, bias, gelu, factor, self.input_dtype)
+        return Linear(packing, bias, factor, self.input_dtype)
+
+    def mlp(
+        self, hidden: int, inner: int, activation: str, bias: bool = True, factor: float = 1.0
+    ) -> MLP:
+        up = self.linear(hidden, inner_columns(activation, inner), bias)
+        return MLP(up, self.linear(inner, hidden, bias, factor), activation)
 
     def embedding(self, vocab_size: int, hidden_size: int, name: str = "weight") -> Embedding:
         return Embedding(packing_of(self.weight_dtype, vocab_size, hidden_size), name)

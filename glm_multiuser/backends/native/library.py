@@ -7,6 +7,7 @@ import functools
 import os
 import platform
 from pathlib import Path
+from typing import Optional
 
 from glm_multiuser.errors import ConfigError
 
@@ -58,6 +59,7 @@ def open_library() -> ctypes.CDLL:
     number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
     library.glm_pack.argtypes = [number, number, memory, size, size, memory]
     library.glm_kernel_number.argtypes = [ctypes.c_char_p]
+    declare_row_bytes(library)
     library.glm_capture.restype = memory
     library.glm_replay.argtypes = library.glm_forget.argtypes = [memory]
     name = os.environ.get(LEVEL, "")
@@ -86,6 +88,42 @@ def kernel_number(name: str) -> int:
     if number < 0:
         raise KeyError(f"{PATH.name} has no kernel {name!r}")
     return number
+
+
+def declare_row_bytes(library: ctypes.CDLL) -> None:
+    """Gives the function that `row_bytes` calls its types."""
+    size, text = ctypes.c_int64, ctypes.c_char_p
+    sizes = ctypes.POINTER(size)
+    library.glm_row_bytes.argtypes = [text, ctypes.c_int, sizes, size, text]
+    library.glm_row_bytes.restype = size
+
+
+def row_bytes(
+    dtype: str,
+    shape: tuple[int, ...],
+    inputs: int,
+    rounded_to: str,
+    library: Optional[ctypes.CDLL] = None,
+) -> int:
+    """Bytes of a row that is laid out for a product.
+
+    Args:
+        dtype: of the packed weight.
+        shape: of the packed weight.
+        inputs: numbers of a row.
+        rounded_to: their type, "float32", "bfloat16" or "int8".
+        library: another one than `open_library` gives.
+
+    Raises:
+        ValueError: there is no such product.
+    """
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    names = dtype.encode(), rounded_to.encode()
+    opened = library or open_library()
+    found: int = opened.glm_row_bytes(names[0], len(shape), sizes, inputs, names[1])
+    if found == 0:
+        raise ValueError(f"no product takes {inputs} {rounded_to} inputs of a {dtype} {shape}")
+    return found
 
 
 def _wanted_threads() -> int:

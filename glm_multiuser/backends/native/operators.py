@@ -10,10 +10,17 @@ from glm_multiuser.backends.native.program import Kernel
 
 
 def linear(finish: str = "linear") -> Kernel:
-    """(x [rows, in], used, weight, bias [out]) -> [rows, out]; `finish` may be "linear_gelu", or
-    "linear_add" with (residual [rows, out], factor [1]) more; with "_bfloat16" or "_int8" behind
-    it, x is rounded to that."""
+    """(x [rows, in], used, weight, bias [out]) -> [rows, out]; `finish` may be "linear_add", with
+    (residual [rows, out], factor [1]) more; with "_bfloat16" or "_int8" behind it, x is rounded to
+    that. x may be rows that are laid out for this product."""
     return Kernel(finish, lambda x, used, weight, bias, *rest: [(x[0], bias[0])])
+
+
+def linear_gelu(name: str, row_bytes: int) -> Kernel:
+    """(x [rows, in], used, weight, bias [out], weight of the next product) -> rows [rows, out] that
+    are laid out for that product, `row_bytes` each, after a GELU."""
+    shapes = lambda x, used, weight, bias, following: [(x[0], bias[0])]  # noqa: E731
+    return Kernel(name, shapes, ("uint8",), row_bytes)
 
 
 def embedding(width: int) -> Kernel:
@@ -48,9 +55,11 @@ def query_key_norm() -> Kernel:
     return Kernel("query_key_norm", lambda x, *rest: [x])
 
 
-def swiglu() -> Kernel:
-    """(gate and up [rows, 2 * size], used) -> [rows, size]."""
-    return Kernel("swiglu", lambda x, used: [(x[0], x[1] // 2)])
+def swiglu(name: str, row_bytes: int) -> Kernel:
+    """(gate and up [rows, 2 * size], used, weight of the next product) -> rows [rows, size] that
+    are laid out for that product, `row_bytes` each; `name` says what they are rounded to, as that
+    of the product does."""
+    return Kernel(name, lambda x, used, following: [(x[0], x[1] // 2)], ("uint8",), row_bytes)
 
 
 def next_token() -> Kernel:

@@ -32,12 +32,15 @@ from glm_multiuser.errors import GLMMultiUserError
 
 Shape = tuple[int, ...]
 
-DTYPES = ("int32", "float32")
+DTYPES = ("int32", "float32", "uint8")
 MEMORY, CODE, NUMBERS, PARAMETERS = -1, 0, 1, 2
 """Places of values; the first Parameter's is `PARAMETERS`."""
 
 LINE = 16
 """Words of a cache line, where every value in the library's memory begins."""
+
+ROW_MULTIPLE = 16
+"""The memory of rows that are laid out goes on to a multiple of so many."""
 
 
 @dataclass(eq=False)
@@ -50,10 +53,15 @@ class Value:
     place: int = MEMORY
     first: int = 0
     """Word in that place."""
+    row_bytes: int = 0
+    """Of rows that are laid out for a product, which have the dtype "uint8"."""
 
     @property
     def words(self) -> int:
-        return math.prod(self.shape)
+        if not self.row_bytes:
+            return math.prod(self.shape)
+        rows = math.ceil(self.shape[0] / ROW_MULTIPLE) * ROW_MULTIPLE
+        return math.ceil(rows * self.row_bytes / 4)
 
     @property
     def end(self) -> int:
@@ -68,11 +76,13 @@ class Kernel:
     Attributes:
         shapes: makes those of its outputs from those of its inputs.
         dtypes: of its outputs.
+        row_bytes: of its output, if that is rows that are laid out for a product.
     """
 
     name: str
     shapes: Callable[..., Sequence[Shape]]
     dtypes: tuple[str, ...] = ("float32",)
+    row_bytes: int = 0
 
     def __call__(self, x: Value, *rest: Any) -> Any:
         """Adds an instruction to the program of `x` -> its output, or a tuple of several.
@@ -80,7 +90,9 @@ class Kernel:
         The rest may be values, numpy arrays, which are constants, and Parameters.
         """
         shapes = self.shapes(*[tuple(each.shape) for each in (x, *rest)])
-        outputs = tuple(Value(x.program, *each) for each in zip(shapes, self.dtypes))
+        outputs = tuple(
+            Value(x.program, *each, row_bytes=self.row_bytes) for each in zip(shapes, self.dtypes)
+        )
         x.program.add(self.name, (x, *rest), outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from glm_multiuser.backends.portable.attention import Attention
 from glm_multiuser.backends.portable.types import tensor_type, zeros
-from glm_multiuser.backends.protocol import AttentionShape
+from glm_multiuser.backends.protocol import AttentionShape, inner_columns
 from glm_multiuser.device import WEIGHT_FIRST_ROWS
 from glm_multiuser.models.batch import PaddedBatch
 
@@ -59,10 +59,14 @@ class PortableBackend:
     def set_weight_types(self, model: nn.Cell) -> None:
         """All have one type."""
 
-    def linear(
-        self, inputs: int, outputs: int, bias: bool = True, gelu: bool = False, factor: float = 1.0
-    ) -> Linear:
-        return Linear(inputs, outputs, bias, gelu, factor, self)
+    def linear(self, inputs: int, outputs: int, bias: bool = True, factor: float = 1.0) -> Linear:
+        return Linear(inputs, outputs, bias, factor, self)
+
+    def mlp(
+        self, hidden: int, inner: int, activation: str, bias: bool = True, factor: float = 1.0
+    ) -> MLP:
+        up = self.linear(hidden, inner_columns(activation, inner), bias)
+        return MLP(up, self.linear(inner, hidden, bias, factor), ACTIVATIONS[activation]())
 
     def embedding(self, vocab_size: int, hidden_size: int, name: str = "weight") -> Embedding:
         return Embedding(vocab_size, hidden_size, name, self.dtype)
@@ -78,9 +82,6 @@ class PortableBackend:
 
     def query_key_norm(self, shape: AttentionShape, epsilon: float) -> QueryKeyNorm:
         return QueryKeyNorm(shape, epsilon, self)
-
-    def swiglu(self) -> SwiGLU:
-        return SwiGLU()
 
     def attention(self, shape: AttentionShape) -> Attention:
         return Attention(shape, self.dtype, self.softmax_dtype)
@@ -105,22 +106,19 @@ class Linear(nn.Cell):
         inputs: int,
         outputs: int,
         bias: bool,
-        gelu: bool,
         residual_factor: float,
         backend: PortableBackend,
     ) -> None:
         super().__init__()
         dtype = backend.dtype
         self.weight = Parameter(zeros(outputs, inputs, dtype=dtype), name="weight")
-        self.has_bias, self.has_gelu = bias, gelu
+        self.has_bias = bias
         if bias:
             self.bias = Parameter(zeros(outputs, dtype=dtype), name="bias")
         self.residual_factor = residual_factor
         self.weight_first_rows = backend.weight_first_rows
         self.matmul = ops.MatMul(transpose_b=True)
         self.transpose = ops.Transpose()
-        if gelu:
-            self.gelu = TanhGelu()
 
     def construct(self, x: Tensor, batch: PaddedBatch, residual: Optional[Tensor] = None) -> Tensor:
         if x.shape[0] <= self.weight_first_rows:
@@ -129,8 +127,6 @@ class Linear(nn.Cell):
             y = self.matmul(x, self.weight)
         if self.has_bias:
             y = y + self.bias
-        if self.has_gelu:
-            y = self.gelu(y)
         if residual is None:
             return y
         return residual + y if self.residual_factor == 1.0 else residual * self.residual_factor + y
@@ -242,7 +238,7 @@ class SwiGLU(nn.Cell):
         self.sigmoid = ops.Sigmoid()
         self.maximum = ops.Maximum()
 
-    def construct(self, x: Tensor, batch: PaddedBatch) -> Tensor:
+    def construct(self, x: Tensor) -> Tensor:
         gate, up = self.split(x)
         return gate * self.sigmoid(self.maximum(gate, SIGMOID_LEAST)) * up
 
@@ -262,6 +258,21 @@ class TanhGelu(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         twice = 1.5957691216057308 * x * (1.0 + 0.044715 * x * x)
         return x * self.sigmoid(self.maximum(twice, SIGMOID_LEAST))
+
+
+ACTIVATIONS = {"gelu": TanhGelu, "swiglu": SwiGLU}
+
+
+class MLP(nn.Cell):
+    """hidden -> inner -> hidden."""
+
+    def __init__(self, up: Linear, down: Linear, activation: nn.Cell) -> None:
+        super().__init__()
+        self.dense_h_to_4h, self.activation, self.dense_4h_to_h = up, activation, down
+
+    def construct(self, x: Tensor, batch: PaddedBatch, residual: Optional[Tensor] = None) -> Tensor:
+        inner = self.activation(self.dense_h_to_4h(x, batch))
+        return self.dense_4h_to_h(inner, batch, residual)
 
 
 class NextToken(nn.Cell):

@@ -4,6 +4,7 @@
 
 #include "linear.hpp"
 #include "tile_groups.hpp"
+#include "tile_rows.hpp"
 #include "tiles.hpp"
 
 namespace {
@@ -15,19 +16,19 @@ constexpr int64_t FEW_INT8_ROWS = 4;
 constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
 constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
 
-// Rows take in chunks of so many steps at most, which stay in the second cache.
-constexpr int64_t MOST_STEPS = 32;
+// Weights of so many steps stay in the first cache while all rows take them in. Long rows are taken in
+// by chunks of as many, which stay in the second cache.
+constexpr int64_t NEAR_STEPS = 16;
 
-// Weights of so many steps stay in the first cache, beside sums and results, while all rows take them
-// in.
-constexpr int64_t NEAR_STEPS = 10;
+// Rows of so many steps of 64 bytes are not long.
+constexpr int64_t MOST_STEPS = 2 * NEAR_STEPS;
 
 // Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
 // every row `parts` times 64 bytes, which are `in_pieces` with those of the other rows of a tile, so
-// that memory is read in order. A chunk has `chunk` steps at most. `lay_lines` makes tiles of what lies
-// otherwise in a panel, with columns as `join_groups` says.
+// that memory is read in order. `lay_lines` makes tiles of what lies otherwise in a panel, with columns
+// as `join_groups` says.
 struct BFloat16Tiles {
-  static constexpr int parts = 1, lines = 16, chunk = MOST_STEPS;
+  static constexpr int parts = 1, lines = 16;
   static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
   static constexpr bool as_stored = true, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -37,11 +38,11 @@ struct BFloat16Tiles {
 
 // float32 inputs, as the sum of three bf16 that hold all of their bits.
 struct Float32Tiles : BFloat16Tiles {
-  static constexpr int parts = 3, chunk = MOST_STEPS / 2;
+  static constexpr int parts = FLOAT32_PARTS;
 };
 
 struct Int8Tiles {
-  static constexpr int parts = 1, lines = 16, chunk = MOST_STEPS;
+  static constexpr int parts = 1, lines = 16;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
   static constexpr bool as_stored = false, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
@@ -62,7 +63,7 @@ struct Int8Tiles {
 };
 
 struct WholeInt8Tiles {
-  static constexpr int parts = 1, lines = 32, chunk = MOST_STEPS;
+  static constexpr int parts = 1, lines = 32;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
   static constexpr int64_t head_bytes = HEAD_BYTES;
   static constexpr bool as_stored = false, whole = true, in_pieces = false;
@@ -87,7 +88,8 @@ int64_t tile_steps(int64_t depth) {
 
 template <class P>
 int64_t tile_chunks(int64_t depth) {
-  return (tile_steps<P>(depth) + P::chunk - 1) / P::chunk;
+  const int64_t steps = tile_steps<P>(depth);
+  return steps * P::parts <= MOST_STEPS ? 1 : (steps + NEAR_STEPS - 1) / NEAR_STEPS;
 }
 
 // Steps of a product, from `first` up to `last`.
@@ -156,35 +158,66 @@ inline void multiply_tiles() {
   }
 }
 
-// One row of two tiles of sums.
+// Sums of one row of a panel, in the order of its columns.
 template <class P>
-void finish_tile_row(const LinearPanel& panel, int64_t row, const float* first,
-                     const float* second) {
-  vec y[ALL_VECTORS];
+inline void sums_of_row(const LinearPanel& panel, const float* first, const float* second, vec* y) {
   constexpr int HALF = ALL_VECTORS / 2;
+  const auto* scales = (const float*)panel.weight;
   for (int v = 0; v < HALF; ++v) {
     vec a = load(first + v * WIDTH), b = load(second + v * WIDTH);
     if (!P::as_stored) join_groups(a, b);
     y[P::as_stored ? v : 2 * v] = a;
     y[P::as_stored ? HALF + v : 2 * v + 1] = b;
   }
-  if constexpr (P::whole) {
-    finish_int8_row<ALL_VECTORS>(panel, row, 0, y);
-  } else {
-    const auto* scales = (const float*)panel.weight;
-    for (int v = 0; v < ALL_VECTORS; ++v) {
-      if (P::scale_bytes > 0) y[v] = separate(y[v] * load(scales + v * WIDTH));
-      write(panel, row, v * WIDTH, y[v]);
-    }
-  }
+  for (int v = 0; v < ALL_VECTORS && !P::whole && P::scale_bytes > 0; ++v)
+    y[v] = separate(y[v] * load(scales + v * WIDTH));
 }
 
-constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows
+constexpr int BLOCK = 2 * TILE_ROWS;  // rows
 
 inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
 
 // Sums of a block of rows and one panel: two tiles of the first rows, and two of the others.
 typedef float BlockOfSums[4][TILE_ROWS][TILE_ROW_BYTES / 4];
+
+// A block of rows whose sums are complete, and become results while the next block is multiplied: the
+// matrix unit and the vectors work at the same time.
+template <class P>
+struct CompleteBlock {
+  LinearPanel panel;
+  RowsInTiles laid;  // where results go, if `panel.laid` says so
+  const BlockOfSums* sums = nullptr;
+  int64_t row = 0;  // the first
+  int rows = 0, done = 0;
+
+  explicit CompleteBlock(const LinearPanel& panel) : panel(panel), laid(panel.laid) {}
+
+  void finish(int count) {
+    const int end = done + count < rows ? done + count : rows;
+    for (; done < end; ++done) finish_row(done);
+  }
+
+  void finish_row(int m) {
+    const int tile = m / TILE_ROWS * 2;
+    vec y[ALL_VECTORS];
+    sums_of_row<P>(panel, (*sums)[tile][m % TILE_ROWS], (*sums)[tile + 1][m % TILE_ROWS], y);
+    if constexpr (P::whole) {
+      finish_int8_row<ALL_VECTORS>(panel, row + m, 0, y);
+    } else if (panel.laid.rows != nullptr) {
+      char* to = laid.place(row + m, panel.column);
+      for (int v = 0; v < ALL_VECTORS; ++v) laid.put(result(v * WIDTH, y[v]), to, v * WIDTH);
+    } else {
+      for (int v = 0; v < ALL_VECTORS; ++v) write(panel, row + m, v * WIDTH, y[v]);
+    }
+  }
+
+  // Of the columns from `first` on, with zeros behind the last.
+  vec result(int first, vec y) const {
+    const int left = panel.columns - first, count = left < 0 ? 0 : left < WIDTH ? left : WIDTH;
+    y = finished(y + load_first(panel.bias + first, count), panel, nullptr, count);
+    return count == WIDTH ? y : first_lanes(count, y, vec{});
+  }
+};
 
 // Memory that is wanted soon, and how much of it to ask for in each step.
 struct NextWeights {
@@ -192,10 +225,11 @@ struct NextWeights {
   int64_t of_step;
 };
 
-// A tiles of rows, from `row` on, take in these steps.
+// A tiles of rows, from `row` on, take in these steps. Meanwhile the block before is finished.
 template <class P, int A>
 void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights, Steps steps,
-                NextWeights next, BlockOfSums& sums) {
+                NextWeights next, BlockOfSums& sums, CompleteBlock<P>& complete) {
+  const int finished_in_step = (int)(BLOCK / (steps.last - steps.first)) + 1;
   // From one row to the next, and from one step to the next.
   const int64_t row_bytes = P::in_pieces ? TILE_ROW_BYTES : panel.row_bytes;
   constexpr int64_t PART_BYTES = P::in_pieces ? TILE_BYTES : TILE_ROW_BYTES;
@@ -236,6 +270,7 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
       }
       multiply_tiles<P, A>();
     }
+    complete.finish(finished_in_step);
     x += P::parts * PART_BYTES;
   }
   TILE_STORE(0, sums[0], TILE_ROW_BYTES);
@@ -245,11 +280,10 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     TILE_STORE(3, sums[3], TILE_ROW_BYTES);
   }
   if (steps.last < weights.steps) return;
-  const LinearPanel own = panel;
-  for (int m = 0; m < A * TILE_ROWS && row + m < own.rows; ++m) {
-    const int tile = m / TILE_ROWS * 2;
-    finish_tile_row<P>(own, row + m, sums[tile][m % TILE_ROWS], sums[tile + 1][m % TILE_ROWS]);
-  }
+  complete.finish(BLOCK);
+  const int64_t left = panel.rows - row;
+  complete.sums = &sums, complete.row = row, complete.done = 0;
+  complete.rows = left < A * TILE_ROWS ? (int)left : A * TILE_ROWS;
 }
 
 // All rows take in the weights of these steps of a panel, some of them at a time. Meanwhile as many
@@ -260,18 +294,20 @@ void tile_rows(const LinearPanel& panel, Steps chunk, const char* next, BlockOfS
   TiledWeights<P> weights(panel, chunk, blocks > 1);
   const int64_t parts = blocks == 1 ? 1 : (count + NEAR_STEPS - 1) / NEAR_STEPS;
   const int64_t of_step = P::lines * P::line_bytes / blocks;
+  CompleteBlock<P> complete(panel);
   for (int64_t number = 0; number < parts; ++number) {
     const Steps steps = part_of(chunk, number, parts);
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t row = block * BLOCK;
       if (panel.rows - row > TILE_ROWS) {
-        tile_block<P, 2>(panel, row, weights, steps, {next, of_step}, sums[block]);
+        tile_block<P, 2>(panel, row, weights, steps, {next, of_step}, sums[block], complete);
       } else {
-        tile_block<P, 1>(panel, row, weights, steps, {next, of_step}, sums[block]);
+        tile_block<P, 1>(panel, row, weights, steps, {next, of_step}, sums[block], complete);
       }
       next += of_step * (steps.last - steps.first);
     }
   }
+  complete.finish(BLOCK);
 }
 
 // One panel after the other takes in a chunk of the rows, which so comes from far away only once.
@@ -304,16 +340,6 @@ void tile_panels(LinearPanel all) {
   }
 }
 
-enum class OnTiles { no, bfloat16, float32, int8, whole_int8, groups };
-
-OnTiles on_tiles(glm::Weight kind, Inputs inputs) {
-  if (kind == glm::Weight::int8)
-    return inputs == Inputs::int8 ? OnTiles::whole_int8 : OnTiles::int8;
-  if (kind == glm::Weight::bfloat16)
-    return inputs == Inputs::bfloat16 ? OnTiles::bfloat16 : OnTiles::float32;
-  return glm::in_groups(kind) && inputs == Inputs::int8 ? OnTiles::groups : OnTiles::no;
-}
-
 bool tile_lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
   return on_tiles(kind, inputs) != OnTiles::no || lays_out(kind, inputs, depth);
 }
@@ -337,7 +363,7 @@ int64_t chunks_of(OnTiles product, int64_t depth) {
 
 // So many panels take in a chunk before the next one, if there are several: their sums stay in the
 // second cache, too.
-constexpr int64_t PANELS_FOR_CHUNKS = 8;
+constexpr int64_t PANELS_FOR_CHUNKS = 16;
 
 // Products with weights in groups take so long that their rows may come from further away.
 bool in_chunks(OnTiles product) { return product != OnTiles::no && product != OnTiles::groups; }
@@ -362,34 +388,23 @@ int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows
   return passes < most ? passes : most;
 }
 
-typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
-
-inline Halves high_halves(vec x) { return __builtin_convertvector((uvec)x >> 16, Halves); }
-
-// float32 inputs are cut off after 8 bits, three times: they have 24. What is left of one that is not
-// finite is not a number.
 void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int64_t number,
                   void* rows) {
-  const OnTiles product = on_tiles(kind, inputs);
-  if (product != OnTiles::bfloat16 && product != OnTiles::float32 && product != OnTiles::int8)
+  if (!has_rows_in_tiles(on_tiles(kind, inputs)))
     return lay_row(kind, inputs, x, depth, number, rows);
-  const int64_t row_bytes = tile_row_bytes(kind, inputs, depth), first = number % TILE_ROWS;
-  char* to = (char*)rows + (number - first) * row_bytes + first * TILE_ROW_BYTES;
+  const RowsInTiles laid({(char*)rows, tile_row_bytes(kind, inputs, depth), kind, inputs});
+  char* to = laid.place(number, 0);
   for (int64_t i = 0; i < filled_up_to(depth, STEP); i += WIDTH) {
     const int64_t left = depth - i;
-    vec rest = load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH);
-    auto* numbers = (uint16_t*)to + i % STEP;
-    if (product == OnTiles::float32) {
-      for (int part = 0; part < 3; ++part) {
-        const Halves halves = high_halves(rest);
-        std::memcpy(numbers + part * TILE_BYTES / 2, &halves, sizeof halves);
-        rest -= (vec)((uvec)rest & 0xffff0000u);
-      }
-    } else {
-      round_to_bf16(rest, numbers);
-    }
-    if ((i + WIDTH) % STEP == 0) to += (product == OnTiles::float32 ? 3 : 1) * TILE_BYTES;
+    laid.put(load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH), to, i % STEP);
+    if ((i + WIDTH) % STEP == 0) to += laid.step_bytes();
   }
+}
+
+// Others have one scale for a row, which is known only when all of its results are.
+bool tile_lays_results(glm::Weight kind, Inputs inputs, const glm::LaidRows& laid) {
+  return has_rows_in_tiles(on_tiles(kind, inputs)) &&
+         has_rows_in_tiles(on_tiles(laid.kind, laid.inputs));
 }
 
 int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows,

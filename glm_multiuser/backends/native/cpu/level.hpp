@@ -42,6 +42,14 @@ inline bool in_groups(Weight kind) { return panel_bytes(kind, 1) == 0; }
 enum class Finish { none, gelu, add };
 enum class Cache { float32, bfloat16, int8 };
 
+// Rows as `lay_row` leaves them, for a product with such weights and inputs.
+struct LaidRows {
+  char* rows;  // null: there are none
+  int64_t row_bytes;  // from one row to the next
+  Weight kind;
+  Inputs inputs;
+};
+
 // One panel of a linear layer, or several side by side, for the rows of a pass.
 struct LinearPanel {
   const void* x;         // rows as `lay_row` leaves them; float32 ones also as they are
@@ -50,8 +58,10 @@ struct LinearPanel {
   const float* bias;     // [columns]
   const float* residual; // [rows, stride], for Finish::add
   float* y;              // [rows, stride]
+  LaidRows laid;         // where results go instead, if `lays_results`
   int64_t rows, depth, stride;
   int columns;           // that exist; the last panel may have fewer than PANEL
+  int64_t column;        // the first one's number
   int64_t bytes;         // of a panel
   float factor;          // of the residual
   char* scratch;         // scratch_bytes(...)
@@ -66,6 +76,7 @@ inline LinearPanel some_panels(LinearPanel all, int64_t first, int64_t count) {
   all.bias += column;
   if (all.residual != nullptr) all.residual += column;
   all.y += column;
+  all.column += column;
   all.columns = (int)(left < count * PANEL ? left : count * PANEL);
   return all;
 }
@@ -101,6 +112,8 @@ struct Level {
   // What `linear` needs for so many rows and panels.
   int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth, int64_t rows, int64_t panels);
   void (*linear)(Weight, const LinearPanel&);
+  // Whether `linear` can write results as rows that another product takes in.
+  bool (*lays_results)(Weight, Inputs, const LaidRows&);
   // One output of a panel of a weight in groups -> [depth]
   void (*widen_output)(Weight, const void* panel, int64_t depth, int column, float* row);
   // One head of one position: its key into column `lane` of a tile, its value into a row.

@@ -12,7 +12,7 @@
 #include "tile_attention.hpp"
 #define PRODUCTS                                                               \
   tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_side_by_side, \
-      tile_scratch_bytes, tile_linear
+      tile_scratch_bytes, tile_linear, tile_lays_results
 #define ATTEND tile_query_rows, tile_attend
 #else
 #if defined(__AVX512BF16__)
@@ -21,7 +21,8 @@
 #else
 #define ATTEND query_rows, attend
 #endif
-#define PRODUCTS lays_out, row_bytes, lay_row, one_pass, side_by_side, scratch_bytes, linear
+#define PRODUCTS                                                                   \
+  lays_out, row_bytes, lay_row, one_pass, side_by_side, scratch_bytes, linear, lays_no_results
 #endif
 
 #define NAME_OF(level) #level

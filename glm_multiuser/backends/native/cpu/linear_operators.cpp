@@ -1,11 +1,9 @@
-// Linear layers: rows are laid out as products want them, and threads share the panels of a weight.
+// Linear layers: threads share the panels of a weight.
 #include <algorithm>
 
-#include "level.hpp"
 #include "memory.hpp"
 #include "operators.hpp"
-#include "packed.hpp"
-#include "sharing.hpp"
+#include "product.hpp"
 
 using glm::Inputs;
 using glm::PANEL;
@@ -16,26 +14,11 @@ namespace {
 // Fewer rows that stay as they are, are read where they are.
 constexpr int64_t ROWS_TO_LAY_OUT = 5;
 
-// Sums of so many products of int8 fit into int32.
-constexpr int64_t MOST_INT8_INPUTS = 1 << 17;
-
-// x [rows, depth] as products want it.
-const void* lay_out(glm::Weight kind, Inputs inputs, const float* x, int64_t rows, int64_t depth) {
-  static thread_local glm::Memory laid_out;
-  const glm::Level& level = glm::level();
-  const int64_t filled_up = (rows + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
-  char* to = laid_out.of(filled_up * level.row_bytes(kind, inputs, depth));
-  share_rows(rows, depth, [&](int64_t row) {
-    level.lay_row(kind, inputs, x + row * depth, depth, row, to);
-  });
-  return to;
-}
-
 // Rows times all panels; `all` is as of one panel with all columns.
 void multiply(glm::Weight kind, const glm::LinearPanel& all) {
   const glm::Level& level = glm::level();
-  // Each thread should get two pieces at least.
-  const int64_t panels = (all.columns + PANEL - 1) / PANEL, most = panels / (2 * glm::threads());
+  // Each thread should get a piece at least.
+  const int64_t panels = (all.columns + PANEL - 1) / PANEL, most = panels / glm::threads();
   const int64_t best = level.side_by_side(kind, all.inputs, all.depth, all.rows);
   const int64_t side_by_side = std::max<int64_t>(1, std::min(best, most));
   const int64_t scratch_bytes =
@@ -56,59 +39,93 @@ int64_t first_of_pass(int64_t pass, int64_t passes, int64_t rows) {
   return (rows * pass / passes + BLOCK / 2) / BLOCK * BLOCK;
 }
 
-// x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
-// With int8 weights, x is always rounded, to bf16 at least. To int8 it is rounded for int8 weights and
-// for those in groups only.
-int linear(void** data, int* ranks, int64_t** shapes, const char** dtypes, glm::Finish finish,
-           Inputs inputs) {
-  const int64_t rows = rows_in_use(data, shapes, 1);
-  const int64_t depth = shapes[0][1], columns = shapes[3][0];
-  Packed packed;
-  REFUSE_UNLESS(is_packed(dtypes[2], ranks[2], shapes[2], depth, packed));
-  REFUSE_UNLESS(shapes[2][0] == (columns + PANEL - 1) / PANEL);
-  const glm::Weight kind = packed.kind;
-  if (kind == glm::Weight::int8) {
-    if (inputs == Inputs::int8) REFUSE_UNLESS(depth <= MOST_INT8_INPUTS);
-    if (inputs == Inputs::float32) inputs = Inputs::bfloat16;
-  } else if (inputs == Inputs::int8 && !glm::in_groups(kind)) {
-    inputs = Inputs::float32;
-  }
-  const bool adds = finish == glm::Finish::add;
+// `all` says what happens to sums; x [rows, depth], or laid out.
+void multiply_rows(const Product& product, glm::LinearPanel all, const void* x, bool laid) {
   const glm::Level& level = glm::level();
-  const bool lays_out = rows >= ROWS_TO_LAY_OUT || level.lays_out(kind, inputs, depth);
-  glm::LinearPanel all{};
-  all.row_bytes =
-      lays_out ? level.row_bytes(kind, inputs, depth) : depth * (int64_t)sizeof(float);
-  all.weight = data[2];
-  all.bias = (const float*)data[3];
+  const int64_t rows = all.rows, depth = product.depth;
+  const bool lays_out = laid || rows >= ROWS_TO_LAY_OUT ||
+                        level.lays_out(product.kind, product.inputs, depth);
+  all.row_bytes = lays_out ? product.row_bytes() : depth * (int64_t)sizeof(float);
+  all.weight = product.weight;
+  all.bytes = product.panel_bytes;
   all.depth = depth;
-  all.stride = columns;
-  all.columns = (int)columns;
-  all.bytes = packed.panel_bytes;
-  all.factor = adds ? *(const float*)data[5] : 0;
-  all.finish = finish;
-  all.inputs = inputs;
-  const int64_t passes = level.passes(kind, inputs, depth, rows);
+  all.stride = product.columns;
+  all.columns = (int)product.columns;
+  all.inputs = product.inputs;
+  static thread_local glm::Memory memory;
+  const int64_t passes = level.passes(product.kind, product.inputs, depth, rows);
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t first = first_of_pass(pass, passes, rows);
-    const float* x = (const float*)data[0] + first * depth;
-    all.rows = first_of_pass(pass + 1, passes, rows) - first;
-    all.x = lays_out ? lay_out(kind, inputs, x, all.rows, depth) : x;
-    all.residual = adds ? (const float*)data[4] + first * columns : nullptr;
-    all.y = (float*)data[adds ? 6 : 4] + first * columns;
-    multiply(kind, all);
+    glm::LinearPanel some = all;
+    some.rows = first_of_pass(pass + 1, passes, rows) - first;
+    some.x = (const char*)x + first * all.row_bytes;
+    if (lays_out && !laid) {
+      const float* from = (const float*)x + first * depth;
+      char* to = memory.of(product.laid_bytes(some.rows));
+      lay_out(product, some.rows, [&](int64_t row) { return from + row * depth; }, to);
+      some.x = to;
+    }
+    if (all.residual != nullptr) some.residual += first * product.columns;
+    if (all.laid.rows != nullptr) {
+      some.laid.rows += first * all.laid.row_bytes;
+    } else {
+      some.y += first * product.columns;
+    }
+    multiply(product.kind, some);
   }
+}
+
+// x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
+int linear(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes,
+           glm::Finish finish, Inputs inputs) {
+  Product product, next{};
+  int refused = read_product(data[2], dtypes[2], ranks[2], shapes[2], shapes[0][1], shapes[3][0],
+                             inputs, product);
+  if (refused) return refused;
+  glm::LinearPanel all{};
+  all.rows = rows_in_use(data, shapes, 1);
+  all.bias = (const float*)data[3];
+  all.finish = finish;
+  if (finish == glm::Finish::add) {
+    all.residual = (const float*)data[4];
+    all.factor = *(const float*)data[5];
+  }
+  const int output = count - 1;
+  const bool lays = is_laid(dtypes[output]);
+  static thread_local glm::Memory memory;
+  if (lays) {
+    REFUSE_UNLESS(finish == glm::Finish::gelu && count == 6);
+    refused = read_product(data[4], dtypes[4], ranks[4], shapes[4], product.columns, ANY,
+                           inputs, next);
+    if (refused) return refused;
+  }
+  const glm::LaidRows laid = lays ? next.laid(data[output]) : glm::LaidRows{};
+  const bool directly = lays && glm::level().lays_results(product.kind, product.inputs, laid);
+  if (directly) {
+    all.laid = laid;
+  } else if (lays) {
+    all.y = (float*)memory.of(all.rows * product.columns * (int64_t)sizeof(float));
+  } else {
+    all.y = (float*)data[output];
+  }
+  multiply_rows(product, all, data[0], is_laid(dtypes[0]));
+  if (lays && !directly)
+    lay_out(next, all.rows, [&](int64_t row) { return all.y + row * product.columns; }, laid.rows);
   return 0;
 }
 
 }  // namespace
 
 // x [rows, depth], used, weight, bias [columns] -> [rows, columns]
-#define LINEAR(name, finish, inputs) \
-  OPERATOR(name) { return linear(data, ranks, shapes, dtypes, finish, Inputs::inputs); }
+// x may be uint8 instead: rows that are laid out for this product.
+#define LINEAR(name, finish, inputs)                                            \
+  OPERATOR(name) {                                                              \
+    return linear(count, data, ranks, shapes, dtypes, finish, Inputs::inputs);  \
+  }
 LINEAR(linear, glm::Finish::none, float32)
 
-// The same, then the GELU in its tanh form.
+// The same, then the GELU in its tanh form. With the weight of another product behind the bias, it
+// gives uint8: rows [rows, columns] that are laid out for that one, whose x is rounded to the same.
 LINEAR(linear_gelu, glm::Finish::gelu, float32)
 
 // x, used, weight, bias, residual [rows, columns], factor [1]

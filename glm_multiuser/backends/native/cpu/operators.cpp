@@ -2,10 +2,9 @@
 #include <cstring>
 
 #include "half.hpp"
-#include "level.hpp"
+#include "memory.hpp"
 #include "operators.hpp"
-#include "packed.hpp"
-#include "sharing.hpp"
+#include "product.hpp"
 
 using glm::PANEL;
 
@@ -13,6 +12,30 @@ namespace {
 
 void add_row(const float* x, int64_t size, float* y) {
   for (int64_t i = 0; i < size; ++i) y[i] += x[i];
+}
+
+int swiglu_for(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes,
+               Inputs inputs) {
+  const int64_t size = shapes[0][1] / 2, rows = rows_in_use(data, shapes, 1);
+  const auto compute = [&](int64_t row, float* y) {
+    const float* gate = (const float*)data[0] + row * 2 * size;
+    glm::level().swiglu(gate, gate + size, size, y);
+    return y;
+  };
+  void* out = data[count - 1];
+  if (count == 3) {
+    share_rows(rows, size, [&](int64_t row) { compute(row, (float*)out + row * size); });
+    return 0;
+  }
+  Product next;
+  const int refused = read_product(data[2], dtypes[2], ranks[2], shapes[2], size, ANY, inputs, next);
+  if (refused) return refused;
+  const auto row_of = [&](int64_t row) {
+    static thread_local glm::Memory memory;
+    return compute(row, (float*)memory.of(size * (int64_t)sizeof(float)));
+  };
+  lay_out(next, rows, row_of, out);
+  return 0;
 }
 
 }  // namespace
@@ -151,14 +174,12 @@ OPERATOR(query_key_norm) {
 }
 
 // gate and up [rows, 2 size], used -> [rows, size]
-OPERATOR(swiglu) {
-  const int64_t size = shapes[0][1] / 2;
-  share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
-    const float* gate = (const float*)data[0] + row * 2 * size;
-    glm::level().swiglu(gate, gate + size, size, (float*)data[2] + row * size);
-  });
-  return 0;
-}
+// With the weight of a product behind them it gives uint8: rows that are laid out for that one.
+#define SWIGLU(name, inputs) \
+  OPERATOR(name) { return swiglu_for(count, data, ranks, shapes, dtypes, Inputs::inputs); }
+SWIGLU(swiglu, float32)
+SWIGLU(swiglu_bfloat16, bfloat16)
+SWIGLU(swiglu_int8, int8)
 
 // hidden [rows, width], logits [rows, vocabulary], used
 // -> the first of the best tokens, int32 [rows]; 0 where the row of hidden and the best logit are
@@ -173,5 +194,18 @@ OPERATOR(next_token) {
     ((int32_t*)data[3])[row] = (int32_t)best;
     ((float*)data[4])[row] = finite ? 0.0f : __builtin_nanf("");
   });
+  return 0;
+}
+
+// -> bytes of a row that is laid out for a product with this packed weight of so many inputs; 0: there
+// is no such product
+extern "C" int64_t glm_row_bytes(const char* dtype, int rank, const int64_t* shape, int64_t depth,
+                                 const char* inputs) {
+  for (const auto& [name, each] : INPUTS) {
+    if (std::strcmp(name, inputs) != 0) continue;
+    Product product;
+    return read_product(nullptr, dtype, rank, shape, depth, ANY, each, product) ? 0
+                                                                                : product.row_bytes();
+  }
   return 0;
 }

@@ -15,7 +15,8 @@
   with(linear_bfloat16) with(linear_gelu_bfloat16) with(linear_add_bfloat16)              \
   with(linear_int8) with(linear_gelu_int8) with(linear_add_int8)                          \
   with(embedding) with(take_rows) with(layer_norm) with(layer_norm_of_layer) with(rms_norm) \
-  with(query_key_norm) with(swiglu) with(attention) with(next_token)
+  with(query_key_norm) with(swiglu) with(swiglu_bfloat16) with(swiglu_int8)               \
+  with(attention) with(next_token)
 
 #define DECLARE(name) OPERATOR(name);
 EVERY_KERNEL(DECLARE)

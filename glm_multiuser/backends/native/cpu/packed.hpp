@@ -25,22 +25,27 @@ bool is_packed_in_groups(const int64_t* shape, int64_t depth, Packed& packed) {
   return false;
 }
 
-// Of a weight with so many inputs; false if there is no such type.
+struct PackedType {
+  const char* dtype;
+  glm::Weight kind;
+  int64_t bytes;  // of a number
+};
+
+const PackedType PACKED_TYPES[] = {{"float32", glm::Weight::float32, 4},
+                                   {"float16", glm::Weight::float16, 2},
+                                   {"int16", glm::Weight::bfloat16, 2},
+                                   {"int8", glm::Weight::int8, 1}};
+
+// Of a weight with so many inputs; false if there is no such type, or if it has others.
 bool is_packed(const char* dtype, int rank, const int64_t* shape, int64_t depth, Packed& packed) {
-  if (std::strcmp(dtype, "float32") == 0) {
-    packed.kind = glm::Weight::float32;
-  } else if (std::strcmp(dtype, "float16") == 0) {
-    packed.kind = glm::Weight::float16;
-  } else if (std::strcmp(dtype, "int16") == 0) {
-    packed.kind = glm::Weight::bfloat16;
-  } else if (std::strcmp(dtype, "int8") == 0) {
-    packed.kind = glm::Weight::int8;
-  } else {
-    if (std::strcmp(dtype, "uint8") != 0 || rank != 3) return false;
-    return is_packed_in_groups(shape, depth, packed);
+  for (const PackedType& type : PACKED_TYPES) {
+    if (std::strcmp(dtype, type.dtype) != 0) continue;
+    packed = {type.kind, glm::panel_bytes(type.kind, depth)};
+    int64_t bytes = type.bytes;
+    for (int i = 1; i < rank; ++i) bytes *= shape[i];
+    return bytes == packed.panel_bytes;
   }
-  packed.panel_bytes = glm::panel_bytes(packed.kind, depth);
-  return true;
+  return std::strcmp(dtype, "uint8") == 0 && rank == 3 && is_packed_in_groups(shape, depth, packed);
 }
 
 }  // namespace

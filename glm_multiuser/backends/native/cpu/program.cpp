@@ -25,7 +25,7 @@ constexpr int KERNELS = sizeof kernels / sizeof kernels[0];
 constexpr int64_t WORD = 4;
 constexpr int MEMORY = -1;
 // Those that values may have come first.
-const char* const DTYPES[] = {"int32", "float32", "float16", "int16", "int8", "uint8"};
+const char* const DTYPES[] = {"int32", "float32", "uint8", "float16", "int16", "int8"};
 
 struct Operands {
   std::vector<void*> data;
