@@ -1,0 +1,71 @@
+// What becomes of the sums of a product on tiles: results, or rows of the next product.
+#pragma once
+
+#include "finish.hpp"
+#include "int8_inputs.hpp"
+#include "tile_rows.hpp"
+
+namespace {
+
+// Sums of one row of a panel, in the order of its columns.
+template <class P>
+inline void sums_of_row(const LinearPanel& panel, const float* first, const float* second, vec* y) {
+  constexpr int HALF = ALL_VECTORS / 2;
+  const auto* scales = (const float*)panel.weight;
+  for (int v = 0; v < HALF; ++v) {
+    vec a = load(first + v * WIDTH), b = load(second + v * WIDTH);
+    if (!P::as_stored) join_groups(a, b);
+    y[P::as_stored ? v : 2 * v] = a;
+    y[P::as_stored ? HALF + v : 2 * v + 1] = b;
+  }
+  for (int v = 0; v < ALL_VECTORS && !P::whole && P::scale_bytes > 0; ++v)
+    y[v] = separate(y[v] * load(scales + v * WIDTH));
+}
+
+constexpr int BLOCK = 2 * TILE_ROWS;  // rows
+
+inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
+
+// Sums of a block of rows and one panel: two tiles of the first rows, and two of the others.
+typedef float BlockOfSums[4][TILE_ROWS][TILE_ROW_BYTES / 4];
+
+// A block of rows whose sums are complete, and become results while the next block is multiplied: the
+// matrix unit and the vectors work at the same time.
+template <class P>
+struct CompleteBlock {
+  LinearPanel panel;
+  RowsInTiles laid;  // where results go, if `panel.laid` says so
+  const BlockOfSums* sums = nullptr;
+  int64_t row = 0;  // the first
+  int rows = 0, done = 0;
+
+  explicit CompleteBlock(const LinearPanel& panel) : panel(panel), laid(panel.laid) {}
+
+  void finish(int count) {
+    const int end = done + count < rows ? done + count : rows;
+    for (; done < end; ++done) finish_row(done);
+  }
+
+  void finish_row(int m) {
+    const int tile = m / TILE_ROWS * 2;
+    vec y[ALL_VECTORS];
+    sums_of_row<P>(panel, (*sums)[tile][m % TILE_ROWS], (*sums)[tile + 1][m % TILE_ROWS], y);
+    if constexpr (P::whole) {
+      finish_int8_row<ALL_VECTORS>(panel, row + m, 0, y);
+    } else if (panel.laid.rows != nullptr) {
+      char* to = laid.place(row + m, panel.column);
+      for (int v = 0; v < ALL_VECTORS; ++v) laid.put(result(v * WIDTH, y[v]), to, v * WIDTH);
+    } else {
+      for (int v = 0; v < ALL_VECTORS; ++v) write(panel, row + m, v * WIDTH, y[v]);
+    }
+  }
+
+  // Of the columns from `first` on, with zeros behind the last.
+  vec result(int first, vec y) const {
+    const int left = panel.columns - first, count = left < 0 ? 0 : left < WIDTH ? left : WIDTH;
+    y = finished(y + load_first(panel.bias + first, count), panel, nullptr, count);
+    return count == WIDTH ? y : first_lanes(count, y, vec{});
+  }
+};
+
+}  // namespace
