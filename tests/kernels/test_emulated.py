@@ -21,7 +21,7 @@ EMULATED: dict[str, list[str]] = {
     "avx512vnni": ["-DGLM_EMULATE_VNNI"],
     "amx": ["-DGLM_EMULATE_VNNI", "-DGLM_EMULATE_AMX"],
 }
-TESTS = ("linear", "laid_rows", "int8_inputs", "int8_groups", "levels")
+TESTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups", "levels")
 EXAMPLES = 10
 
 

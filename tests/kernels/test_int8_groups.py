@@ -132,7 +132,7 @@ def test_rows_behind_the_used_ones_are_not_read_and_not_written(dtype: str, used
     x = placed(product.x[:used], product.x.shape)
     residual = placed(product.residual[:used], product.residual.shape)
     output = np.full((40, 45), np.nan, np.float32)
-    arguments = product.arguments(product.weight.packed(), x, residual, used)
+    arguments = product.arguments(x, residual, used)
     assert call(LINEAR, *arguments, output) == 0
     assert np.isnan(output[used:]).all()
     assert bits(output[:used]) == bits(expected(product)[:used])

@@ -3,7 +3,7 @@ float32 rows."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -26,11 +26,26 @@ def rounding(kind: str) -> str:
     return f"_{kind.split(INPUTS)[1]}" if INPUTS in kind else ""
 
 
+class NextProduct(Protocol):
+    """What takes in rows that are laid out for it."""
+
+    finish: str
+    residual: NDArray[np.float32]
+
+    @property
+    def packed(self) -> NDArray[Any]: ...
+
+    @property
+    def packing(self) -> Any: ...
+
+    def arguments(self, x: Any, residual: Any, used: int) -> list[NDArray[Any]]: ...
+
+
 def next_product(kind: str, rows: int, inputs: int) -> Product:
     return Product.random("linear_add", kind, rows, inputs, 45, seed=1)
 
 
-def laid_out(name: str, product: Product, rows: int, *inputs: Any) -> NDArray[np.uint8]:
+def laid_out(name: str, product: NextProduct, rows: int, *inputs: Any) -> NDArray[np.uint8]:
     """The rows [rows, inputs] that an operator lays out for a product. They need more bytes than
     their shape says, behind it in memory."""
     dtype, shape = str(product.packed.dtype), product.packed.shape
@@ -44,7 +59,7 @@ def laid_out(name: str, product: Product, rows: int, *inputs: Any) -> NDArray[np
     return output
 
 
-def of_laid_rows(product: Product, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+def of_laid_rows(product: NextProduct, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     # As it is: a copy would have no more than its shape says.
     y = placed(np.full(product.residual.shape, np.nan, np.float32))
     arguments = product.arguments(rows, product.residual, len(rows))

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear.hpp"
+#include "tile_float_groups.hpp"
 #include "tile_groups.hpp"
 #include "tile_results.hpp"
 #include "tiles.hpp"
@@ -170,10 +171,10 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
                 NextWeights next, BlockOfSums& sums, CompleteBlock<P>& complete) {
   const int finished_in_step = (int)(BLOCK / (steps.last - steps.first)) + 1;
   // From one row to the next, and from one step to the next.
-  const int64_t row_bytes = P::in_pieces ? TILE_ROW_BYTES : panel.row_bytes;
-  constexpr int64_t PART_BYTES = P::in_pieces ? TILE_BYTES : TILE_ROW_BYTES;
+  const int64_t row_bytes = P::in_pieces ? P::parts * TILE_ROW_BYTES : panel.row_bytes;
+  constexpr int64_t OF_STEP = P::parts * (P::in_pieces ? TILE_BYTES : TILE_ROW_BYTES);
   const char* x = (const char*)panel.x + row * panel.row_bytes + P::head_bytes;
-  x += steps.first * P::parts * PART_BYTES;
+  x += steps.first * OF_STEP;
   const int64_t other = TILE_ROWS * panel.row_bytes;
   // Many rows come from behind the first cache, and should leave it to the weights.
   const bool once = P::in_pieces && panel.rows > BLOCK;
@@ -199,7 +200,7 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
     TILE_LOAD(6, w, PAIR_BYTES);
     TILE_LOAD(7, w + TILE_ROW_BYTES, PAIR_BYTES);
     for (int part = P::parts - 1; part >= 0; --part) {  // the smallest first
-      const char* from = x + part * PART_BYTES;
+      const char* from = x + part * TILE_ROW_BYTES;
       if (once) {
         TILE_LOAD_ONCE(4, from, row_bytes);
         if constexpr (A == 2) TILE_LOAD_ONCE(5, from + other, row_bytes);
@@ -210,7 +211,7 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
       multiply_tiles<P, A>();
     }
     complete.finish(finished_in_step);
-    x += P::parts * PART_BYTES;
+    x += OF_STEP;
   }
   TILE_STORE(0, sums[0], TILE_ROW_BYTES);
   TILE_STORE(1, sums[1], TILE_ROW_BYTES);
@@ -287,7 +288,8 @@ int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   switch (on_tiles(kind, inputs)) {
     case OnTiles::bfloat16:
     case OnTiles::int8: return tile_steps<BFloat16Tiles>(depth) * TILE_ROW_BYTES;
-    case OnTiles::float32: return tile_steps<Float32Tiles>(depth) * 3 * TILE_ROW_BYTES;
+    case OnTiles::float32: return tile_steps<Float32Tiles>(depth) * FLOAT32_PARTS * TILE_ROW_BYTES;
+    case OnTiles::float_groups: return float_groups_row_bytes(depth, parts_of(inputs));
     default: return row_bytes(kind, inputs, depth);
   }
 }
@@ -304,13 +306,12 @@ int64_t chunks_of(OnTiles product, int64_t depth) {
 // second cache, too.
 constexpr int64_t PANELS_FOR_CHUNKS = 16;
 
-// Products with weights in groups take so long that their rows may come from further away.
-bool in_chunks(OnTiles product) { return product != OnTiles::no && product != OnTiles::groups; }
+bool in_chunks(OnTiles product) { return product != OnTiles::no && !in_groups(product); }
 
 int64_t tile_side_by_side(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
   const OnTiles product = on_tiles(kind, inputs);
-  if (!in_chunks(product)) return side_by_side(kind, inputs, depth, rows);
-  return rows > BLOCK && chunks_of(product, depth) > 1 ? PANELS_FOR_CHUNKS : 1;
+  if (product == OnTiles::no) return side_by_side(kind, inputs, depth, rows);
+  return in_chunks(product) && rows > BLOCK && chunks_of(product, depth) > 1 ? PANELS_FOR_CHUNKS : 1;
 }
 
 // What the rows of a pass may take of the second cache, which has 2 MB: a chunk of theirs, and their
@@ -319,7 +320,8 @@ constexpr int64_t PASS_BYTES = 9 << 17;
 
 int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
   const OnTiles product = on_tiles(kind, inputs);
-  if (!in_chunks(product)) return 1;
+  // Whole numbers in groups take so long that their rows may come from further away.
+  if (product == OnTiles::no || product == OnTiles::whole_groups) return 1;
   const int64_t panels = tile_side_by_side(kind, inputs, depth, rows);
   const int64_t of_row = tile_row_bytes(kind, inputs, depth) / chunks_of(product, depth) +
                          panels * PANEL * (int64_t)sizeof(float);
@@ -338,17 +340,22 @@ void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth
     laid.put(load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH), to, i % STEP);
     if ((i + WIDTH) % STEP == 0) to += laid.step_bytes();
   }
+  if (glm::in_groups(kind)) put_sums_of_inputs(inputs, x, depth, number, rows);
 }
 
-// Others have one scale for a row, which is known only when all of its results are.
+// Others have one scale for a row, or sums of its numbers, which are known only when all of its results
+// are.
 bool tile_lays_results(glm::Weight kind, Inputs inputs, const glm::LaidRows& laid) {
-  return has_rows_in_tiles(on_tiles(kind, inputs)) &&
-         has_rows_in_tiles(on_tiles(laid.kind, laid.inputs));
+  const auto fits = [](OnTiles product) {
+    return has_rows_in_tiles(product) && !in_groups(product);
+  };
+  return fits(on_tiles(kind, inputs)) && fits(on_tiles(laid.kind, laid.inputs));
 }
 
 int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows,
                            int64_t panels) {
   const OnTiles product = on_tiles(kind, inputs);
+  if (product == OnTiles::float_groups) return float_groups_scratch_bytes(rows);
   if (!in_chunks(product)) return scratch_bytes(kind, inputs, depth, rows, panels);
   constexpr int64_t LAID = MOST_STEPS * STEP_BYTES;  // weights of a chunk
   return panels * blocks_of(rows) * (int64_t)sizeof(BlockOfSums) + LAID;
@@ -363,7 +370,8 @@ void tile_linear(glm::Weight kind, const LinearPanel& panel) {
     case OnTiles::whole_int8:
       // The same whole numbers, and so the same bits.
       return panel.rows <= FEW_INT8_ROWS ? linear(kind, panel) : tile_panels<WholeInt8Tiles>(panel);
-    case OnTiles::groups:
+    case OnTiles::float_groups: return tile_float_groups(kind, panel);
+    case OnTiles::whole_groups:
       return panel.rows < ROWS_FOR_TILES ? linear(kind, panel) : tile_groups(kind, panel);
   }
 }

@@ -115,4 +115,14 @@ inline void join_groups(vec& a, vec& b) {
 #endif
 }
 
+// While it exists, subnormal numbers are zeros, as they are for products of bfloat16 numbers.
+struct FlushSubnormals {
+#if defined(__SSE__)
+  static constexpr unsigned FLUSHED_AND_ZEROS = 0x8040;
+  const unsigned before = _mm_getcsr();
+  FlushSubnormals() { _mm_setcsr(before | FLUSHED_AND_ZEROS); }
+  ~FlushSubnormals() { _mm_setcsr(before); }
+#endif
+};
+
 }  // namespace

@@ -11,16 +11,6 @@ namespace {
 using glm::Attention;
 using glm::KEYS;
 
-#if defined(__SSE__)
-// Subnormal numbers are zeros, as they are for products of bfloat16 numbers.
-struct FlushSubnormals {
-  static constexpr unsigned FLUSHED_AND_ZEROS = 0x8040;
-  const unsigned before = _mm_getcsr();
-  FlushSubnormals() { _mm_setcsr(before | FLUSHED_AND_ZEROS); }
-  ~FlushSubnormals() { _mm_setcsr(before); }
-};
-#endif
-
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct RowsBlock {

@@ -77,34 +77,50 @@ inline void multiply_groups(const LinearPanel& panel, int64_t row, int64_t first
 #undef STORE_AND_MULTIPLY
 }
 
-template <class T, int N>
-inline void add_groups(const LinearPanel& panel, int64_t row, int64_t first, int rows,
-                       const Products<N>& products, Totals& totals) {
+// Adds to totals the products of N groups times the numbers of these: product(m, i, v) * scale(i, v),
+// and, if they have one, factor(m, i) * minimum(i, v).
+template <int N, bool HAS_MINIMUM, class Scale, class Minimum, class Product, class Factor>
+inline INLINE void add_groups(int rows, Scale scale, Minimum minimum, Product product,
+                              Factor factor, Totals& totals) {
   constexpr int V = ALL_VECTORS;
-  const char* x = (const char*)panel.x + row * panel.row_bytes + HEAD_BYTES;
-  const char* starts = x + filled_up(panel.depth) + first * sizeof(GroupStart);
   vec a[N][V], b[N][V];
   for (int i = 0; i < N; ++i) {
-    const char* at = group_at<T>((const char*)panel.weight, first + i);
-    for (int v = 0; v < V; ++v) a[i][v] = T::a(at - T::type.head, at, v * WIDTH);
-    for (int v = 0; v < V; ++v) b[i][v] = T::b(at - T::type.head, at, v * WIDTH);
+    for (int v = 0; v < V; ++v) a[i][v] = scale(i, v);
+    for (int v = 0; v < V; ++v) b[i][v] = minimum(i, v);
   }
   for (int m = 0; m < rows; ++m) {
     vec sums[V];
     for (int v = 0; v < V; ++v) sums[v] = load(totals[m] + v * WIDTH);
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
-      for (int v = 0; v < V; ++v) {
-        const auto whole = load_as<ivec>(products[m][i] + v * WIDTH);
-        sums[v] = fused(__builtin_convertvector(whole, vec), a[i][v], sums[v]);
-      }
-      if (T::minimum == 0) continue;
-      const vec factor = all(load_as<float>(starts + i * sizeof(GroupStart)));
-      for (int v = 0; v < V; ++v) sums[v] = fused(factor, b[i][v], sums[v]);
+      for (int v = 0; v < V; ++v) sums[v] = fused(product(m, i, v), a[i][v], sums[v]);
+      if (!HAS_MINIMUM) continue;
+      const vec times = all(factor(m, i));
+      for (int v = 0; v < V; ++v) sums[v] = fused(times, b[i][v], sums[v]);
     }
     for (int v = 0; v < V; ++v) store(totals[m] + v * WIDTH, sums[v]);
-    starts += panel.row_bytes;
   }
+}
+
+template <class T, int N>
+inline void add_products(const LinearPanel& panel, int64_t row, int64_t first, int rows,
+                         const Products<N>& products, Totals& totals) {
+  const char* x = (const char*)panel.x + row * panel.row_bytes + HEAD_BYTES;
+  const char* starts = x + filled_up(panel.depth) + first * sizeof(GroupStart);
+  const auto group = [&](int i) INLINE {
+    return group_at<T>((const char*)panel.weight, first + i);
+  };
+  add_groups<N, T::minimum != 0>(
+      rows,
+      [&](int i, int v) INLINE { return T::a(group(i) - T::type.head, group(i), v * WIDTH); },
+      [&](int i, int v) INLINE { return T::b(group(i) - T::type.head, group(i), v * WIDTH); },
+      [&](int m, int i, int v) INLINE {
+        return __builtin_convertvector(load_as<ivec>(products[m][i] + v * WIDTH), vec);
+      },
+      [&](int m, int i) INLINE {
+        return load_as<float>(starts + m * panel.row_bytes + i * sizeof(GroupStart));
+      },
+      totals);
 }
 
 // A tiles of rows from `row` on times the groups from `first` on, N at a time and then fewer. Of
@@ -119,7 +135,7 @@ void tile_group_sums(const LinearPanel& panel, int64_t row, int64_t first, const
     for (int64_t i = 0; i < N * ahead_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
     ahead += N * ahead_bytes;
     multiply_groups<T, A, N>(panel, row, first, products);
-    add_groups<T, N>(panel, row, first, rows, products, totals);
+    add_products<T, N>(panel, row, first, rows, products, totals);
   }
   if constexpr (N > 1) tile_group_sums<T, A, N / 2>(panel, row, first, ahead, ahead_bytes, totals);
 }
