@@ -94,6 +94,17 @@ VARIANTS = {
     "native-stored": engine(
         "ours, native, as stored", "native", "stored", 4, models=("file",), color=OURS, marker="D"
     ),
+    "native-stored-bf16": engine(
+        "ours, native, as stored, inputs bfloat16",
+        "native",
+        "stored",
+        2,
+        inputs="bfloat16",
+        models=("file",),
+        color=OURS,
+        marker="D",
+        linestyle="--",
+    ),
     "native-stored-int8": engine(
         "ours, native, as stored, inputs int8",
         "native",
@@ -191,6 +202,7 @@ PAIRS = (
     ("native-stored-int8", "llama-file"),
     ("native-stored", "openvino-f32"),
     ("native-stored", "openvino"),
+    ("native-stored-bf16", "openvino"),
     ("native-stored-int8", "openvino-f32"),
     ("native-stored-int8", "openvino"),
     ("native-f32", "openvino-f32"),

@@ -156,7 +156,9 @@ def perplexity_in_groups(expected: dict[str, Any], inputs: str, types: Mapping[s
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize(("inputs", "bound"), [("float32", 1e-4), ("int8", 0.015)])
+@pytest.mark.parametrize(
+    ("inputs", "bound"), [("float32", 1e-4), ("bfloat16", 0.005), ("int8", 0.015)]
+)
 def test_perplexity_as_stored(expected: dict[str, Any], inputs: str, bound: float) -> None:
     types = types_in_groups(load_weights(FILE, read_model_config(FILE)).types)
     assert set(types.values()) == {"q4_1", "q8_0"}

@@ -1,5 +1,5 @@
-"""Weights in groups give what the same numbers give in float32: the same bits, or where products are
-computed on tiles, as much as float32 can say."""
+"""Weights in groups give what the same numbers give in float32: the same bits, or where products
+are computed on tiles, as much as float32 can say."""
 
 from __future__ import annotations
 

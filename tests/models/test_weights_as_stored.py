@@ -18,7 +18,11 @@ from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.weights import load_weights
 from tests.golden_data import golden_folder
 from tests.models.golden_cases import CAUSAL
-from tests.models.native_driver import NativeDriver
+from tests.models.native_driver import (
+    NativeDriver,
+    assert_logits_of_float32,
+    has_bits_of_float32,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,11 +41,6 @@ CASES = [
     for name in ("chatglm_6b_3layers", *CAUSAL)
     for dtype in ("float16", "bfloat16")
 ]
-
-
-def has_bits_of_float32(dtype: str) -> bool:
-    """With AMX, a product of float32 and bfloat16 is rounded elsewhere."""
-    return not (dtype == "bfloat16" and library.level() == "amx")
 
 
 def rounded_copy(name: str, dtype: str, folder: Path) -> Path:
@@ -76,11 +75,7 @@ def test_logits_have_the_bits_of_float32_weights(tmp_path: Path, name: str, dtyp
     assert load_weights(folder, config).dtype == dtype
     found, driver = logits_of(folder, dtype)
     expected, full = logits_of(folder, "float32")
-    if has_bits_of_float32(dtype):
-        assert found.tobytes() == expected.tobytes()
-    else:
-        # Both may be 6e-5 off, as float32 may in the reference cases.
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1.2e-4)
+    assert_logits_of_float32(found, expected, dtype)
 
     def held(one: NativeDriver) -> int:
         caches = ("key_past", "value_past")

@@ -318,6 +318,9 @@ int64_t tile_side_by_side(glm::Weight kind, Inputs inputs, int64_t depth, int64_
 // sums. With more, chunks would not stay there; with fewer rows, weights would be read more often.
 constexpr int64_t PASS_BYTES = 9 << 17;
 
+// Where weights are in groups, all rows of a pass are taken in for every panel.
+constexpr int64_t PASS_BYTES_OF_GROUPS = 1 << 19;
+
 int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
   const OnTiles product = on_tiles(kind, inputs);
   // Whole numbers in groups take so long that their rows may come from further away.
@@ -325,7 +328,8 @@ int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows
   const int64_t panels = tile_side_by_side(kind, inputs, depth, rows);
   const int64_t of_row = tile_row_bytes(kind, inputs, depth) / chunks_of(product, depth) +
                          panels * PANEL * (int64_t)sizeof(float);
-  const int64_t passes = (rows * of_row + PASS_BYTES - 1) / PASS_BYTES, most = blocks_of(rows);
+  const int64_t together = product == OnTiles::float_groups ? PASS_BYTES_OF_GROUPS : PASS_BYTES;
+  const int64_t passes = (rows * of_row + together - 1) / together, most = blocks_of(rows);
   return passes < most ? passes : most;
 }
 

@@ -241,11 +241,15 @@ void add_tiled_groups(const LinearPanel& panel, int64_t first, TiledGroup<T>* gr
   if constexpr (N > OF_PART) add_tiled_groups<T, PARTS, N / 2>(panel, first, groups, totals);
 }
 
+// Groups whose products are added up together. With two tiles of rows, more products would leave less of
+// the nearest cache to rows and weights.
+constexpr int MOST_GROUPS = 4, INPUTS_OF_MANY_ROWS = 64;
+
 inline int64_t blocks_of_rows(int64_t rows) { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
 
 // Sums of all rows, and some groups as tiles.
 inline int64_t float_groups_scratch_bytes(int64_t rows) {
-  return blocks_of_rows(rows) * (int64_t)sizeof(Totals) + GROUPS_TOGETHER * LARGEST_TILED_GROUP;
+  return blocks_of_rows(rows) * (int64_t)sizeof(Totals) + MOST_GROUPS * LARGEST_TILED_GROUP;
 }
 
 template <class T, int PARTS>
@@ -258,11 +262,16 @@ void tile_float_panel(const LinearPanel& panel) {
     [[maybe_unused]] const UseTiles<T::type.group * (int)sizeof(uint16_t)> tiles(
         rows < TILE_ROWS ? (int)rows : TILE_ROWS);
     [[maybe_unused]] const FlushSubnormals flushes;  // as tiles do
-    add_tiled_groups<T, PARTS, GROUPS_TOGETHER>(panel, 0, groups, totals);
+    if (panel.rows > TILE_ROWS) {
+      add_tiled_groups<T, PARTS, INPUTS_OF_MANY_ROWS / T::type.group>(panel, 0, groups, totals);
+    } else {
+      add_tiled_groups<T, PARTS, MOST_GROUPS>(panel, 0, groups, totals);
+    }
   }
-  for (int64_t m = 0; m < panel.rows; ++m)
+  const LinearPanel own = panel;  // see `write`
+  for (int64_t m = 0; m < own.rows; ++m)
     for (int v = 0; v < ALL_VECTORS; ++v)
-      write(panel, m, v * WIDTH, load(totals[m / MOST_ROWS][m % MOST_ROWS] + v * WIDTH));
+      write(own, m, v * WIDTH, load(totals[m / MOST_ROWS][m % MOST_ROWS] + v * WIDTH));
 }
 
 void tile_float_groups(glm::Weight kind, const LinearPanel& panel) {
