@@ -111,11 +111,17 @@ def one_round(llm: MultiUserLLM, prompt_tokens: int) -> dict[str, float]:
     for thread in threads:
         thread.join()
     gaps = [pair for seen in times for pair in zip(seen, seen[1:])]
-    # No prompt is being prefilled in the last steps before the eighth came.
+    # No prompt is being prefilled in the last steps before the eighth came. The gap behind token
+    # BEFORE may be the wait for the other readers.
     settled = max(seen[BEFORE // 4] for seen in times)  # all of their own prompts are in
-    plain_gaps = [after - before for before, after in gaps if settled < before and after < begin]
+    own = [seen[:BEFORE] for seen in times]
+    plain_gaps = [
+        after - before
+        for seen in own
+        for before, after in zip(seen, seen[1:])
+        if settled < before and after < begin
+    ]
     plain = median(plain_gaps)
-    # A gap that began before may be the wait for the other readers.
     beside = [after - before for before, after in gaps if begin < before < end]
     worst = max(beside)
     return {
