@@ -46,8 +46,7 @@ if __name__ == "__main__":
     for dtype, inputs, rows, factor in product(DTYPES, ("", "_bfloat16"), ROWS, FACTORS):
         in_groups = GroupProduct.random(f"linear{inputs}", dtype, rows, 5, 45)
         in_groups.x *= factor
-        found = sha256(bits(in_groups.run())).hexdigest()
-        print(dtype, inputs, rows, factor, found)
+        print(dtype, inputs, rows, factor, sha256(bits(in_groups.run())).hexdigest())
     for (group, head_dim), count, factor in product(HEADS, TOKENS, FACTORS):
         found = attended(group, head_dim, count, factor)
         print("attention", group, head_dim, count, factor, sha256(found).hexdigest())
