@@ -20,14 +20,12 @@ from tests.kernels.calling import PROPERTY, bits, call, number, run
 from tests.kernels.group_weights import DTYPES, GroupWeight
 from tests.kernels.memory import placed
 from tests.kernels.test_laid_rows import laid_out, of_laid_rows
-from tests.kernels.test_linear import gelu, gelu_error
+from tests.kernels.test_linear import FACTOR, FINISHES, Exact, finished
 from tests.kernels.weights import EPSILON, SMALLEST_NORMAL, round_to_bfloat16
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
-FINISHES = ("linear", "linear_gelu", "linear_add")
 ROUNDED = "_bfloat16"
-FACTOR = 1.7
 
 some_outputs = st.one_of(st.sampled_from([1, 31, 32, 33]), st.integers(1, 200))
 some_seed = st.integers(0, 2**32 - 1)
@@ -78,9 +76,8 @@ class Product:
         product.packed = wide.pack(self.weight.values())
         return product.run()
 
-    def exact(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What comes out of exact arithmetic, and how far off float32 may be. A number and what is
-        added to it may be far larger than their sum."""
+    def exact(self) -> Exact:
+        """A number and what is added to it may be far larger than their sum."""
         numbers, scales, minima = self.weight.numbers_and_scales()
         of_group = numbers.shape[1] // scales.shape[1]
         scaled = numbers * np.repeat(scales.astype(np.float64), of_group, axis=1)
@@ -95,12 +92,7 @@ class Product:
         # Tiles take numbers below the smallest normal one for nothing.
         largest = 1 + np.abs(scaled).max() + np.abs(scales).max()
         error += SMALLEST_NORMAL * numbers.shape[1] * (2 + np.abs(x).max() + largest)
-        if "gelu" in self.finish:
-            return gelu(y), 1.2 * error + gelu_error(y)
-        if "add" in self.finish:
-            residual = np.float64(np.float32(FACTOR)) * self.residual
-            return y + residual, error + 4 * EPSILON * (np.abs(residual) + np.abs(y))
-        return y, error
+        return finished(self.finish, y, error, self.residual)
 
     def rows(self, rows: Any) -> Product:
         return dataclasses.replace(self, x=self.x[rows], residual=self.residual[rows])

@@ -80,8 +80,7 @@ class Product:
     def rows(self, rows: Any) -> Product:
         return dataclasses.replace(self, x=self.x[rows], residual=self.residual[rows])
 
-    def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What comes out of exact arithmetic, and how far off float32 may be."""
+    def expected(self) -> Exact:
         weight = unpacked(self.packing, self.packed)
         x = self.x.astype(np.float64)
         if "_int8" in self.finish:
@@ -97,12 +96,22 @@ class Product:
         nothing = SMALLEST_NORMAL * self.packing.inputs
         error = 2 * EPSILON * (self.packing.inputs + 4) * sizes
         error += nothing * (2 + np.abs(x).max() + np.abs(weight).max())
-        if "gelu" in self.finish:
-            return gelu(y), 1.2 * error + gelu_error(y)
-        if "add" in self.finish:
-            added = np.float64(np.float32(FACTOR)) * self.residual
-            return y + added, error + 4 * EPSILON * (np.abs(added) + np.abs(y))
-        return y, error
+        return finished(self.finish, y, error, self.residual)
+
+
+Exact = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""What comes out of exact arithmetic, and how far off float32 may be."""
+
+
+def finished(
+    finish: str, y: NDArray[np.float64], error: NDArray[np.float64], residual: NDArray[np.float32]
+) -> Exact:
+    if "gelu" in finish:
+        return gelu(y), 1.2 * error + gelu_error(y)
+    if "add" in finish:
+        added = np.float64(np.float32(FACTOR)) * residual
+        return y + added, error + 4 * EPSILON * (np.abs(added) + np.abs(y))
+    return y, error
 
 
 def gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:

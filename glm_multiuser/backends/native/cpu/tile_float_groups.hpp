@@ -122,7 +122,7 @@ inline void put_sums_of_inputs(Inputs inputs, const float* x, int64_t depth, int
 
 // Of some rows, or parts of them: products of N groups.
 template <int N>
-using FloatProducts = float[MOST_ROWS][N][PANEL];
+using FloatProducts = float[BLOCK][N][PANEL];
 
 // How rows of PARTS are multiplied: part by part, or so few at once that their parts are the rows of a
 // single tile.
@@ -208,7 +208,7 @@ void add_tiled_block(const LinearPanel& panel, int64_t row, int64_t first,
       const int64_t in_tile = i * TILE_ROW_BYTES + m % TILE_ROWS * (int64_t)sizeof(float);
       return load_as<float>(sums + m / TILE_ROWS * other + in_tile);
     };
-    add_groups<N, T::minimum != 0>(left < MOST_ROWS ? (int)left : MOST_ROWS, number(0),
+    add_groups<N, T::minimum != 0>(left < BLOCK ? (int)left : BLOCK, number(0),
                                    number(TiledGroup<T>::NUMBERS - 1), product, factor, totals);
   };
   const auto at = [&](int m, int i, int v) INLINE { return load(products[m][i] + v * WIDTH); };
@@ -235,8 +235,8 @@ void add_tiled_groups(const LinearPanel& panel, int64_t first, TiledGroup<T>* gr
   constexpr int OF_PART = PART / T::type.group;
   for (; first + N <= panel.depth / T::type.group; first += N) {
     tile_parts<T>((const char*)panel.weight, first / OF_PART, N / OF_PART, groups);
-    for (int64_t row = 0; row < panel.rows; row += MOST_ROWS)
-      add_tiled_block<T, PARTS, N>(panel, row, first, groups, totals[row / MOST_ROWS]);
+    for (int64_t row = 0; row < panel.rows; row += BLOCK)
+      add_tiled_block<T, PARTS, N>(panel, row, first, groups, totals[row / BLOCK]);
   }
   if constexpr (N > OF_PART) add_tiled_groups<T, PARTS, N / 2>(panel, first, groups, totals);
 }
@@ -245,18 +245,16 @@ void add_tiled_groups(const LinearPanel& panel, int64_t first, TiledGroup<T>* gr
 // the nearest cache to rows and weights.
 constexpr int MOST_GROUPS = 4, INPUTS_OF_MANY_ROWS = 64;
 
-inline int64_t blocks_of_rows(int64_t rows) { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
-
 // Sums of all rows, and some groups as tiles.
 inline int64_t float_groups_scratch_bytes(int64_t rows) {
-  return blocks_of_rows(rows) * (int64_t)sizeof(Totals) + MOST_GROUPS * LARGEST_TILED_GROUP;
+  return blocks_of(rows) * (int64_t)sizeof(Totals) + MOST_GROUPS * LARGEST_TILED_GROUP;
 }
 
 template <class T, int PARTS>
 void tile_float_panel(const LinearPanel& panel) {
   auto* totals = (Totals*)panel.scratch;
-  auto* groups = (TiledGroup<T>*)(totals + blocks_of_rows(panel.rows));
-  std::memset(totals, 0, blocks_of_rows(panel.rows) * sizeof(Totals));
+  auto* groups = (TiledGroup<T>*)(totals + blocks_of(panel.rows));
+  std::memset(totals, 0, blocks_of(panel.rows) * sizeof(Totals));
   {
     const int64_t rows = panel.rows <= ROWS_AT_ONCE<PARTS> ? PARTS * panel.rows : panel.rows;
     [[maybe_unused]] const UseTiles<T::type.group * (int)sizeof(uint16_t)> tiles(
@@ -271,7 +269,7 @@ void tile_float_panel(const LinearPanel& panel) {
   const LinearPanel own = panel;  // see `write`
   for (int64_t m = 0; m < own.rows; ++m)
     for (int v = 0; v < ALL_VECTORS; ++v)
-      write(own, m, v * WIDTH, load(totals[m / MOST_ROWS][m % MOST_ROWS] + v * WIDTH));
+      write(own, m, v * WIDTH, load(totals[m / BLOCK][m % BLOCK] + v * WIDTH));
 }
 
 void tile_float_groups(glm::Weight kind, const LinearPanel& panel) {

@@ -13,15 +13,13 @@ namespace {
 // Fewer are as fast without tiles, or faster.
 constexpr int64_t ROWS_FOR_TILES = 24;
 
-constexpr int MOST_ROWS = 2 * TILE_ROWS;
-
 // Their products, and the numbers of these groups, stay in the nearest cache and in registers.
 constexpr int GROUPS_TOGETHER = 4;
 
 // Of some rows: products of N groups, and what they add up to.
 template <int N>
-using Products = int32_t[MOST_ROWS][N][PANEL];
-typedef float Totals[MOST_ROWS][PANEL];
+using Products = int32_t[BLOCK][N][PANEL];
+typedef float Totals[BLOCK][PANEL];
 
 template <class T>
 inline const char* group_at(const char* weight, int64_t number) {
@@ -156,10 +154,10 @@ void tile_group_block(const LinearPanel& panel, int64_t row, const char* ahead,
 template <class T>
 void tile_group_rows(const LinearPanel& panel, const char* next) {
   [[maybe_unused]] const UseTiles<T::type.group> tiles;
-  const int64_t blocks = (panel.rows + MOST_ROWS - 1) / MOST_ROWS;
+  const int64_t blocks = blocks_of(panel.rows);
   const int64_t ahead_bytes = panel.bytes / (panel.depth / T::type.group) / blocks;
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t row = block * MOST_ROWS;
+    const int64_t row = block * BLOCK;
     const char* ahead = next + panel.bytes * block / blocks;
     if (panel.rows - row > TILE_ROWS) {
       tile_group_block<T, 2>(panel, row, ahead, ahead_bytes);

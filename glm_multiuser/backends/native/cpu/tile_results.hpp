@@ -22,10 +22,6 @@ inline void sums_of_row(const LinearPanel& panel, const float* first, const floa
     y[v] = separate(y[v] * load(scales + v * WIDTH));
 }
 
-constexpr int BLOCK = 2 * TILE_ROWS;  // rows
-
-inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
-
 // Sums of a block of rows and one panel: two tiles of the first rows, and two of the others.
 typedef float BlockOfSums[4][TILE_ROWS][TILE_ROW_BYTES / 4];
 

@@ -16,6 +16,9 @@ constexpr int64_t TILE_ROW_BYTES = 64;
 constexpr int64_t TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES;
 constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;  // of a row of two tiles side by side
 constexpr int STEP = TILE_ROW_BYTES / 2;            // numbers in bfloat16 of a row of a tile
+constexpr int BLOCK = 2 * TILE_ROWS;                // rows that take in the same tiles of weights
+
+inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
 
 inline int64_t filled_up_to(int64_t number, int64_t multiple) {
   return (number + multiple - 1) / multiple * multiple;
