@@ -152,6 +152,7 @@ def widened(product: Product) -> Product:
 @example(rows=1, inputs=1, outputs=1, seed=0, x=-40)
 @example(rows=1, inputs=1023, outputs=200, seed=0, x=0)
 @example(rows=2, inputs=64, outputs=1000, seed=0, x=0)
+@example(rows=7, inputs=2100, outputs=33, seed=0, x=0)  # in chunks
 @example(rows=512, inputs=9, outputs=33, seed=0, x=-40)
 @PROPERTY
 def test_weights_of_16_bits_give_the_bits_of_float32(
@@ -254,7 +255,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(301, 45), (64, 32)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(301, 45), (64, 32), (2100, 33)])
 def test_rows_may_be_cut_anywhere(dtype: str, inputs: int, outputs: int) -> None:
     product = Product.random("linear", dtype, ROWS, inputs, outputs)
     whole = product.run()

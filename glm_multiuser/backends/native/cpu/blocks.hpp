@@ -20,6 +20,7 @@ constexpr int BLOCK_ROWS = 4, BLOCK_COLUMNS = 16, FEW_ROWS = 1;
 #endif
 constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
 constexpr int ALL_VECTORS = PANEL / WIDTH;
+
 static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks may have as few rows");
 
 // work(rows), a constant from LEAST to R.
@@ -29,6 +30,27 @@ void with_rows(int rows, Work work) {
     if (rows == R) return work(std::integral_constant<int, R>());
     with_rows<R - 1, LEAST>(rows, work);
   }
+}
+
+// Bytes of a panel that all rows take in together, before those behind them: they, and as many that are
+// asked for meanwhile, stay in the second cache, which is larger with AVX-512. Many rows find them there
+// long enough, and their sums should not have to wait too often.
+inline int64_t chunk_bytes(int64_t rows) {
+  if (WIDTH == 16) return INT64_MAX;
+  return rows <= 4 * BLOCK_ROWS ? 1 << 16 : 1 << 17;
+}
+
+// Sums that wait in memory, [M, V * WIDTH].
+template <int M, int V>
+inline INLINE void load_sums(const float* from, vec (&sums)[M][V]) {
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) sums[m][v] = load(from + (m * V + v) * WIDTH);
+}
+
+template <int M, int V>
+inline INLINE void store_sums(float* to, const vec (&sums)[M][V]) {
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) store(to + (m * V + v) * WIDTH, sums[m][v]);
 }
 
 // How many bytes ahead of itself a block that is alone asks for memory, and into which cache: into the
@@ -50,14 +72,15 @@ inline INLINE void ask_for_line(const void* from) {
   __builtin_prefetch(from, 0, CACHE == 1 ? 3 : 2);
 }
 
-// Memory that is wanted soon, how much of it to ask for in each step, and how many blocks of rows do.
-// With two, products and memory take about as long, and as much as possible should be on its way.
+// Memory that is wanted soon, and how much of it to ask for in each step. Where products and memory
+// take about as long, as much as possible should be on its way, so it goes into the second cache.
 struct Ahead {
   const char* from;
-  int64_t step, blocks;
+  int64_t step;
+  bool second_cache;
 
   inline INLINE void ask(int64_t place) const {
-    if (blocks == 2) return ask_for_line<2>(from + place);
+    if (second_cache) return ask_for_line<2>(from + place);
     ask_for_line<FOR_ONE_BLOCK>(from + place);
   }
 };

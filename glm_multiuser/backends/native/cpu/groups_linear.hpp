@@ -42,15 +42,13 @@ void add_widened(const float* x, int64_t width, const float* widened, int64_t in
                  float* totals) {
   constexpr int V = VECTORS;
   vec sums[M][V];
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) sums[m][v] = load(totals + m * BLOCK_COLUMNS + v * WIDTH);
+  load_sums(totals, sums);
   for (int64_t input = 0; input < inputs; ++input) {
     vec w[V];
     for (int v = 0; v < V; ++v) w[v] = load(widened + input * BLOCK_COLUMNS + v * WIDTH);
     add<M, V>(x++, width, w, sums);
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(totals + m * BLOCK_COLUMNS + v * WIDTH, sums[m][v]);
+  store_sums(totals, sums);
 }
 
 template <int M>

@@ -224,13 +224,14 @@ inline INLINE void finish_int8_group_row(const LinearPanel& panel, int64_t row, 
 }
 
 // M rows from `row` on times a weight of V vectors of columns from `column` on. Of the next panel so
-// many bytes are asked for in each part, from `ahead` on: together, the blocks ask for all of it.
-// Panels of 8 bits are large, and while an unpacked one is used, none is read. Others ask only for
-// what they read soon.
+// many bytes are asked for in each part, from `ahead` on: together, blocks of rows and of columns ask
+// for all of it. A block of all columns, of numbers of fewer than 8 bits as they are stored, asks only
+// for what it reads soon.
 template <class T, int M, int V>
 void int8_group_block(const LinearPanel& panel, int64_t row, int column, const char* ahead,
                       int64_t ahead_bytes) {
-  if (!IS_UNPACKED<T> && V == ALL_VECTORS) column = 0;  // which compilers do not see
+  constexpr bool READS_ALL = !IS_UNPACKED<T> && V == ALL_VECTORS;
+  if (READS_ALL) column = 0;  // which compilers do not see
   const auto* weight = (const char*)panel.weight;
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
   const char* x = rows + HEAD_BYTES;
@@ -239,7 +240,7 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
   vec sums[M][V];
   clear(sums);
   for (int64_t part = 0; part < panel.depth / PART; ++part) {
-    if constexpr (T::type.bits == 8) {
+    if constexpr (!READS_ALL || T::type.bits == 8) {
       ask_for<2>(ahead, ahead_bytes);
       ahead += ahead_bytes;
     }
@@ -268,7 +269,7 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, IS_UNPACKED<T> ? 0 : 2>(weight, part, column, 0, AHEAD_OF_FEW_INT8_ROWS, group);
+    read_part<T, V, READS_ALL ? 2 : 0>(weight, part, column, 0, AHEAD_OF_FEW_INT8_ROWS, group);
   }
   const LinearPanel own = panel;
   for (int m = 0; m < M; ++m) finish_int8_group_row<T, V>(own, row + m, column, sums[m]);
@@ -281,17 +282,19 @@ void int8_group_rows(const LinearPanel& panel, const char* stored) {
   constexpr int MOST = IS_UNPACKED<T> ? UNPACKED_ROWS : INT8_ROWS;
   constexpr int LEAST = IS_UNPACKED<T> ? MOST / 2 : 1;
   const int64_t blocks = (panel.rows + MOST - 1) / MOST;
-  const bool few = panel.rows <= FEW_ROWS;
-  const int64_t ahead_bytes = few ? 0 : panel.bytes / (panel.depth / PART) / blocks;
-  for (int column = 0; column < panel.columns; column += BLOCK_COLUMNS) {
-    for (int64_t number = 0; number < blocks; ++number) {
-      const int64_t row = panel.rows * number / blocks;
-      const int rows = (int)(panel.rows * (number + 1) / blocks - row);
-      const char* ahead = stored + panel.bytes + panel.bytes * number / blocks;
-      with_rows<MOST, LEAST>(rows, [&](auto count) {
-        int8_group_block<T, count.value, VECTORS>(panel, row, column, ahead, ahead_bytes);
-      });
-    }
+  const int64_t shares = blocks * (PANEL / BLOCK_COLUMNS);
+  const bool alone = shares == 1 && panel.rows <= FEW_ROWS;
+  const int64_t part_bytes = panel.bytes / (panel.depth / PART);
+  for (int64_t share = 0; share < shares; ++share) {
+    const int column = (int)(share / blocks) * BLOCK_COLUMNS;
+    if (column >= panel.columns) break;
+    const int64_t number = share % blocks, row = panel.rows * number / blocks;
+    const int rows = (int)(panel.rows * (number + 1) / blocks - row);
+    const char* ahead = stored + panel.bytes + panel.bytes * share / shares;
+    const int64_t ahead_bytes = alone ? 0 : part_bytes / shares;
+    with_rows<MOST, LEAST>(rows, [&](auto count) {
+      int8_group_block<T, count.value, VECTORS>(panel, row, column, ahead, ahead_bytes);
+    });
   }
 }
 

@@ -191,9 +191,11 @@ bool in_pairs(glm::Weight kind) {
 }
 
 // A panel of a weight in groups as int8_groups.hpp unpacks it: a byte for each number, and at most
-// two float32 for every 16.
-int64_t scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t, int64_t) {
-  return inputs == Inputs::int8 && glm::in_groups(kind) ? depth * PANEL * 3 / 2 : 0;
+// two float32 for every 16. Of others, sums that wait for the next chunk.
+int64_t scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows, int64_t) {
+  if (inputs == Inputs::int8 && glm::in_groups(kind)) return depth * PANEL * 3 / 2;
+  const bool in_chunks = glm::panel_bytes(kind, depth) > chunk_bytes(rows);
+  return in_chunks ? rows * PANEL * (int64_t)sizeof(float) : 0;
 }
 
 bool lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
@@ -248,23 +250,35 @@ int64_t side_by_side(glm::Weight kind, Inputs inputs, int64_t, int64_t rows) {
   return glm::in_groups(kind) && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
 }
 
+// Steps that all blocks of rows take before the next ones, and where sums wait meanwhile.
+struct Chunk {
+  int64_t first, last;
+  float* sums;
+};
+
 // M rows from `row` on, V vectors of columns from `column` on.
 template <class W, int M, int V>
-void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) {
+void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead, const Chunk& chunk) {
   typedef typename W::X X;
-  const int64_t steps = W::steps(panel.depth), width = panel.row_bytes / (int64_t)sizeof(X);
+  const int64_t width = panel.row_bytes / (int64_t)sizeof(X), end = chunk.last;
   const auto* x = (const X*)panel.x + row * width;
   const char* weight = (const char*)panel.weight + W::scale_bytes +
-                       column * (W::step_bytes / PANEL);
+                       column * (W::step_bytes / PANEL) + chunk.first * W::step_bytes;
+  float* waiting = chunk.sums + column * panel.rows + row * V * WIDTH;
   vec sums[M][V];
-  clear(sums);
-  for (int64_t k = 0; k < steps; ++k) {
+  if (chunk.first == 0) {
+    clear(sums);
+  } else {
+    load_sums(waiting, sums);
+  }
+  for (int64_t k = chunk.first; k < end; ++k) {
     ahead.ask(0);
     if (W::step_bytes > 64) ahead.ask(64);
     ahead.from += ahead.step;
     W::template step<M, V>(x + k * W::x_step, width, weight, sums);
     weight += W::step_bytes;
   }
+  if (end < W::steps(panel.depth)) return store_sums(waiting, sums);
   const auto* scale = (const float*)panel.weight + column;
 #if defined(__AVX512BF16__)
   if (std::is_same<W, Int8>::value)
@@ -280,7 +294,8 @@ void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead) {
 }
 
 template <class W, int M>
-void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const Ahead& ahead) {
+void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const Ahead& ahead,
+              const Chunk& chunk) {
   if constexpr (M == 0) {
     return;
   } else if (rows == M) {
@@ -288,33 +303,49 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
     if constexpr (std::is_same<W, WholeInt8>::value) {
       int8_block<M, V>(panel, row, column, ahead);
     } else {
-      block<W, M, V>(panel, row, column, ahead);
+      block<W, M, V>(panel, row, column, ahead, chunk);
     }
   } else {
-    block_of<W, M - 1>(rows, panel, row, column, ahead);
+    block_of<W, M - 1>(rows, panel, row, column, ahead, chunk);
+  }
+}
+
+// One chunk of a panel, which has so many `bytes`.
+template <class W>
+void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weight, int64_t bytes) {
+  // Blocks of about equal height: the last one should not be a low and slow one.
+  const int64_t blocks = (panel.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const bool few = panel.rows <= FEW_ROWS;
+  const int columns = few ? PANEL : BLOCK_COLUMNS;
+  // One block runs as far ahead of itself as memory is slow. Several share what comes behind this chunk,
+  // and so do the parts of its columns: all of them take time that memory can use.
+  const int64_t shares = blocks * (PANEL / columns);
+  const bool alone = shares == 1;
+  const int64_t distance =
+      few && std::is_same<W, WholeInt8>::value ? AHEAD_OF_FEW_INT8_ROWS : AHEAD;
+  for (int64_t share = 0; share < shares; ++share) {
+    const int column = (int)(share / blocks) * columns;
+    if (column >= panel.columns) break;
+    const int64_t number = share % blocks, row = panel.rows * number / blocks;
+    const int rows = (int)(panel.rows * (number + 1) / blocks - row);
+    const char* from = weight + (alone ? distance : bytes + bytes * share / shares);
+    const int64_t step = alone ? W::step_bytes : W::step_bytes / shares;
+    const Ahead ahead{from, step, !alone && blocks <= 2};
+    block_of<W, BLOCK_ROWS>(rows, panel, row, column, ahead, chunk);
   }
 }
 
 template <class W>
 void linear_panel(const LinearPanel& panel) {
-  // Blocks of about equal height: the last one should not be a low and slow one.
-  const int64_t blocks = (panel.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  const int64_t bytes = W::scale_bytes + W::steps(panel.depth) * W::step_bytes;
-  const auto* begin = (const char*)panel.weight;
-  const bool few = panel.rows <= FEW_ROWS;
-  const int columns = few ? PANEL : BLOCK_COLUMNS;
-  // One block runs as far ahead of itself as memory is slow; several share the next panel.
-  const bool alone = blocks == 1;
-  const int64_t distance =
-      few && std::is_same<W, WholeInt8>::value ? AHEAD_OF_FEW_INT8_ROWS : AHEAD;
-  for (int column = 0; column < panel.columns; column += columns) {
-    for (int64_t number = 0; number < blocks; ++number) {
-      const int64_t row = panel.rows * number / blocks;
-      const int rows = (int)(panel.rows * (number + 1) / blocks - row);
-      const char* from = begin + (alone ? distance : bytes + bytes * number / blocks);
-      const int64_t step = alone ? W::step_bytes : W::step_bytes / blocks;
-      block_of<W, BLOCK_ROWS>(rows, panel, row, column, {from, step, blocks});
-    }
+  const int64_t steps = W::steps(panel.depth);
+  const bool whole = panel.rows <= FEW_ROWS || std::is_same<W, WholeInt8>::value;
+  const int64_t most = whole ? steps : chunk_bytes(panel.rows) / W::step_bytes;
+  const auto* weight = (const char*)panel.weight;
+  for (int64_t first = 0; first < steps; first += most) {
+    const int64_t count = steps - first < most ? steps - first : most;
+    const int64_t bytes = (first == 0 ? W::scale_bytes : 0) + count * W::step_bytes;
+    linear_chunk<W>(panel, {first, first + count, (float*)panel.scratch}, weight, bytes);
+    weight += bytes;
   }
 }
 
