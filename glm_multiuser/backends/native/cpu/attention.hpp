@@ -29,24 +29,20 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
       sums[r][v] = separate(load(contexts[r] + v * WIDTH) * factors[r]);
+  for_every_two(sums, take_apart<Number>);
   for (int s = first; s < last; ++s) {
     for (int64_t i = 0; i < ahead_step; i += 64) ask_for_line<2>(ahead + i);
     ahead += ahead_step;
     const Number* from = block.value(s) + at;
-    vec value[NV];
-    for (int v = 0; v < NV; ++v)
-      value[v] = lanes == WIDTH ? widened(from + v * WIDTH)
-                                : widened_first(from + v * WIDTH, lanes);
     float scale = 1.0f;
     if (Block<Number>::scaled) std::memcpy(&scale, block.values + s * block.row, sizeof scale);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const float weight = weights[r * KEYS + s];
-      const vec scaled = all(Block<Number>::scaled ? weight * scale : weight);
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) sums[r][v] += value[v] * scaled;
-    }
+    const auto weight = [&](int r) INLINE {
+      const float as_it_is = weights[r * KEYS + s];
+      return Block<Number>::scaled ? as_it_is * scale : as_it_is;
+    };
+    add_products<Number>(sums, [&](int v) INLINE { return from + v * WIDTH; }, weight, lanes);
   }
+  for_every_two(sums, put_together<Number>);
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8

@@ -4,11 +4,13 @@
 
 #include "blocks.hpp"
 #include "level.hpp"
+#include "vector.hpp"
 
 namespace {
 
-// Heads that are longer leave no room in the second cache for the next one.
-constexpr int64_t HEAD_AHEAD = 1 << 18;
+// Heads that are longer leave no room in the second cache for the next one. Processors without AVX-512
+// have a smaller one.
+constexpr int64_t HEAD_AHEAD = WIDTH == 16 ? 1 << 18 : 1 << 17;
 
 // What to ask for while the keys of a block are read, and while its values are: as many bytes.
 template <class Number>

@@ -25,9 +25,9 @@ constexpr int TOGETHER = 6, SIDE_BY_SIDE = 2;
 #else
 constexpr int TOGETHER = 4, SIDE_BY_SIDE = 2;
 #endif
-// Of one or two rows there would be too few sums at `avx2`: each waits for its product before.
+// Of up to three rows there would be too few sums at `avx2`: each waits for its product before.
 template <int R>
-constexpr int MOST_SIDE_BY_SIDE = WIDTH == 8 && R <= 2 ? 8 / R : SIDE_BY_SIDE;
+constexpr int MOST_SIDE_BY_SIDE = WIDTH != 8 || R > 3 ? SIDE_BY_SIDE : R == 1 ? 8 : 4;
 constexpr int TILE_VECTORS = TILE / WIDTH;
 
 // Keys and values of one head, from the first position of a block on. With int8 the scales of a
@@ -44,6 +44,47 @@ struct Block {
   const Number* tile(int64_t position) const { return keys + position * row + TILE * scale; }
   const Number* value(int64_t position) const { return values + position * row + scale; }
 };
+
+// Adds NV vectors of numbers, times a factor of each row, to the sums of R rows. A lone vector has the
+// first `lanes` of its numbers.
+template <class Number, int R, int NV, class From, class Factor>
+inline INLINE void add_products(vec (&sums)[R][NV], From from, Factor factor, int lanes) {
+  const auto number = [&](int v) INLINE {
+    if constexpr (NV > 1) return one_of_two(from(v / 2 * 2), v % 2);
+    return lanes == WIDTH ? widened(from(0)) : widened_first(from(0), lanes);
+  };
+  // At `avx2` there are registers for all numbers or for all factors, beside the sums.
+  if constexpr (WIDTH == 8 && R <= NV) {
+    vec factors[R];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) factors[r] = all(factor(r));
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      const vec one = number(v);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) sums[r][v] += one * factors[r];
+    }
+  } else {
+    vec numbers[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) numbers[v] = number(v);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const vec one = all(factor(r));
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) sums[r][v] += numbers[v] * one;
+    }
+  }
+}
+
+// Calls with_two(sums) for every two vectors of sums that lie side by side.
+template <int R, int NV, class WithTwo>
+inline INLINE void for_every_two(vec (&sums)[R][NV], WithTwo with_two) {
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v + 1 < NV; v += 2) with_two(sums[r] + v);
+}
 
 // Scores of R queries with NV vectors of positions from `first` on; of one that is not `WHOLE`, with
 // its first `lanes`. With `fetches` as much of what is wanted next is asked for.
@@ -65,17 +106,11 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
     for (int v = 0; v < NV; v += TILE_VECTORS)
       ask_for_line<Block<Number>::scaled ? 1 : 2>(ahead + v * step);
     ahead += NV * step;
-    vec key[NV];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v)
-      key[v] = WHOLE ? widened(keys[v] + i * TILE) : widened_first(keys[v] + i * TILE, lanes);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const vec number = all(query[r][i]);
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) sums[r][v] += key[v] * number;
-    }
+    add_products<Number>(
+        sums, [&](int v) INLINE { return keys[v] + i * TILE; },
+        [&](int r) INLINE { return query[r][i]; }, WHOLE ? WIDTH : lanes);
   }
+  for_every_two(sums, put_together<Number>);
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
     const int position = first + v * WIDTH;
