@@ -21,7 +21,8 @@ struct Wanted {
 
 // Keys and values are asked for one head ahead: block by block, those of the head that this thread
 // attends to next. Of a long head, values are asked for while the same block's keys are read, and the
-// next block's keys while the values are.
+// next block's keys while the values are; but one row reads float32 numbers as fast as memory goes, and
+// where the processor sees what comes next, it is not to be told.
 template <class Number>
 class AttentionAhead {
  public:
@@ -45,13 +46,15 @@ class AttentionAhead {
     const auto at = [&](const void* memory, int64_t position) {
       return (const Number*)memory + position * row;
     };
-    if (is_long) {
+    const bool is_foreseen = FORESEES && a.count == 1 && sizeof(Number) == sizeof(float);
+    if (is_long && !is_foreseen) {
       const bool is_last = begin + glm::KEYS >= most;
       const Number* keys = is_last ? at(a.next_positions > 0 ? a.next_keys : a.keys, 0)
                                    : at(a.keys, begin + glm::KEYS);
       return {at(a.values, begin), keys, true};
     }
-    if (begin < a.next_positions) return {at(a.next_keys, begin), at(a.next_values, begin), true};
+    if (!is_long && begin < a.next_positions)
+      return {at(a.next_keys, begin), at(a.next_values, begin), true};
     return {at(a.keys, begin), at(a.values, begin), false};
   }
 

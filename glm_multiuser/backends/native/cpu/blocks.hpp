@@ -63,8 +63,11 @@ constexpr int64_t AHEAD = 4096;
 constexpr int FOR_ONE_BLOCK = 1;
 #endif
 
-// Few int8 rows are multiplied in so little time that memory is asked for further ahead.
-constexpr int64_t AHEAD_OF_FEW_INT8_ROWS = AHEAD > 8192 ? AHEAD : 8192;
+// Few int8 rows are multiplied in so little time that memory is asked for further ahead; but at `avx2`
+// (Zen 3) the processor sees by itself what they read next, and is best told of what is near.
+constexpr bool FORESEES = WIDTH == 8;
+constexpr int64_t NEAR = 1024;
+constexpr int64_t AHEAD_OF_FEW_INT8_ROWS = FORESEES ? NEAR : AHEAD > 8192 ? AHEAD : 8192;
 
 // Of this memory, into this cache.
 template <int CACHE>

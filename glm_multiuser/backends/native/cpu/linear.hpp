@@ -310,6 +310,12 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
   }
 }
 
+// Where the processor sees what few rows of float32 weights read next, it is not to be told.
+template <class W>
+constexpr int64_t AHEAD_OF_FEW_ROWS = FORESEES ? (std::is_same<W, Float32>::value ? 0 : NEAR)
+                                      : std::is_same<W, WholeInt8>::value ? AHEAD_OF_FEW_INT8_ROWS
+                                                                          : AHEAD;
+
 // One chunk of a panel, which has so many `bytes`.
 template <class W>
 void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weight, int64_t bytes) {
@@ -321,8 +327,7 @@ void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weig
   // and so do the parts of its columns: all of them take time that memory can use.
   const int64_t shares = blocks * (PANEL / columns);
   const bool alone = shares == 1;
-  const int64_t distance =
-      few && std::is_same<W, WholeInt8>::value ? AHEAD_OF_FEW_INT8_ROWS : AHEAD;
+  const int64_t distance = few ? AHEAD_OF_FEW_ROWS<W> : AHEAD;
   for (int64_t share = 0; share < shares; ++share) {
     const int column = (int)(share / blocks) * columns;
     if (column >= panel.columns) break;
