@@ -20,7 +20,6 @@ constexpr int BLOCK_ROWS = 4, BLOCK_COLUMNS = 16, FEW_ROWS = 1;
 #endif
 constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
 constexpr int ALL_VECTORS = PANEL / WIDTH;
-
 static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks may have as few rows");
 
 // work(rows), a constant from LEAST to R.
@@ -33,8 +32,8 @@ void with_rows(int rows, Work work) {
 }
 
 // Bytes of a panel that all rows take in together, before those behind them: they, and as many that are
-// asked for meanwhile, stay in the second cache, which is larger with AVX-512. Many rows find them there
-// long enough, and their sums should not have to wait too often.
+// asked for meanwhile, stay in the second cache, which is larger with AVX-512. Sums wait in between: with
+// many rows, which are not bound by memory, less often.
 inline int64_t chunk_bytes(int64_t rows) {
   if (WIDTH == 16) return INT64_MAX;
   return rows <= 4 * BLOCK_ROWS ? 1 << 16 : 1 << 17;

@@ -264,12 +264,12 @@ void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead, const
   const auto* x = (const X*)panel.x + row * width;
   const char* weight = (const char*)panel.weight + W::scale_bytes +
                        column * (W::step_bytes / PANEL) + chunk.first * W::step_bytes;
-  float* waiting = chunk.sums + column * panel.rows + row * V * WIDTH;
+  const int64_t place = column * panel.rows + row * V * WIDTH;
   vec sums[M][V];
   if (chunk.first == 0) {
     clear(sums);
   } else {
-    load_sums(waiting, sums);
+    load_sums(chunk.sums + place, sums);
   }
   for (int64_t k = chunk.first; k < end; ++k) {
     ahead.ask(0);
@@ -278,7 +278,7 @@ void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead, const
     W::template step<M, V>(x + k * W::x_step, width, weight, sums);
     weight += W::step_bytes;
   }
-  if (end < W::steps(panel.depth)) return store_sums(waiting, sums);
+  if (end < W::steps(panel.depth)) return store_sums(chunk.sums + place, sums);
   const auto* scale = (const float*)panel.weight + column;
 #if defined(__AVX512BF16__)
   if (std::is_same<W, Int8>::value)
