@@ -8,6 +8,7 @@ start over, remove that folder.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -177,6 +178,7 @@ def run(command: Sequence[str], log: str, variables: Mapping[str, str] | None = 
 
 def main() -> int:
     """The exit code."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     failed = False
     for make in (lambda: python_of("torch"), lambda: python_of("openvino"), batched_bench):
         try:
