@@ -31,6 +31,21 @@ void with_rows(int rows, Work work) {
   }
 }
 
+// Calls work(share, shares, column, row, rows) for all blocks of at most `most` rows and so many columns of
+// a panel, one part of its columns after the other. They are of about equal height: the last one should
+// not be a low and slow one. Each is to ask for its share of what lies behind, and so all of their time is
+// time for memory.
+template <class Work>
+inline INLINE void for_blocks(const glm::LinearPanel& panel, int64_t most, int columns, Work work) {
+  const int64_t blocks = (panel.rows + most - 1) / most, shares = blocks * (PANEL / columns);
+  for (int64_t share = 0; share < shares; ++share) {
+    const int column = (int)(share / blocks) * columns;
+    if (column >= panel.columns) break;
+    const int64_t number = share % blocks, row = panel.rows * number / blocks;
+    work(share, shares, column, row, (int)(panel.rows * (number + 1) / blocks - row));
+  }
+}
+
 // Bytes of a panel that all rows take in together, before those behind them: they, and as many that are
 // asked for meanwhile, stay in the second cache, which is larger with AVX-512. Sums wait in between: with
 // many rows, which are not bound by memory, less often.

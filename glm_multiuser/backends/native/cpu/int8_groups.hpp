@@ -275,27 +275,22 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
   for (int m = 0; m < M; ++m) finish_int8_group_row<T, V>(own, row + m, column, sums[m]);
 }
 
-// All rows times a panel, which was read from `stored`, in blocks of about equal height.
+// All rows times a panel, which was read from `stored`.
 template <class T>
 void int8_group_rows(const LinearPanel& panel, const char* stored) {
   // Unpacked panels are for several blocks, of which none is lower than half of one.
   constexpr int MOST = IS_UNPACKED<T> ? UNPACKED_ROWS : INT8_ROWS;
   constexpr int LEAST = IS_UNPACKED<T> ? MOST / 2 : 1;
-  const int64_t blocks = (panel.rows + MOST - 1) / MOST;
-  const int64_t shares = blocks * (PANEL / BLOCK_COLUMNS);
-  const bool alone = shares == 1 && panel.rows <= FEW_ROWS;
   const int64_t part_bytes = panel.bytes / (panel.depth / PART);
-  for (int64_t share = 0; share < shares; ++share) {
-    const int column = (int)(share / blocks) * BLOCK_COLUMNS;
-    if (column >= panel.columns) break;
-    const int64_t number = share % blocks, row = panel.rows * number / blocks;
-    const int rows = (int)(panel.rows * (number + 1) / blocks - row);
-    const char* ahead = stored + panel.bytes + panel.bytes * share / shares;
-    const int64_t ahead_bytes = alone ? 0 : part_bytes / shares;
-    with_rows<MOST, LEAST>(rows, [&](auto count) {
-      int8_group_block<T, count.value, VECTORS>(panel, row, column, ahead, ahead_bytes);
-    });
-  }
+  for_blocks(panel, MOST, BLOCK_COLUMNS,
+             [&](int64_t share, int64_t shares, int column, int64_t row, int rows) INLINE {
+               const bool alone = shares == 1 && panel.rows <= FEW_ROWS;
+               const char* ahead = stored + panel.bytes + panel.bytes * share / shares;
+               const int64_t ahead_bytes = alone ? 0 : part_bytes / shares;
+               with_rows<MOST, LEAST>(rows, [&](auto count) {
+                 int8_group_block<T, count.value, VECTORS>(panel, row, column, ahead, ahead_bytes);
+               });
+             });
 }
 
 template <class T>

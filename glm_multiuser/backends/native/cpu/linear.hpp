@@ -319,25 +319,17 @@ constexpr int64_t AHEAD_OF_FEW_ROWS = FORESEES ? (std::is_same<W, Float32>::valu
 // One chunk of a panel, which has so many `bytes`.
 template <class W>
 void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weight, int64_t bytes) {
-  // Blocks of about equal height: the last one should not be a low and slow one.
-  const int64_t blocks = (panel.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const bool few = panel.rows <= FEW_ROWS;
-  const int columns = few ? PANEL : BLOCK_COLUMNS;
-  // One block runs as far ahead of itself as memory is slow. Several share what comes behind this chunk,
-  // and so do the parts of its columns: all of them take time that memory can use.
-  const int64_t shares = blocks * (PANEL / columns);
-  const bool alone = shares == 1;
   const int64_t distance = few ? AHEAD_OF_FEW_ROWS<W> : AHEAD;
-  for (int64_t share = 0; share < shares; ++share) {
-    const int column = (int)(share / blocks) * columns;
-    if (column >= panel.columns) break;
-    const int64_t number = share % blocks, row = panel.rows * number / blocks;
-    const int rows = (int)(panel.rows * (number + 1) / blocks - row);
-    const char* from = weight + (alone ? distance : bytes + bytes * share / shares);
-    const int64_t step = alone ? W::step_bytes : W::step_bytes / shares;
-    const Ahead ahead{from, step, !alone && blocks <= 2};
-    block_of<W, BLOCK_ROWS>(rows, panel, row, column, ahead, chunk);
-  }
+  for_blocks(panel, BLOCK_ROWS, few ? PANEL : BLOCK_COLUMNS,
+             [&](int64_t share, int64_t shares, int column, int64_t row, int rows) INLINE {
+               // One block that is alone runs as far ahead of itself as memory is slow.
+               const bool alone = shares == 1;
+               const char* from = weight + (alone ? distance : bytes + bytes * share / shares);
+               const int64_t step = alone ? W::step_bytes : W::step_bytes / shares;
+               const Ahead ahead{from, step, !alone && panel.rows <= 2 * BLOCK_ROWS};
+               block_of<W, BLOCK_ROWS>(rows, panel, row, column, ahead, chunk);
+             });
 }
 
 template <class W>
