@@ -56,8 +56,9 @@ struct UseTiles {
 };
 
 // Denormals are zero (DAZ), and results are flushed to zero (FTZ).
-inline float flushed(float x) {
-  return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
+inline vec flushed(vec x) {
+  const ivec is_normal = ((ivec)x & 0x7fffffff) >= 0x00800000;
+  return (vec)((ivec)x & (is_normal | INT32_MIN));
 }
 
 inline void emulate_zero(int tile) {
@@ -77,25 +78,54 @@ inline void emulate_store(int tile, void* to, int64_t stride) {
     std::memcpy((char*)to + row * stride, emulated_tiles[tile].bytes[row], TILE_ROW_BYTES);
 }
 
+typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
+
+// a * b + c, rounded once, of numbers a and b in bfloat16: in double their product is exact, and where
+// its sum is rounded twice that makes no difference (Figueroa 1995).
+inline vec fused_bf16(vec a, vec b, vec c) {
+  const Doubles product = __builtin_convertvector(a, Doubles) * __builtin_convertvector(b, Doubles);
+  return __builtin_convertvector(product + __builtin_convertvector(c, Doubles), vec);
+}
+
+// The first numbers of all pairs have a sum, and the second ones.
 inline void emulate_bf16(int to, int left, int right) {
   Tile &c = emulated_tiles[to], &a = emulated_tiles[left], &b = emulated_tiles[right];
-  for (int m = 0; m < TILE_ROWS; ++m) {
-    float sums[32] = {};  // of the first and of the second number of every pair
-    for (int k = 0; k < 16; ++k)
-      for (int i = 0; i < 32; ++i)
-        sums[i] = flushed(__builtin_fmaf(flushed(from_bf16(a.bf16[m][2 * k + i % 2])),
-                                         flushed(from_bf16(b.bf16[k][i])), sums[i]));
-    for (int n = 0; n < 16; ++n)
-      c.floats[m][n] = flushed(flushed(c.floats[m][n]) + flushed(sums[2 * n] + sums[2 * n + 1]));
+  for (int n = 0; n < 16; n += WIDTH) {
+    vec weights[32];
+    for (int k = 0; k < 16; ++k) {
+      const auto pairs = load_as<uvec>(&b.bf16[k][2 * n]);
+      weights[2 * k] = flushed((vec)(pairs << 16));
+      weights[2 * k + 1] = flushed((vec)(pairs & 0xffff0000));
+    }
+    for (int m = 0; m < TILE_ROWS; ++m) {
+      vec sums[2] = {};
+      for (int i = 0; i < 32; ++i) {
+        const vec number = flushed(all(from_bf16(a.bf16[m][i])));
+        sums[i % 2] = flushed(fused_bf16(weights[i], number, sums[i % 2]));
+      }
+      float* total = &c.floats[m][n];
+      store(total, flushed(flushed(load(total)) + flushed(sums[0] + sums[1])));
+    }
   }
 }
 
+// Sums of 64 products of bytes are exact in float32.
 inline void emulate_int8(int to, int left, int right) {
   Tile &c = emulated_tiles[to], &a = emulated_tiles[left], &b = emulated_tiles[right];
-  for (int m = 0; m < TILE_ROWS; ++m)
-    for (int k = 0; k < 16; ++k)
-      for (int i = 0; i < 64; ++i)
-        c.sums[m][i / 4] += a.whole[m][4 * k + i % 4] * b.whole[k][i];
+  for (int n = 0; n < 16; n += WIDTH) {
+    vec weights[64];
+    for (int i = 0; i < 64; ++i) {
+      const auto quads = load_as<ivec>(&b.whole[i / 4][4 * n]);
+      weights[i] = __builtin_convertvector((quads << (24 - i % 4 * 8)) >> 24, vec);
+    }
+    for (int m = 0; m < TILE_ROWS; ++m) {
+      vec sum{};
+      for (int i = 0; i < 64; ++i) sum += weights[i] * (float)a.whole[m][i];
+      int32_t* total = &c.sums[m][n];
+      const ivec sums = load_as<ivec>(total) + __builtin_convertvector(sum, ivec);
+      std::memcpy(total, &sums, sizeof sums);
+    }
+  }
 }
 
 #define TILE_ZERO(tile) emulate_zero(tile)
