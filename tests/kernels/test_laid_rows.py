@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from glm_multiuser.backends.native import library
-from glm_multiuser.backends.native.program import ROW_MULTIPLE
 from tests.kernels.calling import bits, call, native, number, run
 from tests.kernels.memory import placed
 from tests.kernels.test_linear import INPUTS, KINDS, Product
@@ -52,7 +51,8 @@ def laid_out(name: str, product: NextProduct, rows: int, *inputs: Any) -> NDArra
     rounded_to = product.finish.removeprefix("linear_add").removeprefix("_") or "float32"
     columns = product.packing.inputs
     row_bytes = library.row_bytes(dtype, shape, columns, rounded_to, native())
-    whole = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+    multiple = library.row_multiple()
+    whole = -(-rows // multiple) * multiple
     memory = placed(np.full(max(whole * row_bytes, rows * columns), 0xFF, np.uint8))
     output = memory[: rows * columns].reshape(rows, columns)
     assert call(name, *[placed(each) for each in inputs], output) == 0

@@ -126,6 +126,12 @@ def row_bytes(
     return found
 
 
+def row_multiple() -> int:
+    """The memory of rows that are laid out goes on to a multiple of so many."""
+    multiple: int = open_library().glm_row_multiple()
+    return multiple
+
+
 def _wanted_threads() -> int:
     wanted = os.environ.get(THREADS, "")
     if not wanted:

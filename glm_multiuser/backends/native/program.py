@@ -39,9 +39,6 @@ MEMORY, CODE, NUMBERS, PARAMETERS = -1, 0, 1, 2
 LINE = 16
 """Words of a cache line, where every value in the library's memory begins."""
 
-ROW_MULTIPLE = 16
-"""The memory of rows that are laid out goes on to a multiple of so many."""
-
 
 @dataclass(eq=False)
 class Value:
@@ -60,7 +57,8 @@ class Value:
     def words(self) -> int:
         if not self.row_bytes:
             return math.prod(self.shape)
-        rows = math.ceil(self.shape[0] / ROW_MULTIPLE) * ROW_MULTIPLE
+        multiple = library.row_multiple()
+        rows = math.ceil(self.shape[0] / multiple) * multiple
         return math.ceil(rows * self.row_bytes / 4)
 
     @property

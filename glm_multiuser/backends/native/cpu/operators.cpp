@@ -209,3 +209,6 @@ extern "C" int64_t glm_row_bytes(const char* dtype, int rank, const int64_t* sha
   }
   return 0;
 }
+
+// -> the memory of such rows goes on to a multiple of so many
+extern "C" int glm_row_multiple() { return glm::ROW_MULTIPLE; }
