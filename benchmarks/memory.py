@@ -27,7 +27,7 @@ from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, memory
 from glm_multiuser.cli.conditions import machine
 from glm_multiuser.cli.measure import fields
 from glm_multiuser.config import CausalConfig
-from glm_multiuser.engine.engine import StepReport
+from glm_multiuser.engine.step_loop import StepReport
 
 MODEL = CausalConfig(
     family="qwen2",

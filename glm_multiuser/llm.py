@@ -19,9 +19,10 @@ from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.engine import Engine, SlotReport, StepReport
+from glm_multiuser.engine.engine import Engine, SlotReport
 from glm_multiuser.engine.request import AnonymousUser, Event, Request
 from glm_multiuser.engine.runner import GraphRunner
+from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import (
     CheckpointError,
     GenerationError,

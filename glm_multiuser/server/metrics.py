@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from glm_multiuser.answer import GenerationResult
 
 if TYPE_CHECKING:
-    from glm_multiuser.engine.engine import StepReport
+    from glm_multiuser.engine.step_loop import StepReport
     from glm_multiuser.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

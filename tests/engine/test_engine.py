@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from glm_multiuser.device_thread import DeviceThread
-from glm_multiuser.engine.engine import FAILED_STEPS_MAX, Engine, SlotReport, StepReport
+from glm_multiuser.engine.engine import Engine, SlotReport
 from glm_multiuser.engine.request import AnonymousUser, Event
+from glm_multiuser.engine.step_loop import FAILED_STEPS_MAX, StepReport
 from glm_multiuser.errors import EngineClosedError, QueueFullError, UserBusyError
 from glm_multiuser.sampling import Choice, RowSampler, choose
 from glm_multiuser.sampling_params import SamplingParams
@@ -312,7 +313,7 @@ def test_sampling_that_breaks_ends_its_step_and_the_engine_goes_on(
 ) -> None:
     engine, _ = hand_engine(1)
     with monkeypatch.context() as patch:
-        patch.setattr("glm_multiuser.engine.engine.choose", lambda logits, samplers: 1 / 0)
+        patch.setattr("glm_multiuser.engine.step_loop.choose", lambda logits, samplers: 1 / 0)
         breaks = Asked([1], seed=1)
         run(engine, breaks)
     assert breaks.error.endswith("division by zero")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glm_multiuser.engine.engine import FAILED_STEPS_MAX, StepReport
 from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.step_loop import FAILED_STEPS_MAX, StepReport
 from tests.engine.driving import Asked, alone, finish, hand_engine, run
 from tests.engine.mixed_runner import MixedRunner
 from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, Call

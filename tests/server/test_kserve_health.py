@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.engine.engine import FAILED_STEPS_MAX
+from glm_multiuser.engine.step_loop import FAILED_STEPS_MAX
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.server import models as model_host
 from tests.engine.mock_runner import Call
