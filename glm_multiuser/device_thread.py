@@ -14,6 +14,8 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Callable, Optional, TypeVar
 
+from glm_multiuser.progress import Progress
+
 Result = TypeVar("Result")
 Stepper = Callable[[], bool]
 """Runs one step; returns whether there may be more to do."""
@@ -52,6 +54,21 @@ class DeviceThread:
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._step_each():
             pass
+
+    def yielding(self, report: Progress) -> Progress:
+        """Progress that lets the engines run for as long as the last part took.
+
+        So their users go on, at half their speed, while another model is loaded and compiled.
+        """
+        since = time.monotonic()
+
+        def report_and_yield(done: int, total: int, what: str) -> None:
+            nonlocal since
+            report(done, total, what)
+            self.yield_to_engines(time.monotonic() - since)
+            since = time.monotonic()
+
+        return report_and_yield
 
     def attach(self, stepper: Stepper) -> None:
         """From now on `stepper` is called in turn, as long as it returns True."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any, Callable, Optional, Union
 
-from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece
+from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.build import build_runner
 from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.gguf.find import find_gguf
@@ -20,18 +20,24 @@ from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine, SlotReport
-from glm_multiuser.engine.request import AnonymousUser, Event, Request
+from glm_multiuser.engine.request import Event, Request
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import (
     CheckpointError,
     GenerationError,
     InvalidParameterError,
-    PromptTooLongError,
     SessionError,
 )
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.handle import AsyncHandle, Handle
+from glm_multiuser.input_processor import (
+    History,
+    InputProcessor,
+    Params,
+    Prompt,
+    User,
+    slot_name,
+)
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
@@ -39,18 +45,12 @@ from glm_multiuser.sessions.opening import open_store
 from glm_multiuser.sessions.session import SessionInfo
 from glm_multiuser.settings import takes
 from glm_multiuser.stats import EngineStats
-from glm_multiuser.structured import GrammarCompiler, GrammarMatcher
-from glm_multiuser.token_ids import TokenIds, check_token_ids
+from glm_multiuser.structured import GrammarMatcher
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
 from glm_multiuser.weights import WeightSource, load_weights, random_weights
 
-User = Union[int, str, None]
-Prompt = Union[str, Sequence[int]]
-History = Sequence[Any]
-Params = Optional[SamplingParams]
 
-
-class MultiUserLLM:
+class MultiUserLLM(InputProcessor):
     """One GLM model on one device, for many users at the same time.
 
     Made by `from_pretrained` or `from_config`. Every method may be called from any thread.
@@ -71,16 +71,11 @@ class MultiUserLLM:
         saving: Optional[Thread] = None,
     ) -> None:
         self.config = config
-        self.tokenizer = tokenizer
-        self.default_params = default_params
-        self.stop_token_ids = tuple(stop_token_ids)
         self._runner = runner
         self._start_seconds = start_seconds
         self._saving = saving
         self._compiles_when_ready = runner.compiles
         self._known_fingerprint: Optional[str] = None
-        self._compiler: Optional[GrammarCompiler] = None
-        self._compiler_lock = Lock()
         reuse = config.cache_prompt and runner.model.config.is_causal
         limits = config.max_queue, config.max_queue_per_user
         store = open_store(config, self._fingerprint, runner.model.config.is_causal)
@@ -92,7 +87,17 @@ class MultiUserLLM:
             store=store,
             cache_limit=config.cache_limit,
         )
-        self.max_length = self._engine.longest(config.seq_length)
+        max_length = self._engine.longest(config.seq_length)
+        full = max_length == config.seq_length
+        super().__init__(
+            tokenizer,
+            default_params,
+            stop_token_ids,
+            runner.vocab_size,
+            runner.model.config.is_causal,
+            max_length,
+            f"seq_length {config.seq_length}" if full else f"cache_memory {config.cache_memory}",
+        )
 
     @classmethod
     @takes(EngineConfig)
@@ -153,7 +158,7 @@ class MultiUserLLM:
     ) -> MultiUserLLM:
         start = time.monotonic()
         with show_progress(progress) as report:
-            report = _yielding(report)
+            report = DEVICE_THREAD.yielding(report)
             runner, saving = DEVICE_THREAD.call(
                 lambda: build_runner(model_config, config, source, report)
             )
@@ -199,10 +204,10 @@ class MultiUserLLM:
             EngineClosedError: the engine accepts no more requests.
         """
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        answer, cancel = self._enqueue(
-            prompt, user, history, params, reader, group, events.put, owner=owner, matcher=matcher
+        request, answer = self._request(
+            prompt, events.put, history, user, params, reader, group, owner, matcher
         )
-        return Handle(answer, events, cancel)
+        return Handle(answer, events, self._enqueue(request))
 
     @keyword_only_since("0.2", "params", "user", "history", "reader")
     def asubmit(
@@ -229,10 +234,10 @@ class MultiUserLLM:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        answer, cancel = self._enqueue(
-            prompt, user, history, params, reader, group, deliver, owner=owner, matcher=matcher
+        request, answer = self._request(
+            prompt, deliver, history, user, params, reader, group, owner, matcher
         )
-        return AsyncHandle(answer, events, cancel)
+        return AsyncHandle(answer, events, self._enqueue(request))
 
     @keyword_only_since("0.2", "history", "user", "params")
     def stream_chat(
@@ -294,21 +299,22 @@ class MultiUserLLM:
                 f"params has {len(each)} entries for {len(all_ids)} prompts; it must have as many",
                 field="params",
             )
+        readers = [self._reader_of(prompt) for prompt in prompts]
         matchers = [
-            self._matcher_of(one or self.default_params, token_ids, self._reader_of(prompt))
-            for prompt, token_ids, one in zip(prompts, all_ids, each)
+            self._matcher_of(one or self.default_params, token_ids, reader)
+            for token_ids, one, reader in zip(all_ids, each, readers)
         ]
-        for token_ids, one, matcher in zip(all_ids, each, matchers):
+        wanted = list(zip(all_ids, each, readers, matchers))
+        for token_ids, one, reader, matcher in wanted:
             # Or it is rejected.
-            self._request(token_ids, None, one, "", lambda event: None, matcher=matcher)
+            self._request(token_ids, lambda event: None, params=one, reader=reader, matcher=matcher)
         handles = []
-        for prompt, token_ids, one, matcher in zip(prompts, all_ids, each, matchers):
+        for token_ids, one, reader, matcher in wanted:
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-            reader = self._reader_of(prompt)
-            answer, cancel = self._enqueue(
-                token_ids, None, (), one, reader, "", events.put, wait=True, matcher=matcher
+            request, answer = self._request(
+                token_ids, events.put, params=one, reader=reader, matcher=matcher
             )
-            handles.append(Handle(answer, events, cancel))
+            handles.append(Handle(answer, events, self._enqueue(request, wait=True)))
         return [handle.result() for handle in handles]
 
     def resize(self, users: int, progress: Optional[Progress] = None) -> None:
@@ -379,7 +385,7 @@ class MultiUserLLM:
             UserBusyError: a request of the user is running.
             SessionError: nothing is kept of this user, or the file cannot be written.
         """
-        name = _slot_name(user)
+        name = slot_name(user)
         store = self._engine.store
         session = self._engine.export(name) or store.read(store.identity(b"", name))
         if session is None:
@@ -400,7 +406,7 @@ class MultiUserLLM:
             SessionError: the file is missing or damaged, or it belongs to another model, other
                 weights, or settings that give other bits.
         """
-        name, store = _slot_name(user), self._engine.store
+        name, store = slot_name(user), self._engine.store
         try:
             session = read_file(Path(path), self._fingerprint())
         except OSError as error:
@@ -418,7 +424,7 @@ class MultiUserLLM:
         Raises:
             SessionError: a file could not be removed.
         """
-        name, store = _slot_name(user), self._engine.store
+        name, store = slot_name(user), self._engine.store
         self._engine.forget(name)
         try:
             store.forget(store.identity(owner, name))
@@ -473,186 +479,10 @@ class MultiUserLLM:
     def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
         self.close(drain=30.0 if kind is None else 0.0)
 
-    def _reader_of(self, prompt: Prompt) -> Optional[AnswerReader]:
-        if self.tokenizer is None or not isinstance(prompt, str):
-            return None
-        return self.tokenizer.answer_reader()
-
-    def _matcher_of(
-        self, params: SamplingParams, token_ids: TokenIds, reader: Optional[AnswerReader]
-    ) -> Optional[GrammarMatcher]:
-        if params.grammar is None:
-            return None
-        return self.compile_grammar(
-            params.grammar, continued=token_ids.continued, raw=reader is None
-        )
-
-    def _enqueue(
-        self,
-        prompt: Prompt,
-        user: User,
-        history: History,
-        params: Params,
-        reader: Optional[AnswerReader],
-        group: str,
-        deliver: Callable[[Event], None],
-        wait: bool = False,
-        owner: bytes = b"",
-        matcher: Optional[GrammarMatcher] = None,
-    ) -> tuple[AnswerCollector, Callable[[], None]]:
-        """-> what collects the events of the request that it puts into the queue, and its cancel.
-
-        With `wait`, as soon as there is room in the queue.
-        """
-        token_ids = self.prompt_token_ids(prompt, history)
-        reader = reader or self._reader_of(prompt)
-        params = params or self.default_params
-        matcher = matcher or self._matcher_of(params, token_ids, reader)
-        request = self._request(token_ids, user, params, group, deliver, owner, matcher)
-        answer = AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
+    def _enqueue(self, request: Request, wait: bool = False) -> Callable[[], None]:
+        """-> its cancel. With `wait`, returns as soon as there is room in the queue."""
         self._engine.submit(request, wait)
-        return answer, lambda: self._engine.cancel(request)
-
-    def _request(
-        self,
-        token_ids: TokenIds,
-        user: User,
-        params: Params,
-        group: str,
-        deliver: Callable[[Event], None],
-        owner: bytes = b"",
-        matcher: Optional[GrammarMatcher] = None,
-    ) -> Request:
-        if not isinstance(group, str):
-            raise InvalidParameterError(f"group is {group!r}; it must be a str", "group")
-        params = params or self.default_params
-        if params.stop and self.tokenizer is None:
-            raise InvalidParameterError(
-                f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",
-                field="stop",
-            )
-        if params.prompt_logprobs is not None and not self._runner.model.config.is_causal:
-            raise InvalidParameterError(
-                f"prompt_logprobs is {params.prompt_logprobs}; for this model it must be None, "
-                "because tokens of its prompts see those behind them",
-                field="prompt_logprobs",
-            )
-        slot_name, length = _slot_name(user), self.max_length
-        if not token_ids:
-            raise InvalidParameterError("prompt has 0 tokens; it must have at least 1", "prompt")
-        room = length - len(token_ids)
-        if room < 1:
-            full = length == self.config.seq_length
-            limit = f"seq_length {length}" if full else f"cache_memory {self.config.cache_memory}"
-            raise PromptTooLongError(
-                f"prompt has {len(token_ids)} tokens; with {limit} it may have at most "
-                f"{length - 1}",
-                field="prompt",
-            )
-        vocab_size, stops = self._runner.vocab_size, self.stop_token_ids
-        return Request(
-            token_ids, params, slot_name, stops, room, vocab_size, deliver, group, owner, matcher
-        )
-
-    def compile_grammar(
-        self, grammar: Grammar, *, continued: bool = False, raw: bool = False
-    ) -> GrammarMatcher:
-        """What one request with this grammar needs; `submit` calls this itself.
-
-        Args:
-            grammar: of its answer.
-            continued: whether the last message is the beginning of the answer, which the grammar
-                does not see.
-            raw: whether the request has no `reader`, and is shown as the model writes it.
-
-        Raises:
-            InvalidParameterError: a grammar that cannot be served or is too large, a checkpoint
-                without a tokenizer, or llguidance is not installed.
-        """
-        with self._compiler_lock:
-            if self._compiler is None:
-                if self.tokenizer is None:
-                    raise InvalidParameterError(
-                        "grammar needs a tokenizer, and this checkpoint has none", "grammar"
-                    )
-                self._compiler = GrammarCompiler(
-                    self.tokenizer, self._runner.vocab_size, self.stop_token_ids
-                )
-        return self._compiler.compile(grammar, continued=continued, raw=raw)
-
-    def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> TokenIds:
-        """The token ids that a question with its history is answered from.
-
-        Args:
-            prompt, history: as in `submit`, which calls this itself. To tokenize in another
-                thread, call it there and submit what it returned.
-
-        Raises:
-            InvalidParameterError: no text that this checkpoint can read, a token id out of range,
-                or a history that is none.
-        """
-        vocab_size = self._runner.vocab_size
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidParameterError(
-                    f"prompt is the text {prompt[:40]!r}, and this checkpoint has no tokenizer; "
-                    "give token ids",
-                    field="prompt",
-                )
-            return TokenIds(self.tokenizer.encode_prompt(prompt, history), vocab_size)
-        if history:
-            raise InvalidParameterError(
-                "history needs a prompt that is text, not token ids", field="history"
-            )
-        return check_token_ids(prompt, vocab_size)
-
-    def chat_token_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        continue_final_message: bool = False,
-    ) -> TokenIds:
-        """The token ids that a whole conversation is answered from; submit them.
-
-        Args:
-            messages: in OpenAI's shape: roles system, user, assistant, perhaps with `tool_calls`,
-                and tool.
-            tools: what the answer may call, `{"type": "function", "function": {...}}`.
-            continue_final_message: whether the last message, an assistant's, is the beginning of
-                the answer. The result has the text that follows; its reader is
-                `tokenizer.answer_reader(tools, continued=True)`.
-
-        Raises:
-            InvalidParameterError: another role or shape, an order that the family's chat format
-                does not have, tools for a family that was not trained on them, or a checkpoint
-                without a tokenizer.
-        """
-        if self.tokenizer is None:
-            raise InvalidParameterError(
-                "messages need a tokenizer, and this checkpoint has none; submit token ids",
-                field="messages",
-            )
-        token_ids = self.tokenizer.encode_messages(
-            messages, tools, continue_final_message=continue_final_message
-        )
-        return TokenIds(token_ids, self._runner.vocab_size, continue_final_message)
-
-
-def _yielding(report: Progress) -> Progress:
-    """Progress that lets the engines of other models run for as long as the last part took.
-
-    So their users go on, at half their speed, while this model is loaded and compiled.
-    """
-    since = time.monotonic()
-
-    def report_and_yield(done: int, total: int, what: str) -> None:
-        nonlocal since
-        report(done, total, what)
-        DEVICE_THREAD.yield_to_engines(time.monotonic() - since)
-        since = time.monotonic()
-
-    return report_and_yield
+        return lambda: self._engine.cancel(request)
 
 
 def _default_params(folder: Path) -> SamplingParams:
@@ -661,11 +491,3 @@ def _default_params(folder: Path) -> SamplingParams:
     except InvalidParameterError as error:
         where = find_gguf(folder) or f"generation_config.json in {folder}"
         raise CheckpointError(f"{where}: {error}") from error
-
-
-def _slot_name(user: User) -> Hashable:
-    if user is None:
-        return AnonymousUser()
-    if isinstance(user, bool) or not isinstance(user, (int, str)):
-        raise InvalidParameterError(f"user is {user!r}; it must be an int, a str or None", "user")
-    return user

@@ -18,6 +18,7 @@ LAYERS = (
     {"engine"},
     {
         "llm",
+        "input_processor",
         "stats",
         "build",
         "structured",

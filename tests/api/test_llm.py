@@ -133,7 +133,7 @@ def test_history_may_be_pairs_or_messages(llm: MultiUserLLM) -> None:
 def test_token_ids_of_a_tokenizer_that_the_model_lacks_are_rejected(llm: MultiUserLLM) -> None:
     """A device that met one would fail for every user from then on."""
     ids = FakeTokenizer().encode_prompt("hi")
-    runner_of(llm).vocab_size = max(ids)
+    llm._vocab_size = max(ids)
     wanted = f"prompt has token id {max(ids)}; those of this model are below {max(ids)}"
     for ask in (llm.submit, lambda text: llm.chat_token_ids([{"role": "user", "content": text}])):
         with pytest.raises(InvalidParameterError, match=wanted) as caught:

@@ -320,7 +320,7 @@ def test_a_step_that_an_operator_refuses_ends_its_own_requests_alone(
     llm: MultiUserLLM, expected: list[Heard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(runner_of(llm), "vocab_size", MODEL.vocab_size + 1)
+        patch.setattr(llm, "_vocab_size", MODEL.vocab_size + 1)
         failed = llm.submit([1, MODEL.vocab_size], params=GREEDY).result()
     assert failed.finish_reason == "error"
     assert answers(llm, PROMPTS[:1]) == expected[:1]

@@ -74,8 +74,7 @@ def test_special_tokens_are_written_as_their_names() -> None:
     def open_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
         llm = echo_llm(settings)
         llm.tokenizer = tokenizer
-        runner: Any = llm._runner
-        runner.vocab_size = read_model_config(FOLDER).vocab_size
+        llm._vocab_size = read_model_config(FOLDER).vocab_size
         return llm
 
     with in_process_server(mock_settings(warm_up=()), open_llm) as server:

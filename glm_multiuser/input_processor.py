@@ -1,0 +1,227 @@
+"""From a prompt to a request: token ids, limits, a grammar. In the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from threading import Lock
+from typing import Any, Callable, Optional, Union
+
+from glm_multiuser.answer import AnswerCollector
+from glm_multiuser.engine.request import AnonymousUser, Event, Request
+from glm_multiuser.errors import InvalidParameterError, PromptTooLongError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.sampling_params import SamplingParams
+from glm_multiuser.structured import GrammarCompiler, GrammarMatcher
+from glm_multiuser.token_ids import TokenIds, check_token_ids
+from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer
+
+User = Union[int, str, None]
+Prompt = Union[str, Sequence[int]]
+History = Sequence[Any]
+Params = Optional[SamplingParams]
+
+
+class InputProcessor:
+    """Makes the requests of one model.
+
+    Args:
+        tokenizer: None: prompts are token ids.
+        default_params: of requests that bring none.
+        stop_token_ids: end an answer.
+        vocab_size: of the model.
+        is_causal: whether a token of a prompt sees none behind it.
+        max_length: tokens of prompt and answer together.
+        limit: the setting that `max_length` comes from, with its value, for messages.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Optional[ChatTokenizer],
+        default_params: SamplingParams,
+        stop_token_ids: Sequence[int],
+        vocab_size: int,
+        is_causal: bool,
+        max_length: int,
+        limit: str,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.default_params = default_params
+        self.stop_token_ids = tuple(stop_token_ids)
+        self._vocab_size = vocab_size
+        self._is_causal = is_causal
+        self.max_length = max_length
+        self._limit = limit
+        self._compiler: Optional[GrammarCompiler] = None
+        self._compiler_lock = Lock()
+
+    def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> TokenIds:
+        """The token ids that a question with its history is answered from.
+
+        Args:
+            prompt, history: as in `submit`, which calls this itself. To tokenize in another
+                thread, call it there and submit what it returned.
+
+        Raises:
+            InvalidParameterError: no text that this checkpoint can read, a token id out of range,
+                or a history that is none.
+        """
+        vocab_size = self._vocab_size
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InvalidParameterError(
+                    f"prompt is the text {prompt[:40]!r}, and this checkpoint has no tokenizer; "
+                    "give token ids",
+                    field="prompt",
+                )
+            return TokenIds(self.tokenizer.encode_prompt(prompt, history), vocab_size)
+        if history:
+            raise InvalidParameterError(
+                "history needs a prompt that is text, not token ids", field="history"
+            )
+        return check_token_ids(prompt, vocab_size)
+
+    def chat_token_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        continue_final_message: bool = False,
+    ) -> TokenIds:
+        """The token ids that a whole conversation is answered from; submit them.
+
+        Args:
+            messages: in OpenAI's shape: roles system, user, assistant, perhaps with `tool_calls`,
+                and tool.
+            tools: what the answer may call, `{"type": "function", "function": {...}}`.
+            continue_final_message: whether the last message, an assistant's, is the beginning of
+                the answer. The result has the text that follows; its reader is
+                `tokenizer.answer_reader(tools, continued=True)`.
+
+        Raises:
+            InvalidParameterError: another role or shape, an order that the family's chat format
+                does not have, tools for a family that was not trained on them, or a checkpoint
+                without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InvalidParameterError(
+                "messages need a tokenizer, and this checkpoint has none; submit token ids",
+                field="messages",
+            )
+        token_ids = self.tokenizer.encode_messages(
+            messages, tools, continue_final_message=continue_final_message
+        )
+        return TokenIds(token_ids, self._vocab_size, continue_final_message)
+
+    def compile_grammar(
+        self, grammar: Grammar, *, continued: bool = False, raw: bool = False
+    ) -> GrammarMatcher:
+        """What one request with this grammar needs; `submit` calls this itself.
+
+        Args:
+            grammar: of its answer.
+            continued: whether the last message is the beginning of the answer, which the grammar
+                does not see.
+            raw: whether the request has no `reader`, and is shown as the model writes it.
+
+        Raises:
+            InvalidParameterError: a grammar that cannot be served or is too large, a checkpoint
+                without a tokenizer, or llguidance is not installed.
+        """
+        with self._compiler_lock:
+            if self._compiler is None:
+                if self.tokenizer is None:
+                    raise InvalidParameterError(
+                        "grammar needs a tokenizer, and this checkpoint has none", "grammar"
+                    )
+                self._compiler = GrammarCompiler(
+                    self.tokenizer, self._vocab_size, self.stop_token_ids
+                )
+        return self._compiler.compile(grammar, continued=continued, raw=raw)
+
+    def _reader_of(self, prompt: Prompt) -> Optional[AnswerReader]:
+        """Of the answer to a question; None: text is as the model writes it."""
+        if self.tokenizer is None or not isinstance(prompt, str):
+            return None
+        return self.tokenizer.answer_reader()
+
+    def _matcher_of(
+        self, params: SamplingParams, token_ids: TokenIds, reader: Optional[AnswerReader]
+    ) -> Optional[GrammarMatcher]:
+        """Of the grammar in `params`; None if there is none."""
+        if params.grammar is None:
+            return None
+        return self.compile_grammar(
+            params.grammar, continued=token_ids.continued, raw=reader is None
+        )
+
+    def _request(
+        self,
+        prompt: Prompt,
+        deliver: Callable[[Event], None],
+        history: History = (),
+        user: User = None,
+        params: Params = None,
+        reader: Optional[AnswerReader] = None,
+        group: str = "",
+        owner: bytes = b"",
+        matcher: Optional[GrammarMatcher] = None,
+    ) -> tuple[Request, AnswerCollector]:
+        """A request, and what makes its answer of the events that `deliver` is called with.
+
+        Other arguments and errors are those of `MultiUserLLM.submit`, but for a full queue.
+        """
+        token_ids = self.prompt_token_ids(prompt, history)
+        reader = reader or self._reader_of(prompt)
+        params = params or self.default_params
+        matcher = matcher or self._matcher_of(params, token_ids, reader)
+        self._check(params, group)
+        request = Request(
+            token_ids,
+            params,
+            slot_name(user),
+            self.stop_token_ids,
+            self._room_behind(token_ids),
+            self._vocab_size,
+            deliver,
+            group,
+            owner,
+            matcher,
+        )
+        return request, AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
+
+    def _check(self, params: SamplingParams, group: str) -> None:
+        if not isinstance(group, str):
+            raise InvalidParameterError(f"group is {group!r}; it must be a str", "group")
+        if params.stop and self.tokenizer is None:
+            raise InvalidParameterError(
+                f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",
+                field="stop",
+            )
+        if params.prompt_logprobs is not None and not self._is_causal:
+            raise InvalidParameterError(
+                f"prompt_logprobs is {params.prompt_logprobs}; for this model it must be None, "
+                "because tokens of its prompts see those behind them",
+                field="prompt_logprobs",
+            )
+
+    def _room_behind(self, token_ids: TokenIds) -> int:
+        """The most tokens of an answer."""
+        if not token_ids:
+            raise InvalidParameterError("prompt has 0 tokens; it must have at least 1", "prompt")
+        room = self.max_length - len(token_ids)
+        if room < 1:
+            raise PromptTooLongError(
+                f"prompt has {len(token_ids)} tokens; with {self._limit} it may have at most "
+                f"{self.max_length - 1}",
+                field="prompt",
+            )
+        return room
+
+
+def slot_name(user: User) -> Hashable:
+    """Whose slot it is; a name that nobody else has for an anonymous request."""
+    if user is None:
+        return AnonymousUser()
+    if isinstance(user, bool) or not isinstance(user, (int, str)):
+        raise InvalidParameterError(f"user is {user!r}; it must be an int, a str or None", "user")
+    return user
