@@ -22,7 +22,7 @@ Params = Optional[SamplingParams]
 
 
 class InputProcessor:
-    """Makes the requests of one model.
+    """Makes the requests of one model; `MultiUserLLM` adds the engine that they enter.
 
     Args:
         tokenizer: None: prompts are token ids.

@@ -76,14 +76,14 @@ class MultiUserLLM(InputProcessor):
         self._saving = saving
         self._compiles_when_ready = runner.compiles
         self._known_fingerprint: Optional[str] = None
-        reuse = config.cache_prompt and runner.model.config.is_causal
+        is_causal = runner.model.config.is_causal
         limits = config.max_queue, config.max_queue_per_user
-        store = open_store(config, self._fingerprint, runner.model.config.is_causal)
+        store = open_store(config, self._fingerprint, is_causal)
         self._engine = Engine(
             runner,
             config.users,
             *limits,
-            reuse=reuse,
+            reuse=config.cache_prompt and is_causal,
             store=store,
             cache_limit=config.cache_limit,
         )
@@ -94,7 +94,7 @@ class MultiUserLLM(InputProcessor):
             default_params,
             stop_token_ids,
             runner.vocab_size,
-            runner.model.config.is_causal,
+            is_causal,
             max_length,
             f"seq_length {config.seq_length}" if full else f"cache_memory {config.cache_memory}",
         )
