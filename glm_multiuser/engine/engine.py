@@ -127,10 +127,7 @@ class Engine(StepLoop):
             Exception: what the device or `progress` raised. The engine is back at its old size
                 and nothing was lost; should even that fail, it closes.
         """
-        try:
-            self._device_thread.call(lambda: self._resize(users, progress))
-        finally:
-            self._device_thread.wake()
+        self._device_thread.call(lambda: self._resize(users, progress))
 
     def close(self, drain: float) -> None:
         """Takes nothing new, gives what was accepted `drain` seconds to end, cancels the rest.
