@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import hashlib
 import os
 import shutil
@@ -53,6 +54,21 @@ def cells_as_functions() -> Iterator[None]:
         nn.Cell.__call__ = call
 
 
+@contextmanager
+def collecting_new_objects_only() -> Iterator[None]:
+    """MindSpore collects garbage before it compiles a graph, which takes up to a second where a
+    service has imported much. Inside, objects that were there before are left out, unless the
+    service does so itself with `gc.freeze`."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def compiled_graphs(cell: nn.Cell) -> int:
     """How many graphs were compiled for this cell."""
     return len(cell.compile_cache)
@@ -83,6 +99,7 @@ def parameter_of(array: NDArray[Any], name: str) -> Parameter:
 
 
 @functools.lru_cache(maxsize=1)
+@collecting_new_objects_only()
 def check_shared_memory() -> None:
     """Makes sure that a graph sees what is written through `memory_of`.
 

@@ -22,7 +22,7 @@ from glm_multiuser.engine.compile_cache import CompileCache
 from glm_multiuser.engine.fingerprint import fingerprint_of
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
-from glm_multiuser.mindspore_internals import compiled_graphs
+from glm_multiuser.mindspore_internals import collecting_new_objects_only, compiled_graphs
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
 from glm_multiuser.sessions.session import TOKEN_BYTES, Piece
@@ -216,6 +216,7 @@ class GraphRunner(Runner):
     def keep(self, slot: int, tokens: int) -> None:
         """Nothing: MindSpore keeps what it has taken."""
 
+    @collecting_new_objects_only()
     def compile(self, progress: Progress) -> None:
         """Compiles and runs every graph once, with rows that write nothing."""
         start, graph_seconds = time.monotonic(), self.graph_seconds

@@ -1,0 +1,75 @@
+"""MindSpore collects garbage before every graph; a service's own objects are not looked through."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from glm_multiuser.mindspore_internals import collecting_new_objects_only
+from tests.engine.native_llm import open_llm
+
+
+class Garbage:
+    """A cycle that only a collection ends."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def garbage() -> weakref.ref[Garbage]:
+    return weakref.ref(Garbage())
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    """As in a service, and not as in these tests; nothing is collected unasked."""
+    gc.unfreeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+    gc.freeze()
+
+
+def test_older_garbage_is_collected_afterwards() -> None:
+    older = garbage()
+    with collecting_new_objects_only():
+        newer = garbage()
+        gc.collect()
+        assert older() is not None
+        assert newer() is None
+    gc.collect()
+    assert older() is None
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_error_inside_leaves_nothing_out() -> None:
+    with pytest.raises(ZeroDivisionError), collecting_new_objects_only():
+        raise ZeroDivisionError
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_service_froze_stays_frozen() -> None:
+    gc.freeze()
+    with collecting_new_objects_only():
+        assert gc.get_freeze_count()
+    assert gc.get_freeze_count()
+
+
+@pytest.mark.slow
+def test_graphs_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out, collect = list[int](), gc.collect
+
+    def watched(generation: int = 2) -> int:
+        left_out.append(gc.get_freeze_count())
+        return collect(generation)
+
+    monkeypatch.setattr(gc, "collect", watched)
+    with open_llm(2):
+        seen = list(left_out)
+    assert seen
+    assert all(seen)
+    assert gc.get_freeze_count() == 0
