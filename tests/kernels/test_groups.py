@@ -129,20 +129,28 @@ def test_products_have_the_bits_of_float32(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("finish", [*FINISHES, *(one + ROUNDED for one in FINISHES)])
+@pytest.mark.parametrize("rounded", ["", ROUNDED])
 @given(
+    finish=st.sampled_from(FINISHES),
     rows=st.one_of(st.integers(1, 40), st.integers(1, 200)),
     blocks=st.integers(1, 9),
     outputs=some_outputs,
     seed=some_seed,
     exponent=st.sampled_from([0, -40, -30, 20]),
 )
-@example(rows=300, blocks=48, outputs=33, seed=0, exponent=0)  # several passes
+@example(finish="linear_add", rows=300, blocks=28, outputs=33, seed=0, exponent=0)  # several passes
 @PROPERTY
 def test_products(
-    finish: str, dtype: str, rows: int, blocks: int, outputs: int, seed: int, exponent: int
+    rounded: str,
+    dtype: str,
+    finish: str,
+    rows: int,
+    blocks: int,
+    outputs: int,
+    seed: int,
+    exponent: int,
 ) -> None:
-    product = Product.random(finish, dtype, rows, blocks, outputs, seed)
+    product = Product.random(finish + rounded, dtype, rows, blocks, outputs, seed)
     product.x = (product.x * np.float64(10.0**exponent)).astype(np.float32)
     expected, error = product.exact()
     assert (np.abs(product.run() - expected) <= error).all()

@@ -104,10 +104,9 @@ def test_largest_sums(dtype: str, sign: int, byte: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("finish", ["linear_int8", "linear_gelu_int8", "linear_add_int8"])
-def test_every_number_of_rows(dtype: str, finish: str) -> None:
+def test_every_number_of_rows(dtype: str) -> None:
     """Each of them has the bits that it has alone, on tiles and without."""
-    product = Product.random(finish, dtype, 40, 7, 70)
+    product = Product.random("linear_add_int8", dtype, 40, 7, 70)
     alone = [product.rows([row]).run() for row in range(40)]
     for rows in range(1, 41):
         assert bits(product.rows(slice(rows)).run()) == bits(np.concatenate(alone[:rows]))
