@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import hashlib
 import os
 import shutil
@@ -25,6 +24,7 @@ from mindspore.nn import cell as nn_cell
 from numpy.typing import NDArray
 
 from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.garbage import collecting_new_objects_only
 
 CACHE_ENABLED, CACHE_PATH = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH"
 """MindSpore's environment variables."""
@@ -52,21 +52,6 @@ def cells_as_functions() -> Iterator[None]:
         yield
     finally:
         nn.Cell.__call__ = call
-
-
-@contextmanager
-def collecting_new_objects_only() -> Iterator[None]:
-    """MindSpore collects garbage before it compiles a graph, which takes up to a second where a
-    service has imported much. Inside, objects that were there before are left out, unless the
-    service does so itself with `gc.freeze`."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def compiled_graphs(cell: nn.Cell) -> int:

@@ -24,6 +24,7 @@ from glm_multiuser.deploy.triton_client import PROBE
 from glm_multiuser.deploy.triton_parameters import engine_arguments
 from glm_multiuser.deploy.triton_response import TritonResponse
 from glm_multiuser.errors import ConfigError, InvalidParameterError
+from glm_multiuser.garbage import leave_out_imports
 from glm_multiuser.handle import Handle
 from glm_multiuser.llm import MultiUserLLM
 from glm_multiuser.server.generation_request import sampling_of
@@ -49,6 +50,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         arguments = engine_arguments(config.get("parameters", {}), Path(args["model_repository"]))
         self._streams = pb_utils.using_decoupled_model_transaction_policy(config)
+        leave_out_imports()
         self._llm = MultiUserLLM.from_pretrained(**arguments)
         if self._llm.tokenizer is None:
             raise ConfigError(

@@ -22,7 +22,8 @@ from glm_multiuser.engine.compile_cache import CompileCache
 from glm_multiuser.engine.fingerprint import fingerprint_of
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
-from glm_multiuser.mindspore_internals import collecting_new_objects_only, compiled_graphs
+from glm_multiuser.garbage import collecting_new_objects_only
+from glm_multiuser.mindspore_internals import compiled_graphs
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
 from glm_multiuser.sessions.session import TOKEN_BYTES, Piece

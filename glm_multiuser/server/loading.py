@@ -14,6 +14,7 @@ from glm_multiuser import memory
 from glm_multiuser.checkpoint import read_model_config, stored_as
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.garbage import leave_out_imports
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.available_memory import available_bytes
@@ -36,6 +37,7 @@ def open_llm(settings: ModelSettings, progress: Optional[Progress] = None) -> Mu
     """`MultiUserLLM.from_pretrained`; imported late, because it imports MindSpore."""
     from glm_multiuser.llm import MultiUserLLM
 
+    leave_out_imports()
     return MultiUserLLM.from_pretrained(settings.folder, progress=progress, **vars(settings.engine))
 
 

@@ -34,6 +34,8 @@ def test_a_compiler_that_lacks_the_newest_instructions(
     old.write_text(f'#!/bin/sh\ncase "$*" in *-mavx512*) exit 1;; esac\nexec {real} "$@"\n')
     old.chmod(0o755)
     monkeypatch.setenv("CXX", shlex.quote(str(old)))
+    flags = {name: compiler.LEVEL_FLAGS[name] for name in ("plain", "avx512", "avx512bf16")}
+    monkeypatch.setattr(compiler, "LEVEL_FLAGS", flags)
     build(tmp_path / "native.so", ["-O0"])
     library = ctypes.CDLL(str(tmp_path / "native.so"))
     assert library.glm_force_level(b"plain") == 1

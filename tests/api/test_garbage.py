@@ -1,4 +1,4 @@
-"""MindSpore collects garbage before every graph; a service's own objects are not looked through."""
+"""Garbage collections leave out what is there to stay, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from glm_multiuser.mindspore_internals import collecting_new_objects_only
+from glm_multiuser.config import EngineConfig
+from glm_multiuser.garbage import collecting_new_objects_only, leave_out_imports
+from glm_multiuser.server.loading import open_llm as open_in_server
+from glm_multiuser.server.settings import ModelSettings
 from tests.engine.native_llm import open_llm
+from tests.server.in_process import FOLDER
 
 
 class Garbage:
@@ -73,3 +77,23 @@ def test_graphs_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen
     assert all(seen)
     assert gc.get_freeze_count() == 0
+
+
+def test_imports_are_left_out_once() -> None:
+    leave_out_imports()
+    made_afterwards = garbage()
+    leave_out_imports()
+    gc.collect()
+    assert made_afterwards() is None
+
+
+@pytest.mark.slow
+def test_a_server_collects_the_models_that_it_closes() -> None:
+    engine = EngineConfig(users=2, seq_length=64, kernels="native")
+    llm = open_in_server(ModelSettings("tiny", FOLDER, engine))
+    assert gc.get_freeze_count()
+    model = weakref.ref(llm._runner.model)
+    llm.close()
+    del llm
+    gc.collect()
+    assert model() is None
