@@ -6,16 +6,46 @@ import ctypes
 import os
 import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from glm_multiuser.backends.native import compiler
-from glm_multiuser.backends.native.compiler import BuildError, build, is_up_to_date
+from glm_multiuser.backends.native.compiler import (
+    LEVEL_FLAGS,
+    BuildError,
+    build,
+    is_up_to_date,
+    levels_here,
+)
+from glm_multiuser.backends.native.library import LEVELS
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
+
+NAME_ONLY = """
+#include "level.hpp"
+#define NAME_OF(level) #level
+#define NAME(level) NAME_OF(level)
+#define TABLE_OF(level) table_##level
+#define TABLE(level) TABLE_OF(level)
+namespace glm {
+extern const Level TABLE(LEVEL);
+const Level TABLE(LEVEL) = {NAME(LEVEL)};
+}  // namespace glm
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Those of the library, but for levels, of which there is only the name: quickly compiled."""
+    folder = tmp_path / "cpu"
+    shutil.copytree(compiler.SOURCES, folder)
+    (folder / "level_body.cpp").write_text(NAME_ONLY)
+    monkeypatch.setattr(compiler, "SOURCES", folder)
+    return folder
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,35 +57,44 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @needs_compiler
 def test_a_compiler_that_lacks_the_newest_instructions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = tmp_path / "old compiler"
     real = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
     old.write_text(f'#!/bin/sh\ncase "$*" in *-mavx512*) exit 1;; esac\nexec {real} "$@"\n')
     old.chmod(0o755)
     monkeypatch.setenv("CXX", shlex.quote(str(old)))
-    flags = {name: compiler.LEVEL_FLAGS[name] for name in ("plain", "avx512", "avx512bf16")}
-    monkeypatch.setattr(compiler, "LEVEL_FLAGS", flags)
-    build(tmp_path / "native.so", ["-O0"])
-    library = ctypes.CDLL(str(tmp_path / "native.so"))
-    assert library.glm_force_level(b"plain") == 1
-    assert library.glm_force_level(b"avx512") == 0
-    assert library.glm_force_level(b"avx512bf16") == 0
+    assert not any("avx512" in name or name == "amx" for name in levels_of(tmp_path, LEVEL_FLAGS))
 
 
 @needs_compiler
-def test_sources_that_are_wrong_leave_the_old_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = tmp_path / "cpu"
-    shutil.copytree(compiler.SOURCES, sources)
+def test_levels_that_this_processor_runs(sources: Path, tmp_path: Path) -> None:
+    here = levels_here()
+    assert levels_of(tmp_path, LEVEL_FLAGS) == levels_of(tmp_path, here) == {*here}
+
+
+def levels_of(folder: Path, wanted: Iterable[str]) -> set[str]:
+    """Those that a library has that is built of `wanted`, and that run here."""
+    path = folder / f"{'_'.join(wanted)}.so"
+    build(path, ["-O0"], [*wanted])
+    library = ctypes.CDLL(str(path))
+    return {name for name in LEVELS if library.glm_force_level(name.encode())}
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_levels_that_are_not_for_this_processor_compile(tmp_path: Path) -> None:
+    others = [name for name in LEVEL_FLAGS if name not in levels_here()]
+    build(tmp_path / "native.so", ["-O0", "-Werror"], others)
+
+
+@needs_compiler
+def test_sources_that_are_wrong_leave_the_old_library(sources: Path, tmp_path: Path) -> None:
     (sources / "pool.cpp").write_text("#error this is wrong\n")
-    monkeypatch.setattr(compiler, "SOURCES", sources)
-    monkeypatch.setattr(compiler, "LEVEL_FLAGS", {"plain": []})
     target = tmp_path / "native.so"
     target.write_text("old")
     with pytest.raises(BuildError, match="this is wrong"):
-        build(target, ["-O0"])
+        build(target, ["-O0"], ["plain"])
     assert target.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu", "native.so"]
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Optional
 
 SOURCES = Path(__file__).with_name("cpu")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
@@ -45,14 +46,32 @@ def is_up_to_date(target: Path) -> bool:
     return target.exists() and target.stat().st_mtime_ns > newest
 
 
-def build(target: Path, extra: Sequence[str] = ()) -> None:
-    """Writes the library to `target`; `extra` are flags behind ours.
+def levels_here() -> list[str]:
+    """The levels that this machine's processor can run, as the compiler sees it.
+
+    Raises:
+        BuildError: there is no compiler.
+    """
+    compiler = _compiler()
+    always, here = _macros(compiler, []), _macros(compiler, ["-march=native"])
+    return [
+        name for name, flags in LEVEL_FLAGS.items() if _macros(compiler, flags) - always <= here
+    ]
+
+
+def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str]] = None) -> None:
+    """Writes the library to `target`.
+
+    Args:
+        extra: flags behind ours.
+        levels: of `LEVEL_FLAGS`; default: all. Those that the compiler does not know are left out.
 
     Raises:
         BuildError: it could not be built; a library that was there is as it was.
     """
     compiler = _compiler()
-    levels = [name for name in LEVEL_FLAGS if _knows(compiler, LEVEL_FLAGS[name])]
+    wanted = LEVEL_FLAGS if levels is None else levels
+    levels = [name for name in wanted if _knows(compiler, LEVEL_FLAGS[name])]
     have = [f"-DHAVE_{name}" for name in levels]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
@@ -90,6 +109,13 @@ def _knows(compiler: list[str], flags: Sequence[str]) -> bool:
     """An old compiler lacks the newest instructions; any compiler, those of other processors."""
     command = [*compiler, "-Werror", *flags, "-x", "c++", "-fsyntax-only", os.devnull]
     return not flags or subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _macros(compiler: list[str], flags: Sequence[str]) -> set[str]:
+    """The names that this compiler defines by itself, among them one for each instruction set."""
+    command = [*compiler, *flags, "-x", "c++", "-dM", "-E", os.devnull]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return {line.split()[1] for line in lines}
 
 
 def _run(command: list[str]) -> None:

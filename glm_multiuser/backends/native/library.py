@@ -66,7 +66,7 @@ def open_library() -> ctypes.CDLL:
     if not library.glm_force_level(name.encode()):
         raise ConfigError(
             f"{LEVEL} is {name!r}; it must be one of {', '.join(LEVELS)}, and one that this "
-            f"{platform.machine()} processor has and its system allows"
+            f"{platform.machine()} processor has, its system allows, and {PATH.name} was built for"
         )
     library.glm_set_threads(_wanted_threads())
     return library

@@ -27,7 +27,7 @@ const NamedInputs INPUTS[] = {
 // The dtype of rows that are laid out.
 const char* const LAID = "uint8";
 
-bool is_laid(const char* dtype) { return std::strcmp(dtype, LAID) == 0; }
+inline bool is_laid(const char* dtype) { return std::strcmp(dtype, LAID) == 0; }
 
 // What a product takes in, besides rows.
 struct Product {
