@@ -179,7 +179,7 @@ def test_a_prompt_in_chunks_is_the_prompt_whole(
 @pytest.mark.parametrize("cache", STORED)
 def test_a_prompt_of_several_pieces(cache: str, both_directions: bool) -> None:
     """Of as many query rows as a piece may have, or fewer."""
-    shape = Shape(kv_heads=4, group=2, head_dim=40, cache=cache)
+    shape = Shape(kv_heads=2, group=2, head_dim=40, cache=cache)
     tokens = prompt(0, 0, 310)
     if both_directions:
         tokens = [replace(token, visible=310) for token in tokens]

@@ -22,7 +22,7 @@ EMULATED: dict[str, list[str]] = {
     "amx": ["-DGLM_EMULATE_VNNI", "-DGLM_EMULATE_AMX"],
 }
 TESTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups", "levels")
-EXAMPLES = 10
+EXAMPLES = 6
 
 
 @pytest.fixture(scope="module")
