@@ -35,7 +35,7 @@ help:
 	@echo "make selfcheck  the stored reference answers, on whatever device is there"
 	@echo "make check      ruff, mypy, and the tests that compile no graph"
 	@echo "make test       the tests"
-	@echo "make coverage   the tests, and how much of the package they cover: takes a tenth longer"
+	@echo "make coverage   the tests, and how much of the package they cover: takes longer"
 	@echo "make test-all   those too that take long and prove the same at another size or version"
 	@echo "make smollm2    downloads that model for the tests on it, which are skipped without it"
 	@echo "make browser    Chromium and axe-core for the tests of the web page, skipped without them (Debian, root)"
