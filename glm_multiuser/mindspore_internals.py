@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, lazy_inline, nn
 from mindspore._c_expression import MSContext
 from mindspore.nn import cell as nn_cell
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ from glm_multiuser.garbage import collecting_new_objects_only
 CACHE_ENABLED, CACHE_PATH = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH"
 """MindSpore's environment variables."""
 
+Init = TypeVar("Init", bound=Callable[..., None])
+
 FIND_DEPENDENCIES = "_get_compile_cache_dep_files"
 """MindSpore's function that is called once for every graph to compile while the cache is on."""
 
@@ -38,6 +40,16 @@ def keep_cells() -> None:
     """When the process ends, cells may outlive the modules that their `__del__` needs; each would
     print an error."""
     nn.Cell.__del__ = lambda cell: None
+
+
+def alike_but_for_parameters(init: Init) -> Init:
+    """Decorates `__init__` of a model's layers, of which nothing but Parameters may differ.
+
+    MindSpore infers and simplifies the graph of the first one for all of them, and then puts it
+    where each is called, with that one's Parameters. It does not check that they are alike.
+    """
+    decorated: Init = lazy_inline(attrs=[], policy="front")(init)
+    return decorated
 
 
 @contextmanager

@@ -8,7 +8,7 @@ residual take it as a third argument.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Optional, Protocol
 
 from mindspore import nn
 
@@ -21,7 +21,7 @@ class AttentionShape(NamedTuple):
     kv_heads: int
     """Heads of keys and values; each is shared by `heads / kv_heads` heads of queries."""
     head_dim: int
-    score_factor: float = 1.0
+    score_factor: Optional[float] = None
     """Queries are divided by it, scores multiplied again, so that float16 cannot overflow."""
 
     @property

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.compile_cache import CompileCache
-from glm_multiuser.engine.fingerprint import fingerprint_of
+from glm_multiuser.engine.fingerprint import CACHES, fingerprint_of
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import Step
 from glm_multiuser.garbage import collecting_new_objects_only
@@ -204,8 +204,8 @@ class GraphRunner(Runner):
     def cache_bytes(self, tokens: int) -> int:
         """All of them, however few tokens they hold."""
         caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
-        sizes = [int(one.nbytes) for cell in caches for one in cell.get_parameters()]
-        return sum(sizes) // self.users
+        parameters = [one for cell in caches for one in cell.get_parameters()]
+        return sum(int(one.nbytes) for one in parameters if one.name.endswith(CACHES)) // self.users
 
     def slot_bytes(self, positions: int) -> int:
         per_position = self.cache_bytes_per_user // self.engine.seq_length

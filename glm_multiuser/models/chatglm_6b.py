@@ -13,6 +13,7 @@ import math
 from mindspore import Tensor, nn
 
 from glm_multiuser.backends.protocol import AttentionShape, Backend
+from glm_multiuser.mindspore_internals import alike_but_for_parameters
 from glm_multiuser.model_config import ChatGLM6BConfig
 from glm_multiuser.models.batch import Batch
 from glm_multiuser.models.multi_user import MultiUserModel
@@ -35,6 +36,7 @@ class DeepNormWithGLULayer(nn.Cell):
         number: of the layer, from 0.
     """
 
+    @alike_but_for_parameters
     def __init__(self, config: ChatGLM6BConfig, number: int, backend: Backend) -> None:
         super().__init__()
         size, epsilon = config.hidden_size, config.layernorm_epsilon

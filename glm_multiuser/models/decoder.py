@@ -11,6 +11,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn
 
 from glm_multiuser.backends.protocol import AttentionShape, Backend
+from glm_multiuser.mindspore_internals import alike_but_for_parameters
 from glm_multiuser.model_config import CausalConfig
 from glm_multiuser.models.batch import Batch
 from glm_multiuser.models.multi_user import MultiUserModel
@@ -39,6 +40,7 @@ class SelfAttention(nn.Cell):
 class DecoderLayer(nn.Cell):
     """One transformer layer, and its users' keys and values (`attend.kv_past`)."""
 
+    @alike_but_for_parameters
     def __init__(self, config: CausalConfig, backend: Backend) -> None:
         super().__init__()
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Optional
 
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.kv_cache import KVCache
@@ -21,20 +21,22 @@ class ScaledSoftmax(nn.Cell):
     """Attention weights from scores, computed in the softmax type.
 
     Args:
-        factor: what scores are multiplied with; queries were divided by it.
+        factor: what scores are multiplied with, as queries were divided by it; None: nothing.
     """
 
-    def __init__(self, factor: float, compute_dtype: str, softmax_dtype: str) -> None:
+    def __init__(self, factor: Optional[float], compute_dtype: str, softmax_dtype: str) -> None:
         super().__init__()
-        self.factor = factor
+        self.factor = number(factor, softmax_dtype, "factor") if factor is not None else None
         self.softmax_type = tensor_type(softmax_dtype)
         self.compute_type = tensor_type(compute_dtype)
         self.softmax = ops.Softmax(axis=-1)
 
     def construct(self, scores: Tensor, mask: Tensor) -> Tensor:
         """`scores` [n, heads, t, positions] and `mask`, 0 or `MASKED`, broadcast to it."""
-        scores = ops.cast(scores, self.softmax_type) * self.factor + mask
-        return ops.cast(self.softmax(scores), self.compute_type)
+        scores = ops.cast(scores, self.softmax_type)
+        if self.factor is not None:
+            scores = scores * self.factor
+        return ops.cast(self.softmax(scores + mask), self.compute_type)
 
 
 class Attention(nn.Cell):
@@ -45,7 +47,10 @@ class Attention(nn.Cell):
         self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self.group = shape.heads // shape.kv_heads
         self.keys_end = shape.width + shape.kv_width
-        self.query_scale = 1.0 / (math.sqrt(shape.head_dim) * shape.score_factor)
+        self.query_scale = 1.0 / math.sqrt(shape.head_dim)
+        if shape.score_factor is not None:
+            scale = 1.0 / (math.sqrt(shape.head_dim) * shape.score_factor)
+            self.query_scale = number(scale, compute_dtype, "query_scale")
         self.compute_dtype = compute_dtype
         self.softmax = ScaledSoftmax(shape.score_factor, compute_dtype, softmax_dtype)
         self.scores = ops.BatchMatMul(transpose_b=True)
@@ -171,6 +176,11 @@ class Attention(nn.Cell):
                 blocks = (*blocks, piece)
             first = first + length
         return blocks
+
+
+def number(value: float, dtype: str, name: str) -> Parameter:
+    """Of each layer another one: in the graph that layers share, only Parameters may differ."""
+    return Parameter(Tensor([value], tensor_type(dtype)), name=name, requires_grad=False)
 
 
 def rows_between(x: Tensor, first: int, last: int) -> Tensor:
