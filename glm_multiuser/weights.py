@@ -159,7 +159,7 @@ def weights_of(
     memory = memory or {}
     return {
         one.name: Weight(one, packings.get(one.name), memory.get(one.name))
-        for one in model.get_parameters()
+        for one in model.trainable_params()
     }
 
 

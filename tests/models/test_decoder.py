@@ -12,6 +12,7 @@ import pytest
 from mindspore import Tensor, ops
 
 from glm_multiuser import device
+from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint.families import parameter_shapes
@@ -97,6 +98,30 @@ def test_both_backends_compute_every_model(name: str) -> None:
     assert np.abs(expected).max() > 1
     assert worst(whole_sequences(config, fill, sequences), expected) <= TOLERANCE
     assert worst(np.stack(rows), expected[:, len(prompts[0]) - 1 :]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("config", [MODEL, CAUSAL], ids=["chatglm_6b", "causal"])
+def test_layers_differ_in_parameters_alone(config: AnyModelConfig) -> None:
+    """They share a graph while it is compiled."""
+
+    def constants() -> list[dict[tuple[str, str], object]]:
+        device.configure("CPU", 0)
+        model = make_model(config, PortableBackend())
+        model.set_layout(CellLayout.plan(3, 32, 16, users_per_cell=2))
+        return [
+            {
+                (name, key): value
+                for name, cell in layer.cells_and_names()
+                for key, value in vars(cell).items()
+                if isinstance(value, (bool, int, float, str, tuple)) and not key.startswith("_")
+            }
+            for layer in model.layer_cells()
+        ]
+
+    first, *others = DEVICE_THREAD.call(constants)
+    assert ("attend", "head_dim") in first
+    assert others
+    assert all(one == first for one in others)
 
 
 @pytest.mark.parametrize("config", [MODEL, CAUSAL], ids=["chatglm_6b", "causal"])
