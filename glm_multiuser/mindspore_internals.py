@@ -29,10 +29,10 @@ from glm_multiuser.garbage import collecting_new_objects_only
 CACHE_ENABLED, CACHE_PATH = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH"
 """MindSpore's environment variables."""
 
-Init = TypeVar("Init", bound=Callable[..., None])
-
 FIND_DEPENDENCIES = "_get_compile_cache_dep_files"
 """MindSpore's function that is called once for every graph to compile while the cache is on."""
+
+Init = TypeVar("Init", bound=Callable[..., None])
 
 
 @atexit.register
@@ -46,7 +46,8 @@ def alike_but_for_parameters(init: Init) -> Init:
     """Decorates `__init__` of a model's layers, of which nothing but Parameters may differ.
 
     MindSpore infers and simplifies the graph of the first one for all of them, and then puts it
-    where each is called, with that one's Parameters. It does not check that they are alike.
+    where each is called, with that one's Parameters. It does not check that they are alike. It
+    documents `lazy_inline` for Ascend alone, but this policy works on a CPU, too.
     """
     decorated: Init = lazy_inline(attrs=[], policy="front")(init)
     return decorated
