@@ -47,10 +47,9 @@ class Attention(nn.Cell):
         self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self.group = shape.heads // shape.kv_heads
         self.keys_end = shape.width + shape.kv_width
-        self.query_scale = 1.0 / math.sqrt(shape.head_dim)
+        self.query_scale = 1.0 / (math.sqrt(shape.head_dim) * (shape.score_factor or 1.0))
         if shape.score_factor is not None:
-            scale = 1.0 / (math.sqrt(shape.head_dim) * shape.score_factor)
-            self.query_scale = number(scale, compute_dtype, "query_scale")
+            self.query_scale = number(self.query_scale, compute_dtype, "query_scale")
         self.compute_dtype = compute_dtype
         self.softmax = ScaledSoftmax(shape.score_factor, compute_dtype, softmax_dtype)
         self.scores = ops.BatchMatMul(transpose_b=True)
