@@ -12,7 +12,7 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent))  # a build in isolation does not look here
 
-from glm_multiuser.backends.native.compiler import BuildError, build, is_up_to_date, levels_here
+from glm_multiuser.backends.native.compiler import BuildError, build, build_here
 from glm_multiuser.package_data import FOLDERS, IGNORED
 
 
@@ -25,11 +25,10 @@ class BuildEverything(build_py):
         package = Path("." if self.editable_mode else self.build_lib, "glm_multiuser")
         library = package / "backends" / "native" / "native.so"
         try:
-            if not self.editable_mode:
+            if self.editable_mode:  # it stays on this machine
+                build_here()
+            else:
                 build(library)
-            # Each `pip install -e` with another extra comes by here. It stays on this machine.
-            elif not is_up_to_date(library):
-                build(library, levels=levels_here())
         except BuildError as error:
             library.unlink(missing_ok=True)  # may be there from an earlier time
             print(f"glm_multiuser is installed without its kernels: {error}", file=sys.stderr)

@@ -1,8 +1,10 @@
 """Builds the C++ sources in `cpu/`. An installation calls it, before anything else is installed: it
-needs the standard library only."""
+needs the standard library only. `python -m glm_multiuser.backends.native.compiler` builds them for
+this processor, where they lie."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -12,6 +14,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
+
+from glm_multiuser.backends.native.library import PATH
 
 SOURCES = Path(__file__).with_name("cpu")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
@@ -59,11 +63,27 @@ def levels_here() -> list[str]:
     ]
 
 
+def build_here() -> None:
+    """Writes the library of a checkout, for this machine's processor, unless it is up to date.
+    Waits while another process does the same.
+
+    Raises:
+        BuildError: it could not be built; a library that was there is as it was.
+    """
+    lock = os.open(SOURCES, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_up_to_date(PATH):
+            build(PATH, levels=levels_here())
+    finally:
+        os.close(lock)
+
+
 def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str]] = None) -> None:
     """Writes the library to `target`.
 
     Args:
-        extra: flags behind ours.
+        extra: flags behind ours, in front of those of a level.
         levels: of `LEVEL_FLAGS`; default: all. Those that the compiler does not know are left out.
 
     Raises:
@@ -77,7 +97,7 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
 
         def compiled(source: str, name: str, flags: Sequence[str]) -> str:
             made = str(Path(folder, f"{name}.o"))
-            command = [*compiler, *FLAGS, *flags, *extra, "-c", str(SOURCES / source), "-o", made]
+            command = [*compiler, *FLAGS, *extra, *flags, "-c", str(SOURCES / source), "-o", made]
             _run(command)
             return made
 
@@ -122,3 +142,10 @@ def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
+
+
+if __name__ == "__main__":
+    try:
+        build_here()
+    except BuildError as error:
+        raise SystemExit(f"The kernels are not built: {error}") from None
