@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -84,10 +85,19 @@ def levels_of(folder: Path, wanted: Iterable[str]) -> set[str]:
     return {name for name in LEVELS if library.glm_force_level(name.encode())}
 
 
+# Those between have nothing that the first and the last of a kind lack.
+OFTEN = ("avx2", "avx512", "amx")
+
+
 @needs_compiler
 @pytest.mark.slow
-def test_levels_that_are_not_for_this_processor_compile(tmp_path: Path) -> None:
-    others = [name for name in LEVEL_FLAGS if name not in levels_here()]
+@pytest.mark.parametrize(
+    "names", [OFTEN, pytest.param({*LEVEL_FLAGS} - {*OFTEN}, marks=pytest.mark.rare)]
+)
+def test_levels_that_are_not_for_this_processor_compile(
+    names: Collection[str], tmp_path: Path
+) -> None:
+    others = [name for name in LEVEL_FLAGS if name in names and name not in levels_here()]
     build(tmp_path / "native.so", ["-O0"], others)
 
 
@@ -100,6 +110,26 @@ def test_sources_that_are_wrong_leave_the_old_library(sources: Path, tmp_path: P
         build(target, ["-O0"], ["plain"])
     assert target.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu", "native.so"]
+
+
+@needs_compiler
+def test_of_several_processes_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make compiles while pip downloads, and what pip builds finds the library there."""
+    built = []
+
+    def stub(target: Path, levels: Sequence[str]) -> None:
+        lock = os.open(compiler.SOURCES, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock)
+        target.touch()
+        built.append(levels)
+
+    monkeypatch.setattr(compiler, "PATH", tmp_path / "native.so")
+    monkeypatch.setattr(compiler, "build", stub)
+    compiler.build_here()
+    compiler.build_here()
+    assert built == [levels_here()]
 
 
 def test_a_library_is_up_to_date_until_something_that_it_is_built_from_is_newer(
