@@ -33,12 +33,12 @@ SMALL = ModelConfig(4096, 512, 4, 8, 2048, pad_token_id=0, **IDS)
 CACHES = CausalConfig(
     family="qwen2",
     vocab_size=4096,
-    hidden_size=256,
+    hidden_size=64,
     num_layers=4,
     num_attention_heads=8,
     num_key_value_heads=8,
     head_dim=128,
-    inner_hidden_size=1024,
+    inner_hidden_size=128,
     max_sequence_length=1024,
     eos_token_ids=(2,),
     rotary_dim=128,
@@ -58,7 +58,7 @@ QWEN2 = CausalConfig(
     rotary_dim=64,
 )
 SETUPS: dict[str, tuple[AnyModelConfig, dict[str, Any]]] = {
-    "quick": (CACHES, {"users": 40, "seq_length": 1024, "kernels": "native"}),
+    "quick": (CACHES, {"users": 80, "seq_length": 512, "kernels": "native"}),
     "float32": (GLM, {"users": 12, "seq_length": 1024, "kernels": "native"}),
     "bfloat16": (
         GLM,

@@ -222,6 +222,7 @@ def test_a_session_follows_its_user_to_another_replica(server: Replicas, alone: 
     assert cached_tokens(server.ask("one", 2, user="traveller")) == 0
 
 
+@pytest.mark.rare
 def test_other_replicas_without_a_failed_request(server: Replicas, alone: Alone) -> None:
     before = set(server.status()["replicas"])
     session = server.ask("two", LONG, user="who stays")

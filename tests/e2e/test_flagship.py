@@ -226,9 +226,9 @@ def test_the_same_answer_alone_and_under_load(
 @pytest.mark.parametrize(
     ("weight_dtype", "compute_dtype", "cache_dtype"),
     [
-        ("float32", "float32", "float32"),
+        pytest.param("float32", "float32", "float32", marks=pytest.mark.rare),
         ("bfloat16", "float32", "bfloat16"),
-        ("int8", "bfloat16", "int8"),
+        pytest.param("int8", "bfloat16", "int8", marks=pytest.mark.rare),
         ("int8", "int8", "bfloat16"),
     ],
 )

@@ -51,7 +51,7 @@ def arrays() -> dict[str, np.ndarray]:
         return dict(file)
 
 
-@pytest.fixture(scope="module", params=["float32", None])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.rare), None])
 def llm(request: pytest.FixtureRequest) -> Iterator[MultiUserLLM]:
     """With weights widened when they are loaded, and as they are stored."""
     settings = {"users": USERS, "seq_length": SEQ_LENGTH, "weight_dtype": request.param}

@@ -194,11 +194,13 @@ def newest(
     return told
 
 
+@pytest.mark.rare
 def test_a_graph_for_each_user(newest: Told, three: Reference) -> None:
     check(newest["graph per user"]["answers"], three.short[:6], "fp32")
     assert interleaved(newest["graph per user"]["order"])
     assert newest["graph per user"]["graphs"] == 4
 
 
+@pytest.mark.rare
 def test_without_a_past(newest: Told, three: Reference) -> None:
     assert newest["no past"] == [case.greedy["fp32"][:6] for case in three.short[:6]]

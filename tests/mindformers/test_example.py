@@ -23,7 +23,7 @@ EXAMPLE = CHECKOUT / "examples" / "mindformers_multi_thread.py"
 PIECE = re.compile(r"user +(\d+) +\d+\.\d\d s  ('.*'|\".*\")")
 
 
-@pytest.fixture(params=[pytest.param("Hugging Face", marks=pytest.mark.rare), "MindFormers"])
+@pytest.fixture(params=["Hugging Face", "MindFormers"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """glm-tiny in both of its layouts."""
     if request.param == "Hugging Face":
@@ -34,6 +34,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_every_user_reads_the_known_answer(checkpoint: Path, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, EXAMPLE, "--users", "4", "--checkpoint", checkpoint],

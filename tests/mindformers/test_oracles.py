@@ -19,7 +19,7 @@ from tests.mindformers.comparing import check, interleaved
 from tests.mindformers.wheels import VERSIONS, make_tree
 from tests.models.golden_cases import Case, Reference, read_reference
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 CHOICES = {"fp32": "whole", "rope16": "half rotary tables"}
@@ -74,11 +74,7 @@ def told(
     children.close()
 
 
-@pytest.mark.parametrize(
-    "job",
-    [pytest.param(job, marks=pytest.mark.rare) if job in JOBS[:2] else job for job in JOBS],
-    ids=lambda job: "-".join(map(str, job)),
-)
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, job)))
 def test_logits_and_greedy_tokens(
     told: dict[Any, Future[Any]], job: tuple[str, str, str, int]
 ) -> None:
