@@ -86,17 +86,21 @@ inline INLINE void for_every_two(vec (&sums)[R][NV], WithTwo with_two) {
     for (int v = 0; v + 1 < NV; v += 2) with_two(sums[r] + v);
 }
 
-// Scores of R queries with NV vectors of positions from `first` on; of one that is not `WHOLE`, with
-// its first `lanes`. With `fetches` as much of what is wanted next is asked for.
-template <int R, int NV, bool WHOLE, class Number>
+// Scores of R queries with NV vectors of positions of every so many tiles, from `first` on; of one that
+// is not `WHOLE`, with its first `lanes`. With `fetches` as much of what is wanted next is asked for.
+template <int R, int NV, bool WHOLE, int EVERY = 1, class Number>
 inline void some_scores(const float* const* queries, const Block<Number>& block, int first,
                         int lanes, int64_t head_dim, bool fetches, float* scores) {
+  const auto position_of = [&](int v) INLINE {
+    return first + v / TILE_VECTORS * TILE * EVERY + v % TILE_VECTORS * WIDTH;
+  };
   const Number* keys[NV];
   for (int v = 0; v < NV; ++v) {
-    const int position = first + v * WIDTH;
+    const int position = position_of(v);
     keys[v] = block.tile(position / TILE * TILE) + position % TILE;
   }
-  const Number* ahead = fetches ? block.wanted.with_keys + first * block.row : keys[0];
+  const int begin = EVERY == 1 ? first : first / TILE * NV * WIDTH;
+  const Number* ahead = fetches ? block.wanted.with_keys + begin * block.row : keys[0];
   const int64_t step = fetches ? WIDTH : 0;
   const float* query[R];
   for (int r = 0; r < R; ++r) query[r] = queries[r];
@@ -113,7 +117,7 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
   for_every_two(sums, put_together<Number>);
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
-    const int position = first + v * WIDTH;
+    const int position = position_of(v);
     vec scale{};
     if (Block<Number>::scaled) {
       const auto* scales = (const float*)(block.keys + position / TILE * TILE * block.row);
@@ -130,6 +134,14 @@ template <int R, class Number>
 inline void all_scores(const float* const* queries, const Block<Number>& block, int count,
                        int64_t head_dim, bool fetches, float* scores) {
   constexpr int MOST = MOST_SIDE_BY_SIDE<R>;
+  // A processor that sees what comes next sees less of it where tiles side by side share a page.
+  constexpr int EVERY = FORESEES && R == 1 ? KEYS / (MOST * WIDTH) : 1;
+  if (EVERY > 1 && count == KEYS) {
+    for (int tile = 0; tile < EVERY; ++tile)
+      some_scores<R, MOST, true, EVERY>(queries, block, tile * TILE, WIDTH, head_dim, fetches,
+                                        scores);
+    return;
+  }
   int at = 0;
   for (; at + MOST * WIDTH <= count; at += MOST * WIDTH)
     some_scores<R, MOST, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
