@@ -136,6 +136,7 @@ inline void all_scores(const float* const* queries, const Block<Number>& block, 
   constexpr int MOST = MOST_SIDE_BY_SIDE<R>;
   // A processor that sees what comes next sees less of it where tiles side by side share a page.
   constexpr int EVERY = FORESEES && R == 1 ? KEYS / (MOST * WIDTH) : 1;
+  static_assert(EVERY == 1 || EVERY * MOST * WIDTH == KEYS, "a position would be left out");
   if (EVERY > 1 && count == KEYS) {
     for (int tile = 0; tile < EVERY; ++tile)
       some_scores<R, MOST, true, EVERY>(queries, block, tile * TILE, WIDTH, head_dim, fetches,
