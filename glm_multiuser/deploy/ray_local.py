@@ -102,6 +102,8 @@ def local_ray(host: str, port: int, cores: int) -> Iterator[None]:
     """A local Ray with Serve's proxy at an address; the end of the block drains it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    # Ray's default is 15, with which replicas get next to nothing of a busy machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # For Ray's own sockets; without it, Ray writes a token file to the home directory.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray

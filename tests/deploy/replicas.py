@@ -61,8 +61,13 @@ class Replicas(ServerProcess):
         raise AssertionError("unreachable")
 
     def wait_for_all(self) -> None:
-        """Returns when two replicas answer."""
-        wait_until(lambda: len(self.status()["replicas"]) == REPLICAS, START_SECONDS)
+        """Returns when two replicas answer, and the log has their processes."""
+
+        def all_there() -> bool:
+            names = self.status()["replicas"]
+            return len(names) == REPLICAS and self.pids().keys() >= set(names)
+
+        wait_until(all_there, START_SECONDS)
 
     def metrics(self) -> dict[str, Metric]:
         """By name."""

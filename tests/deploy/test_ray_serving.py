@@ -57,6 +57,7 @@ def alone(server: Replicas) -> Iterator[Alone]:
     alone = Alone()
     with alone.llm:
         server.wait_for("ready")
+        server.wait_for_all()
         yield alone
 
 
@@ -94,6 +95,13 @@ def test_a_session_stays_where_its_cache_is(server: Replicas) -> None:
         assert len(places) == 1
         assert cached == sorted(set(cached)), "every turn reuses more than the one before"
     assert set.union(*(places for places, _ in talks)) == set(server.status()["replicas"])
+
+
+def test_replicas_have_the_priority_of_the_command(server: Replicas) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, server.pid)
+    pids = server.pids()
+    assert len(pids) == REPLICAS
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids.values()} == {own}
 
 
 def test_every_protocol_finds_the_same_replica(server: Replicas) -> None:
