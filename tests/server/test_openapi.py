@@ -27,7 +27,7 @@ def test_requests_made_from_the_description_find_no_contradiction(
     phases: str, tmp_path: Path
 ) -> None:
     limits = {"requests_per_user": 256, "step_entries": 4096}
-    # Nobody goes on with the generations of the step API that it starts, so they would be waited for.
+    # It would wait for generations of the step API, with which nobody goes on.
     settings = mock_settings(users=4, max_queue=256, limits=limits, drain_seconds=0.0)
     with in_process_server(settings) as server:
         schemathesis(server, tmp_path, phases, "--exclude-path-regex", CHANGES_MODELS)
