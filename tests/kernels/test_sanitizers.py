@@ -40,8 +40,8 @@ def runtime(name: str) -> str:
 def test_operators_stay_within_their_memory(
     every: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every level is compiled from the same sources: this processor's best one, or all of them with
-    every check. The library always has the plain one, which is otherwise not watched."""
+    """Every level is compiled from the same sources: this processor's best one, or all of them and
+    with more checks. Beside the best one the plain one, which every library has, is not watched."""
     best = library.level()
     flags = {name: compiler.LEVEL_FLAGS[name] for name in (library.LEVELS if every else (best,))}
     flags.setdefault("plain", ["-fno-sanitize=all"])
