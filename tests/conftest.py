@@ -42,9 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def pytest_collection() -> None:
+    """What tests import stays: to look for garbage among it takes two of twenty seconds."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """MindSpore collects garbage before every graph: a million objects of imported modules and of
     tests would take a second each time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -24,8 +24,6 @@ from tests.checkpoint.folders import (
 )
 from tests.golden_data import golden_folder
 
-torch: Any = pytest.importorskip("torch", reason="torch is not installed: make torch")
-
 FOLDERS = [
     "chatglm_6b_28layers",
     "chatglm_6b_3layers",
@@ -39,14 +37,20 @@ FOLDERS = [
 ]
 
 
-def save(path: Path, arrays: dict[str, Any]) -> Path:
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """Not at the top of this file, which every worker imports: PyTorch takes seconds."""
+    return pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+
+def save(torch: Any, path: Path, arrays: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({name: torch.from_numpy(one) for name, one in arrays.items()}, path)
     return path
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_original_folders_give_the_same_arrays(tmp_path: Path, name: str) -> None:
+def test_original_folders_give_the_same_arrays(torch: Any, tmp_path: Path, name: str) -> None:
     folder = golden_folder(name, "model.safetensors", "pytorch_model.bin.index.json")
     for path in folder.iterdir():
         if path.suffix != ".safetensors":
@@ -58,9 +62,9 @@ def test_original_folders_give_the_same_arrays(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("values", FAMILIES.values(), ids=FAMILIES)
-def test_one_file(tmp_path: Path, values: dict[str, Any], dtype: str) -> None:
+def test_one_file(torch: Any, tmp_path: Path, values: dict[str, Any], dtype: str) -> None:
     arrays = arrays_of(values, dtype)
-    save(tmp_path / "bin" / "pytorch_model.bin", arrays)
+    save(torch, tmp_path / "bin" / "pytorch_model.bin", arrays)
     write_folder(tmp_path / "safetensors", arrays)
     for kind in ("bin", "safetensors"):
         write_json(tmp_path / kind / "config.json", values)
@@ -70,7 +74,7 @@ def test_one_file(tmp_path: Path, values: dict[str, Any], dtype: str) -> None:
         assert same(loaded, load_folder(tmp_path / "safetensors", wanted))
 
 
-def test_bfloat16_is_the_upper_half_of_float32(tmp_path: Path) -> None:
+def test_bfloat16_is_the_upper_half_of_float32(torch: Any, tmp_path: Path) -> None:
     bits = np.arange(0x10000, dtype=np.uint16)
     tensor = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).reshape(256, 256)
     torch.save({"w": tensor}, tmp_path / "pytorch_model.bin")
@@ -80,7 +84,7 @@ def test_bfloat16_is_the_upper_half_of_float32(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.view(np.uint32).ravel(), bits.astype(np.uint32) << 16)
 
 
-def test_tensors_that_share_or_turn_their_numbers(tmp_path: Path) -> None:
+def test_tensors_that_share_or_turn_their_numbers(torch: Any, tmp_path: Path) -> None:
     whole = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     tensors = OrderedDict(
         whole=whole,
@@ -102,7 +106,7 @@ def test_safetensors_are_preferred(tmp_path: Path) -> None:
 
 
 def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "pytorch_model.bin", arrays_of(QWEN2))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"nobody can read this")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(CheckpointError, match=r"needs torch.*pip install 'glm-multiuser\[torch\]'"):
         dict(read_tensors(tmp_path))
@@ -111,33 +115,41 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"w": torch.zeros(3, dtype=torch.int8)}, r"w in .* is stored as torch\.int8"),
-        ({"w": torch.eye(3).to_sparse()}, r"w in .* is stored as .* in torch\.sparse_coo"),
-        ({"w": torch.zeros(3, device="meta")}, "w in .* is stored as .* on meta"),
         (
-            {"w": torch.zeros(1).expand(10**12)},
+            lambda torch: {"w": torch.zeros(3, dtype=torch.int8)},
+            r"w in .* is stored as torch\.int8",
+        ),
+        (
+            lambda torch: {"w": torch.eye(3).to_sparse()},
+            r"w in .* is stored as .* in torch\.sparse_coo",
+        ),
+        (lambda torch: {"w": torch.zeros(3, device="meta")}, "w in .* is stored as .* on meta"),
+        (
+            lambda torch: {"w": torch.zeros(1).expand(10**12)},
             r"w in .* has shape \[1000000000000\], and fewer numbers than that",
         ),
-        ({"model": {"w": torch.zeros(3)}}, "'model' in .* is dict, not a tensor"),
-        ({1: torch.zeros(3)}, "the name 1 in .* is no text"),
-        ([torch.zeros(3)], "holds list, not tensors with names"),
+        (lambda torch: {"model": {"w": torch.zeros(3)}}, "'model' in .* is dict, not a tensor"),
+        (lambda torch: {1: torch.zeros(3)}, "the name 1 in .* is no text"),
+        (lambda torch: [torch.zeros(3)], "holds list, not tensors with names"),
     ],
 )
-def test_content_that_is_no_checkpoint(tmp_path: Path, content: Any, message: str) -> None:
-    torch.save(content, tmp_path / "pytorch_model.bin")
+def test_content_that_is_no_checkpoint(
+    torch: Any, tmp_path: Path, content: Callable[[Any], Any], message: str
+) -> None:
+    torch.save(content(torch), tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=message):
         open_torch(tmp_path / "pytorch_model.bin")
 
 
-def test_format_from_before_torch_1_6(tmp_path: Path) -> None:
+def test_format_from_before_torch_1_6(torch: Any, tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is .* from torch 1\.6 on"):
         open_torch(path)
 
 
-def test_damage_is_noticed_or_harmless(tmp_path: Path) -> None:
-    path = save(tmp_path / "pytorch_model.bin", {"w": np.ones((3, 2), np.float32)})
+def test_damage_is_noticed_or_harmless(torch: Any, tmp_path: Path) -> None:
+    path = save(torch, tmp_path / "pytorch_model.bin", {"w": np.ones((3, 2), np.float32)})
     original = path.read_bytes()
     random = np.random.default_rng(0)
     for place in random.integers(0, len(original), 100):

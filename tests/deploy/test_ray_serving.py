@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -30,9 +31,10 @@ from tests.deploy.replicas import (
 )
 from tests.server.in_process import PATIENCE, wait_until
 
-pytest.importorskip("ray.serve", reason="several replicas need the extra [ray]")
-
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="several replicas need the extra [ray]"),
+]
 
 TURNS = 4
 ATTEMPTS = 10
