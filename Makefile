@@ -17,7 +17,8 @@ AXE = axe-core@4.14.1
 # Some tests wait for a browser or a server, so two cores have work for three.
 TEST_OPTIONS = -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
-# Modules are compiled when they are first imported: most of them never are.
+# Modules are compiled when they are first imported: most of them never are. The pip that comes with
+# Python 3.11 takes twice as long as today's, so .venv has today's.
 INSTALL = $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -125,7 +126,7 @@ ascend-dryrun: $(INSTALLED)
 $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
-	    $(PYTHON) -m venv .venv; }
+	    $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q --upgrade pip; }
 	@echo "Installing MindSpore and the rest into .venv (two to five minutes, mostly download) ..."
 	@# The kernels are compiled while pip downloads; what it builds finds them there.
 	@start=$$(date +%s); $(BIN)/python -m glm_multiuser.backends.native.compiler & \
