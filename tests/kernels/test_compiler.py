@@ -21,30 +21,16 @@ from glm_multiuser.backends.native.compiler import (
     levels_here,
 )
 from glm_multiuser.backends.native.library import LEVELS
+from tests.kernels.quick_sources import names_of_levels
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
 
-NAME_ONLY = """
-#include "level.hpp"
-#define NAME_OF(level) #level
-#define NAME(level) NAME_OF(level)
-#define TABLE_OF(level) table_##level
-#define TABLE(level) TABLE_OF(level)
-namespace glm {
-extern const Level TABLE(LEVEL);
-const Level TABLE(LEVEL) = {NAME(LEVEL)};
-}  // namespace glm
-"""
-
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Those of the library, but for levels, of which there is only the name: quickly compiled."""
-    folder = tmp_path / "cpu"
-    shutil.copytree(compiler.SOURCES, folder)
-    (folder / "level_body.cpp").write_text(NAME_ONLY)
+    folder = names_of_levels(tmp_path)
     monkeypatch.setattr(compiler, "SOURCES", folder)
     return folder
 

@@ -12,18 +12,20 @@ import pytest
 
 from glm_multiuser.backends.native import compiler
 from glm_multiuser.backends.native.compiler import build
+from tests.kernels.quick_sources import names_of_levels
 
 NEEDED = b"libstdc++.so"
 
 
 @pytest.fixture(autouse=True)
-def gcc(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Its path. The library is compiled for one level without optimisation, which is quick."""
+def gcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its path. The library is compiled for one level, of which there is nothing but its name."""
     found = shutil.which("g++")
     if not found:
         pytest.skip("there is no g++")
     monkeypatch.setenv("CXX", "g++")
     monkeypatch.setattr(compiler, "LEVEL_FLAGS", {"plain": []})
+    monkeypatch.setattr(compiler, "SOURCES", names_of_levels(tmp_path))
     return found
 
 
