@@ -18,8 +18,9 @@ AXE = axe-core@4.14.1
 TEST_OPTIONS = -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 # Modules are compiled when they are first imported: most of them never are. The pip that comes with
-# Python 3.11 takes twice as long as today's, so .venv has today's.
-INSTALL = $(BIN)/python -m pip install -q --no-compile -c constraints.txt
+# Python 3.11 takes twice as long as today's, so .venv has today's; what that one shows besides is
+# setuptools' advice on every editable installation.
+INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What the first import compiled has to be kept: without it, MindSpore takes 4 s longer each time.
