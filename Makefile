@@ -17,9 +17,8 @@ AXE = axe-core@4.14.1
 # Some tests wait for a browser or a server, so two cores have work for three.
 TEST_OPTIONS = -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
-# Modules are compiled when they are first imported: most of them never are. The pip that comes with
-# Python 3.11 takes twice as long as today's, so .venv has today's; what that one shows besides is
-# setuptools' advice on every editable installation.
+# Modules are compiled when they are first imported: most of them never are. Without PYTHONWARNINGS,
+# pip would show setuptools' advice on every editable installation.
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -124,6 +123,7 @@ wheel: $(INSTALLED)
 ascend-dryrun: $(INSTALLED)
 	@$(BIN)/python -m scripts.ascend_dryrun
 
+# The pip that comes with Python 3.11 takes twice as long as today's to install all of this.
 $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
