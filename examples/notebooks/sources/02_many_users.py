@@ -146,7 +146,9 @@ def draw(runs):
 
 def draw_lanes(axes, run, most):
     for lane, user in enumerate(run.users):
-        base, times = USERS - lane, [moment - run.started for moment in list(user.times)]
+        base = USERS - lane
+        # More tokens may have come since: a number right of the picture would leave it no room.
+        times = [moment - run.started for moment in list(user.times) if moment <= run.ended]
         axes.axhline(base, color="0.88", linewidth=0.8, zorder=0)
         if not times:
             continue
