@@ -53,6 +53,7 @@ class PaddedBatches(nn.Cell):
         self.partners = Tensor(model.rotary.partners.astype(dtype))
         self.parts = model.rotary.parts
         self.gather = ops.Gather()
+        self.range = ops.Range()
 
     def construct(
         self,
@@ -84,6 +85,12 @@ class PaddedBatches(nn.Cell):
             last = self.prompt_numbers[:prompts] * (hidden.shape[0] // prompts) + last
             return self.gather(hidden, ops.tile(last, (MOST_PROMPTS // prompts,)), 0)
         return self.gather(hidden, ops.tile(last, (MOST_PROMPTS,)), 0)
+
+    def numbers(self, first: int, last: int) -> Tensor:
+        """`first` to `last - 1`, int32."""
+        # `ops.arange` is this operator and what checks its arguments: that is a quarter of the time
+        # in which a small graph is compiled.
+        return ops.cast(self.range(first, last, 1), ms.int32)
 
     def rotary_of(self, position_ids: Tensor) -> Rotary:
         """Rows of the tables for `position_ids` [rows], or [parts, rows]."""
@@ -121,7 +128,7 @@ class PaddedBatches(nn.Cell):
         """Prompts whose contexts see themselves in both directions."""
         prompts = positions.shape[0]
         t = rows // prompts
-        columns = ops.arange(0, t, 1, dtype=ms.int32)
+        columns = self.numbers(0, t)
         own = columns.reshape(1, 1, t, 1)
         context_lengths = positions[:, 0].reshape(prompts, 1, 1, 1)
         unseen = ops.logical_and(columns > own, columns >= context_lengths)
@@ -141,15 +148,15 @@ class PaddedBatches(nn.Cell):
         first = 0
         for number in range(used_blocks):
             last = first + self.layout.block_lengths[number]
-            offset = ops.arange(first, last, 1, dtype=ms.int32) - start
+            offset = self.numbers(first, last) - start
             shape = (1, 1, last - first, 1)
             written = ops.logical_and(offset >= 0, offset < length)
             token = ops.select(written, offset, ops.zeros_like(offset))
             kept, written = (offset < 0).reshape(shape), written.reshape(shape)
             sources = (*sources, {"token": token, "kept": kept, "written": written})
             first = last
-        columns = ops.arange(0, first, 1, dtype=ms.int32).reshape(1, 1, 1, first)
-        own = (ops.arange(0, t, 1, dtype=ms.int32) + start).reshape(1, 1, t, 1)
+        columns = self.numbers(0, first).reshape(1, 1, 1, first)
+        own = (self.numbers(0, t) + start).reshape(1, 1, t, 1)
         mask = ops.cast(columns > own, self.mask_type) * MASKED
         mask = ops.broadcast_to(mask, (self.kv_heads, self.group, t, first))
         mask = mask.reshape(1, self.kv_heads, self.group * t, first)
@@ -166,7 +173,7 @@ class PaddedBatches(nn.Cell):
         cells: tuple[Any, ...] = ()
         first = 0
         for size in self.layout.sizes:
-            rows = ops.arange(0, size, 1, dtype=ms.int32)
+            rows = self.numbers(0, size)
             cell_positions = rows_between(positions, first, first + size)
             cells = (*cells, self.cell_step(cell_positions, rows, used_blocks))
             first = first + size
@@ -188,7 +195,7 @@ class PaddedBatches(nn.Cell):
             index = ops.concat((row, head, offset), 2).reshape(-1, 3)
             targets = (*targets, {"index": index, "inside": inside.reshape(-1, 1)})
             first = first + length
-        columns = ops.arange(0, first, 1, dtype=ms.int32).reshape(1, 1, 1, first)
+        columns = self.numbers(0, first).reshape(1, 1, 1, first)
         unseen = columns > positions.reshape(-1, 1, 1, 1)
         mask = ops.cast(unseen, self.mask_type) * MASKED
         # The mask has all heads, though they are alike: adding it to scores of another shape
@@ -263,7 +270,7 @@ class WholeSequences(nn.Cell):
         """
         t = input_ids.shape[1]
         if mask is None:
-            columns = ops.arange(0, t, 1, dtype=ms.int32)
+            columns = self.batches.numbers(0, t)
             mask = ops.cast(columns > columns.reshape(t, 1), self.batches.mask_type) * MASKED
             mask = ops.tile(mask, (self.batches.group, 1))
             mask = mask.reshape(1, 1, self.batches.group * t, t)
