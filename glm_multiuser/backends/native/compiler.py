@@ -93,12 +93,14 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
     wanted = LEVEL_FLAGS if levels is None else levels
     levels = [name for name in wanted if _knows(compiler, LEVEL_FLAGS[name])]
     have = [f"-DHAVE_{name}" for name in levels]
+    # Beside another level, `plain` is for comparing and for processors of before 2013.
+    quick = {"level_plain": ["-O1"]} if len(levels) > 1 else {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def compiled(source: str, name: str, flags: Sequence[str]) -> str:
             made = str(Path(folder, f"{name}.o"))
-            command = [*compiler, *FLAGS, *extra, *flags, "-c", str(SOURCES / source), "-o", made]
-            _run(command)
+            flags = [*FLAGS, *quick.get(name, []), *extra, *flags]
+            _run([*compiler, *flags, "-c", str(SOURCES / source), "-o", made])
             return made
 
         pieces = [
