@@ -33,6 +33,13 @@ def native() -> ctypes.CDLL:
     return opened
 
 
+def levels_here() -> list[str]:
+    """Those that this processor and the library have, the best one first; it is in use then."""
+    found = [name for name in library.LEVELS if native().glm_force_level(name.encode())]
+    native().glm_force_level(b"")
+    return found
+
+
 def call(name: str, *arrays: NDArray[Any]) -> int:
     """Inputs, then outputs, where they are -> 0, or what says that they were refused."""
     count = len(arrays)
