@@ -70,9 +70,10 @@ test-all: $(INSTALLED)
 	@$(BIN)/python -m pytest $(TEST_OPTIONS)
 
 browser:
-	@command -v chromium > /dev/null || { echo "Installing Chromium and fonts ..." && \
+	@command -v chromium-headless-shell > /dev/null || command -v chromium > /dev/null || { \
+	    echo "Installing Chromium and fonts ..." && \
 	    apt-get update -qq && apt-get install -qq -y --no-install-recommends \
-	    chromium fonts-noto-cjk > /dev/null; }
+	    chromium-headless-shell fonts-noto-cjk > /dev/null; }
 	@test -e .browser/node_modules/axe-core || if command -v npm > /dev/null; then \
 	    npm install --silent --no-audit --no-fund --ignore-scripts --prefix .browser $(AXE); \
 	    else echo "There is no npm to install axe-core with: accessibility is not tested."; fi

@@ -83,9 +83,9 @@ def picture(console: Console, title: str) -> str:
 
 def draw(consoles: Sequence[Console], title: str) -> list[Image.Image]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
+        path = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
         page = browser.new_page(viewport={"width": PIXELS, "height": PIXELS})
         images = []
         for console in consoles:
