@@ -17,9 +17,13 @@ AXE = axe-core@4.14.1
 # Some tests wait for a browser or a server, so two cores have work for three.
 TEST_OPTIONS = -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
-# Modules are compiled when they are first imported: most of them never are. Without PYTHONWARNINGS,
-# pip would show setuptools' advice on every editable installation.
-INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --no-compile -c constraints.txt
+# uv installs in a third of pip's time. It does not read pip's settings: a mirror, and folders of
+# wheels, are passed on.
+pip_setting = $$($(BIN)/python -m pip config list | \
+    sed -n "s/^[^=]*\.$(1)='\(.*\)'$$/\1/p" | tail -n 1 | sed 's/\\n/ /g; s/^ *//; s/  */,/g')
+INSTALL = UV_SYSTEM_CERTS=1 UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}" \
+    UV_FIND_LINKS="$${UV_FIND_LINKS:-$(call pip_setting,find-links)}" \
+    $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What the first import compiled has to be kept: without it, MindSpore takes 4 s longer each time.
@@ -124,13 +128,12 @@ wheel: $(INSTALLED)
 ascend-dryrun: $(INSTALLED)
 	@$(BIN)/python -m scripts.ascend_dryrun
 
-# The pip that comes with Python 3.11 takes twice as long as today's to install all of this.
 $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
-	@test -x $(BIN)/pip || { $(CHECK_PYTHON) && \
+	@test -x $(BIN)/uv || { $(CHECK_PYTHON) && \
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
-	    $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q --upgrade pip; }
-	@echo "Installing MindSpore and the rest into .venv (two to five minutes, mostly download) ..."
-	@# The kernels are compiled while pip downloads; what it builds finds them there.
+	    $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q -c constraints.txt uv; }
+	@echo "Installing MindSpore and the rest into .venv (one to four minutes, mostly download) ..."
+	@# The kernels are compiled while uv downloads; what it builds finds them there.
 	@start=$$(date +%s); $(BIN)/python -m glm_multiuser.backends.native.compiler & \
 	    $(INSTALL) -e '.[dev,server,structured,hub,otel,mindformers]' && wait && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
