@@ -20,7 +20,7 @@ TEST_OPTIONS = -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 # uv installs in a third of pip's time. It does not read pip's settings: a mirror, and folders of
 # wheels, are passed on.
 pip_setting = $$($(BIN)/python -m pip config list | \
-    sed -n "s/^[^=]*\.$(1)='\(.*\)'$$/\1/p" | tail -n 1 | sed 's/\\n/ /g; s/^ *//; s/  */,/g')
+    sed -n "s/^[^=]*\.$(1)='\(.*\)'$$/\1/p" | head -n 1 | sed 's/\\n/ /g; s/^ *//; s/  */,/g')
 INSTALL = UV_SYSTEM_CERTS=1 UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}" \
     UV_FIND_LINKS="$${UV_FIND_LINKS:-$(call pip_setting,find-links)}" \
     $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt
