@@ -17,13 +17,14 @@ AXE = axe-core@4.14.1
 # Some tests wait for a browser or a server, so two cores have work for three.
 TEST_OPTIONS = -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
-# uv installs in a third of pip's time. It does not read pip's settings: a mirror, and folders of
-# wheels, are passed on.
-pip_setting = $$($(BIN)/python -m pip config list | \
-    sed -n "s/^[^=]*\.$(1)='\(.*\)'$$/\1/p" | head -n 1 | sed 's/\\n/ /g; s/^ *//; s/  */,/g')
-INSTALL = UV_SYSTEM_CERTS=1 UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}" \
-    UV_FIND_LINKS="$${UV_FIND_LINKS:-$(call pip_setting,find-links)}" \
-    $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt
+# uv installs in a third of pip's time. It reads none of pip's settings: folders of wheels are passed
+# on, and where uv fails, behind a mirror that only pip knows, pip installs.
+WHEELS = $$($(BIN)/python -m pip config list | sed -n "s/^[^=]*\.find-links='\(.*\)'$$/\1/p" | \
+    head -n 1 | sed 's/\\n/ /g; s/^ *//; s/  */,/g')
+INSTALL = install() { \
+    UV_SYSTEM_CERTS=1 UV_FIND_LINKS="$${UV_FIND_LINKS:-$(WHEELS)}" \
+    $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt "$$@" || \
+    $(BIN)/python -m pip install -q --no-compile -c constraints.txt "$$@"; }; install
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What the first import compiled has to be kept: without it, MindSpore takes 4 s longer each time.
