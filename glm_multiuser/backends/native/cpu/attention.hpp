@@ -29,7 +29,7 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
       sums[r][v] = separate(load(contexts[r] + v * WIDTH) * factors[r]);
-  for_every_two(sums, take_apart<Number>);
+  for_every_two(sums, [](vec* two) INLINE { take_apart<Number>(two); });
   for (int s = first; s < last; ++s) {
     for (int64_t i = 0; i < ahead_step; i += 64) ask_for_line<2>(ahead + i);
     ahead += ahead_step;
@@ -40,9 +40,13 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
       const float as_it_is = weights[r * KEYS + s];
       return Block<Number>::scaled ? as_it_is * scale : as_it_is;
     };
-    add_products<Number>(sums, [&](int v) INLINE { return from + v * WIDTH; }, weight, lanes);
+    const auto number = [&](int v) INLINE {
+      if constexpr (NV > 1) return one_of_many(from + lies_at<Number>(v) * WIDTH, v);
+      return lanes == WIDTH ? widened(from) : widened_first(from, lanes);
+    };
+    add_products(sums, number, weight);
   }
-  for_every_two(sums, put_together<Number>);
+  for_every_two(sums, [](vec* two) INLINE { put_together<Number>(two); });
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8

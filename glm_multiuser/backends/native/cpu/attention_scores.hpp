@@ -45,14 +45,9 @@ struct Block {
   const Number* value(int64_t position) const { return values + position * row + scale; }
 };
 
-// Adds NV vectors of numbers, times a factor of each row, to the sums of R rows. A lone vector has the
-// first `lanes` of its numbers.
-template <class Number, int R, int NV, class From, class Factor>
-inline INLINE void add_products(vec (&sums)[R][NV], From from, Factor factor, int lanes) {
-  const auto number = [&](int v) INLINE {
-    if constexpr (NV > 1) return one_of_two(from(v / 2 * 2), v % 2);
-    return lanes == WIDTH ? widened(from(0)) : widened_first(from(0), lanes);
-  };
+// Adds NV vectors, number(v), times a factor of each row, to the sums of R rows.
+template <int R, int NV, class Number, class Factor>
+inline INLINE void add_products(vec (&sums)[R][NV], Number number, Factor factor) {
   // At `avx2` there are registers for all numbers or for all factors, beside the sums.
   if constexpr (WIDTH == 8 && R <= NV) {
     vec factors[R];
@@ -110,11 +105,13 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
     for (int v = 0; v < NV; v += TILE_VECTORS)
       ask_for_line<Block<Number>::scaled ? 1 : 2>(ahead + v * step);
     ahead += NV * step;
-    add_products<Number>(
-        sums, [&](int v) INLINE { return keys[v] + i * TILE; },
-        [&](int r) INLINE { return query[r][i]; }, WHOLE ? WIDTH : lanes);
+    const auto key = [&](int v) INLINE {
+      if constexpr (NV > 1) return one_of_many(keys[lies_at<Number>(v)] + i * TILE, v);
+      return WHOLE ? widened(keys[0] + i * TILE) : widened_first(keys[0] + i * TILE, lanes);
+    };
+    add_products(sums, key, [&](int r) INLINE { return query[r][i]; });
   }
-  for_every_two(sums, put_together<Number>);
+  for_every_two(sums, [](vec* two) INLINE { put_together<Number>(two); });
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
     const int position = position_of(v);

@@ -68,16 +68,22 @@ inline vec widened_first(const Number* from, int count) {
 }
 #endif
 
-// Of two vectors of numbers, one. With bf16 at `avx2` the first has the even numbers and the second the
-// odd ones, which takes half as many instructions.
+// Several vectors of numbers. With bf16 at `avx2` the first of every two has the even numbers of both, and
+// the second the odd ones, which takes half as many instructions.
 template <class Number>
 constexpr bool APART = WIDTH == 8 && std::is_same<Number, uint16_t>::value;
 
+// At which vector's place vector v is read, and vector v from there.
 template <class Number>
-inline INLINE vec one_of_two(const Number* two, int which) {
-  if constexpr (!APART<Number>) return widened(two + which * WIDTH);
-  const auto pairs = load_as<uvec>(two);
-  return (vec)(which == 0 ? pairs << 16 : pairs & 0xffff0000);
+constexpr int lies_at(int v) {
+  return APART<Number> ? v / 2 * 2 : v;
+}
+
+template <class Number>
+inline INLINE vec one_of_many(const Number* from, int v) {
+  if constexpr (!APART<Number>) return widened(from);
+  const auto pairs = load_as<uvec>(from);
+  return (vec)(v % 2 == 0 ? pairs << 16 : pairs & 0xffff0000);
 }
 
 // Sums of such vectors, in order, become sums that lie as these do, and the other way round.
