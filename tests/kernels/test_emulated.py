@@ -1,5 +1,5 @@
-"""The other tests of products and of attention, at levels that this processor may not have: their
-instructions are emulated."""
+"""The other tests of kernels, at levels that this processor may not have: their instructions are
+emulated. That takes AVX2."""
 
 from __future__ import annotations
 
@@ -7,37 +7,53 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from glm_multiuser.backends.native import compiler
-from glm_multiuser.backends.native.compiler import BuildError, build
-from tests.kernels.calling import PATH
+from glm_multiuser.backends.native.compiler import AVX2, BuildError, build
+from tests.kernels.calling import PATH, levels_here
 
 HERE = Path(__file__).parent
+VNNI, BF16 = "-DEMULATE_AVX512VNNI", "-DEMULATE_AVX512BF16"
+# It warns that vectors of 64 bytes are handed over otherwise than with AVX-512.
+AVX512 = [*AVX2, "-include", str(HERE / "avx512.hpp"), "-Wno-psabi"]
 EMULATED: dict[str, list[str]] = {
     "plain": ["-O0"],  # which every library has; it is not what is tested
-    "avx512vnni": ["-DGLM_EMULATE_VNNI"],
-    "amx": ["-DGLM_EMULATE_VNNI", "-DGLM_EMULATE_AMX"],
+    "avxvnni": [*AVX2, "-include", str(HERE / "avxvnni.hpp")],
+    "avx512": AVX512,
+    "avx512vnni": [*AVX512, VNNI],
+    "avx512bf16": [*AVX512, VNNI, BF16],
+    "amx": [*AVX512, VNNI, BF16, "-DGLM_EMULATE_AMX"],
 }
-TESTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups", "levels")
+OFTEN = ("avx512bf16", "amx")
+"""They have nearly all instructions of the others."""
+TESTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups", "attention", "rows", "levels")
 EXAMPLES = 4
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library whose levels need no instructions of a processor."""
-    made = tmp_path_factory.mktemp("emulated") / "emulated.so"
+def emulate(target: Path, levels: Sequence[str]) -> None:
+    """Builds a library that has these levels on any processor with AVX2."""
+    if "avx2" not in levels_here():
+        pytest.skip("this processor has no AVX2")
+    wanted = {name: EMULATED[name] for name in ("plain", *levels)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "LEVEL_FLAGS", EMULATED)
+        patch.setattr(compiler, "LEVEL_FLAGS", wanted)
         try:
-            # "-O1" takes three times as long to compile, and the tests three quarters as long.
-            build(made, ["-DGLM_EMULATED", "-Og"])
+            # "-O1" takes four times as long to compile.
+            build(target, ["-DGLM_EMULATED", "-Og"])
         except BuildError as error:
             if "no C++ compiler" in str(error):
                 pytest.skip(str(error))
             raise
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("emulated") / "emulated.so"
+    emulate(made, OFTEN)
     return made
 
 
@@ -59,21 +75,26 @@ def python_with(path: Path, *arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.slow
-def test_products(emulated: Path) -> None:
+def run_tests(library: Path, levels: Sequence[str]) -> None:
+    here = "from tests.kernels.calling import levels_here; print(*levels_here())"
+    assert {*python_with(library, "-c", here).split()} == {"plain", *levels}
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
-    command += [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}"]
-    # Emulated, `avx512vnni` differs from `plain` in products of int8 alone.
-    command += ["-k", "amx or avx512vnni and int8 or test_levels"]
+    command += [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}", "-k", "not plain"]
     command += [str(HERE / f"test_{name}.py") for name in TESTS]
-    assert " passed" in python_with(emulated, *command)
+    assert " passed" in python_with(library, *command)
 
 
 @pytest.mark.slow
-def test_attention(emulated: Path) -> None:
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
-    command += [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}", "-k", "amx"]
-    assert " passed" in python_with(emulated, *command, str(HERE / "test_attention.py"))
+def test_levels(emulated: Path) -> None:
+    run_tests(emulated, OFTEN)
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_other_levels(tmp_path: Path) -> None:
+    others = [name for name in EMULATED if name not in ("plain", *OFTEN)]
+    emulate(tmp_path / "emulated.so", others)
+    run_tests(tmp_path / "emulated.so", others)
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
-// The instructions that some levels are there for. Where they are emulated, for tests on processors
-// without them, they are plain C++ with the arithmetic that Intel documents (Software Developer's
-// Manual, volume 2).
+// The instructions that some levels are there for.
 #pragma once
 
 #include "vector.hpp"
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(GLM_EMULATE_VNNI)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define GLM_HAS_DPBUSD 1
 #endif
 
@@ -15,13 +13,7 @@ namespace {
 
 // Adds to each sum four products of unsigned and of signed bytes; exact, modulo 2^32.
 inline ivec dpbusd(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
-#if defined(GLM_EMULATE_VNNI)
-  const auto a = load_as<uint8_t __attribute__((vector_size(4 * WIDTH)))>(&unsigned_bytes);
-  const auto b = load_as<int8_t __attribute__((vector_size(4 * WIDTH)))>(&signed_bytes);
-  for (int i = 0; i < 4 * WIDTH; ++i)
-    sums[i / 4] = (int32_t)((uint32_t)sums[i / 4] + (uint32_t)((int32_t)a[i] * b[i]));
-  return sums;
-#elif defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__)
   return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
 #else
   return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes,

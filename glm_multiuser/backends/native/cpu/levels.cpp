@@ -17,9 +17,12 @@ extern const Level table_avx512, table_avx512vnni, table_avx512bf16, table_amx;
 namespace {
 
 #if defined(GLM_EMULATED)
-// Levels without any processor's instructions.
+// Those above AVX2 are plain C++ then: tests/kernels/test_emulated.py.
 [[maybe_unused]] bool runs_amx() { return true; }
+[[maybe_unused]] bool runs_avx512bf16() { return true; }
 [[maybe_unused]] bool runs_avx512vnni() { return true; }
+[[maybe_unused]] bool runs_avx512() { return true; }
+[[maybe_unused]] bool runs_avxvnni() { return true; }
 #elif defined(__x86_64__)
 // What compilers have no name for, or only recent ones.
 struct Features {

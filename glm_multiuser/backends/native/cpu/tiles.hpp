@@ -7,6 +7,7 @@
 #pragma once
 
 #include "half.hpp"
+#include "instructions.hpp"
 #include "vector.hpp"
 
 namespace {
@@ -55,12 +56,6 @@ struct UseTiles {
   }
 };
 
-// Denormals are zero (DAZ), and results are flushed to zero (FTZ).
-inline vec flushed(vec x) {
-  const ivec is_normal = ((ivec)x & 0x7fffffff) >= 0x00800000;
-  return (vec)((ivec)x & (is_normal | INT32_MIN));
-}
-
 inline void emulate_zero(int tile) {
   std::memset(&emulated_tiles[tile], 0, sizeof(Tile));
 }
@@ -78,33 +73,24 @@ inline void emulate_store(int tile, void* to, int64_t stride) {
     std::memcpy((char*)to + row * stride, emulated_tiles[tile].bytes[row], TILE_ROW_BYTES);
 }
 
-typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
-
-// a * b + c, rounded once, of numbers a and b in bfloat16: in double their product is exact, and where
-// its sum is rounded twice that makes no difference (Figueroa 1995).
-inline vec fused_bf16(vec a, vec b, vec c) {
-  const Doubles product = __builtin_convertvector(a, Doubles) * __builtin_convertvector(b, Doubles);
-  return __builtin_convertvector(product + __builtin_convertvector(c, Doubles), vec);
-}
-
-// The first numbers of all pairs have a sum, and the second ones.
+// The first numbers of all pairs have a sum, and the second ones. Each product and its sum are rounded
+// once.
 inline void emulate_bf16(int to, int left, int right) {
+  const FlushSubnormals flushes;
   Tile &c = emulated_tiles[to], &a = emulated_tiles[left], &b = emulated_tiles[right];
   for (int n = 0; n < 16; n += WIDTH) {
     vec weights[32];
     for (int k = 0; k < 16; ++k) {
       const auto pairs = load_as<uvec>(&b.bf16[k][2 * n]);
-      weights[2 * k] = flushed((vec)(pairs << 16));
-      weights[2 * k + 1] = flushed((vec)(pairs & 0xffff0000));
+      weights[2 * k] = (vec)(pairs << 16);
+      weights[2 * k + 1] = (vec)(pairs & 0xffff0000);
     }
     for (int m = 0; m < TILE_ROWS; ++m) {
       vec sums[2] = {};
-      for (int i = 0; i < 32; ++i) {
-        const vec number = flushed(all(from_bf16(a.bf16[m][i])));
-        sums[i % 2] = flushed(fused_bf16(weights[i], number, sums[i % 2]));
-      }
+      for (int i = 0; i < 32; ++i)
+        sums[i % 2] = fused(weights[i], all(from_bf16(a.bf16[m][i])), sums[i % 2]);
       float* total = &c.floats[m][n];
-      store(total, flushed(flushed(load(total)) + flushed(sums[0] + sums[1])));
+      store(total, load(total) + (sums[0] + sums[1]));
     }
   }
 }

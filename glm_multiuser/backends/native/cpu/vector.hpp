@@ -79,9 +79,9 @@ inline vec all(float x) { return x - vec{}; }
 // run out of registers.
 template <class V>
 inline V separate(V x) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(GLM_EMULATED)
   asm("" : "+v"(x));
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(GLM_EMULATED)
   asm("" : "+w"(x));
 #else
   asm("" : "+m"(x));
