@@ -48,17 +48,10 @@ struct Int8Tiles {
   static constexpr bool as_stored = false, whole = false, in_pieces = true;
   static void lay_lines(const char* from, int count, char* to) {
     for (int line = 0; line < count; ++line, from += line_bytes, to += PAIR_BYTES) {
-#if defined(__AVX512BF16__)
       __m512bh wide[2];
       widen_to_bf16(from, wide);
       _mm512_storeu_si512(to, (__m512i)wide[0]);
       _mm512_storeu_si512(to + TILE_ROW_BYTES, (__m512i)wide[1]);
-#else
-      for (int i = 0; i < line_bytes; ++i) {
-        const uint16_t number = to_bf16((float)(int8_t)from[i]);
-        std::memcpy(to + i % 16 / 8 * TILE_ROW_BYTES + i / 16 * 16 + i % 8 * 2, &number, 2);
-      }
-#endif
     }
   }
 };

@@ -6,9 +6,6 @@
 #include "attention.hpp"
 #include "query_rows.hpp"
 
-#if defined(__AVX512F__)
-#define GLM_FEW_ROWS 1
-
 namespace {
 
 constexpr int FEW_QUERIES = 3;
@@ -155,5 +152,3 @@ void attend_few_rows(const Attention& a) {
 }
 
 }  // namespace
-
-#endif

@@ -25,12 +25,8 @@ inline ivec dpbusd(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
 inline ivec unpack_low(ivec a, ivec b) {
 #if defined(__AVX512F__)
   return (ivec)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (ivec)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b);
 #else
-  return ivec{a[0] & 0xffff, (int32_t)((uint32_t)a[0] >> 16), a[1] & 0xffff,
-              (int32_t)((uint32_t)a[1] >> 16)} |
-         ivec{b[0] << 16, b[0] & (int32_t)0xffff0000, b[1] << 16, b[1] & (int32_t)0xffff0000};
+  return (ivec)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b);
 #endif
 }
 
@@ -38,10 +34,8 @@ inline ivec unpack_low(ivec a, ivec b) {
 inline ivec unpack_high(ivec a, ivec b) {
 #if defined(__AVX512F__)
   return (ivec)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (ivec)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b);
 #else
-  return unpack_low(ivec{a[2], a[3]}, ivec{b[2], b[3]});
+  return (ivec)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b);
 #endif
 }
 

@@ -86,14 +86,9 @@ struct QueryRows {
     for (int row = 0; row < a.count; ++row) {
       const float *context = contexts + row * padded, total = softmax[row].total;
       for (int64_t i = 0; i < a.head_dim; i += STEP) {
-        vec y[2 * PIECES];
-        for (int v = 0; v < PIECES; ++v) {
-          vec first = load(context + i + v * WIDTH), second = load(context + i + COLUMNS + v * WIDTH);
-          if (JOINS) join_groups(first, second);
-          y[JOINS ? 2 * v : v] = first;
-          y[JOINS ? 2 * v + 1 : PIECES + v] = second;
-        }
-        for (int v = 0; v < 2 * PIECES; ++v) {
+        vec y[] = {load(context + i), load(context + i + COLUMNS)};
+        if (JOINS) join_groups(y[0], y[1]);
+        for (int v = 0; v < 2; ++v) {
           const int64_t left = a.head_dim - i - v * WIDTH;
           if (left <= 0) break;
           // A zero is positive, whatever was added with weight 0.

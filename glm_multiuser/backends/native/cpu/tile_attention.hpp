@@ -145,9 +145,7 @@ int tile_query_rows(glm::Cache kind) {
 
 void tile_attend(glm::Cache kind, const Attention& a) {
   if (kind != glm::Cache::bfloat16) return attend(kind, a);
-#if defined(GLM_FEW_ROWS)
   if (a.count <= FEW_QUERIES) return attend_few_rows(a);
-#endif
   attend_on_tiles(a);
 }
 

@@ -13,7 +13,6 @@ namespace {
 
 inline int64_t steps_of(int64_t numbers) { return (numbers + STEP - 1) / STEP; }
 
-#if defined(__AVX512F__)
 // Two rows of up to 16 numbers, one behind the other -> the numbers in turn.
 inline INLINE ivec paired(const uint16_t* from, int count, bool second) {
   const __m512i places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
@@ -22,19 +21,11 @@ inline INLINE ivec paired(const uint16_t* from, int count, bool second) {
   const __m512i numbers = _mm512_maskz_loadu_epi16(second ? there << 16 | there : there, from);
   return (ivec)_mm512_permutexvar_epi16(places, numbers);
 }
-#endif
 
 // The same, to memory.
 inline void pair_up(const uint16_t* from, int count, bool second, char* to) {
-#if defined(__AVX512F__)
   const ivec pairs = paired(from, count, second);
   std::memcpy(to, &pairs, sizeof pairs);
-#else
-  uint16_t pairs[STEP] = {};
-  for (int i = 0; i < count; ++i) pairs[2 * i] = from[i];
-  for (int i = 0; i < count && second; ++i) pairs[2 * i + 1] = from[glm::TILE + i];
-  std::memcpy(to, pairs, sizeof pairs);
-#endif
 }
 
 // Keys of `count` positions, [tiles, head_dim, TILE] -> two tiles of 16 positions at a time, and for
@@ -58,15 +49,8 @@ inline void pair_keys(const uint16_t* keys, int count, int64_t head_dim, const c
 
 // As many bytes of a vector as there are of `count` numbers, and zeros.
 inline ivec load_pairs(const uint16_t* from, int64_t count) {
-  constexpr int64_t MOST = 2 * WIDTH;
-#if defined(__AVX512F__)
-  const uint32_t there = count >= MOST ? ~0u : count <= 0 ? 0u : (1u << count) - 1;
+  const uint32_t there = count >= STEP ? ~0u : count <= 0 ? 0u : (1u << count) - 1;
   return (ivec)_mm512_maskz_loadu_epi16(there, from);
-#else
-  ivec numbers{};
-  if (count > 0) std::memcpy(&numbers, from, 2 * (count < MOST ? count : MOST));
-  return numbers;
-#endif
 }
 
 // Values of `count` positions, [positions, head_dim] -> for each 32 numbers of a value two tiles,
@@ -77,14 +61,12 @@ inline void pair_values(const uint16_t* values, int count, int64_t head_dim, cha
   for (int at = 0; at < filled; at += 2, values += 2 * head_dim) {
     char* row = to + at / STEP * TILE_BYTES + at % STEP / 2 * TILE_ROW_BYTES;
     for (int64_t i = 0; i < head_dim; i += STEP, row += 2 * OF_TILE) {
-      for (int64_t part = 0; part < STEP; part += 2 * WIDTH) {
-        const int64_t left = head_dim - i - part;
-        const ivec a = load_pairs(values + i + part, at < count ? left : 0);
-        const ivec b = load_pairs(values + head_dim + i + part, at + 1 < count ? left : 0);
-        const ivec low = unpack_low(a, b), high = unpack_high(a, b);
-        std::memcpy(row + 2 * part, &low, sizeof low);
-        std::memcpy(row + OF_TILE + 2 * part, &high, sizeof high);
-      }
+      const int64_t left = head_dim - i;
+      const ivec a = load_pairs(values + i, at < count ? left : 0);
+      const ivec b = load_pairs(values + head_dim + i, at + 1 < count ? left : 0);
+      const ivec low = unpack_low(a, b), high = unpack_high(a, b);
+      std::memcpy(row, &low, sizeof low);
+      std::memcpy(row + OF_TILE, &high, sizeof high);
     }
   }
 }

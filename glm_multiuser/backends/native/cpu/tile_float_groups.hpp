@@ -33,7 +33,6 @@ struct WholeNumbers {
 // instructions, and rows have their inputs in the same order (`RowsInTiles`).
 template <class T>
 inline INLINE uvec pair_of_quad(uvec quads, int first) {
-#if defined(__AVX512BW__)
   if constexpr (T::type.bits < 8) {
     static constexpr WholeNumbers<T::offset> numbers;
     const auto* table = (const __m512i*)numbers.bits;
@@ -41,7 +40,6 @@ inline INLINE uvec pair_of_quad(uvec quads, int first) {
     if constexpr (T::type.bits < 6) return (uvec)_mm512_permutexvar_epi16(places, table[0]);
     return (uvec)_mm512_permutex2var_epi16(table[0], places, table[1]);
   }
-#endif
   const uvec quad = Quad<T>::prepared(quads);
   const auto number = [&](int i) { return (uvec)Quad<T>::number(quad, i); };
   return number(first) >> 16 | (number(first + 2) & 0xffff0000u);

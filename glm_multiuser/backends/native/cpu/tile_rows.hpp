@@ -44,13 +44,7 @@ inline Halves high_halves(vec x) { return __builtin_convertvector((uvec)x >> 16,
 
 // Of every four numbers, the second and the third change places.
 inline vec middle_swapped(vec x) {
-#if defined(__AVX512F__)
   return (vec)_mm512_permute_ps((__m512)x, _MM_SHUFFLE(3, 1, 2, 0));
-#else
-  vec y = x;
-  for (int i = 0; i < WIDTH; i += 4) y[i + 1] = x[i + 2], y[i + 2] = x[i + 1];
-  return y;
-#endif
 }
 
 struct RowsInTiles {

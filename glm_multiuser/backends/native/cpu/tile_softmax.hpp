@@ -1,32 +1,26 @@
-// The streaming softmax between products of tiles. Every step is rounded in the same way and order
-// at any width of vectors, so that an emulation has the bits of the processor.
+// The streaming softmax between products of tiles.
 #pragma once
 
 #include "cache.hpp"
-#include "half.hpp"
 #include "tiles.hpp"
 #include "vector.hpp"
 
 namespace {
 
 constexpr int COLUMNS = TILE_ROW_BYTES / 4;  // of a tile of sums
-constexpr int PIECES = COLUMNS / WIDTH;      // vectors that hold as many numbers
+static_assert(COLUMNS == WIDTH, "a row of a tile of sums is a vector");
 
 // 2^x for x <= 0, at least 2^-125; a NaN stays. The relative error of the polynomial is at most
 // 2.9e-6 (fitted by Lawson's algorithm), far less than a weight is rounded by.
 inline vec power_of_two(vec x) {
   x = larger(x, all(-125.0f));
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const vec shifted = x + shift, whole = shifted - shift, r = x - whole;
+  const vec whole = (x + shift) - shift, r = x - whole;
   vec p = fused(all(9.582852945e-03f), r, all(5.590642616e-02f));
   p = fused(p, r, all(2.402409911e-01f));
   p = fused(p, r, all(6.931241751e-01f));
   p = fused(p, r, all(1.0f));
-#if defined(__AVX512F__)
   return (vec)_mm512_scalef_ps((__m512)p, (__m512)whole);
-#else
-  return p * (vec)(((ivec)shifted - (ivec)all(shift) + 127) << 23);
-#endif
 }
 
 // x * factor in bfloat16, with zeros behind `size` up to `padded`, a multiple of STEP.
@@ -40,27 +34,14 @@ inline void round_row(const float* x, float factor, int64_t size, int64_t padded
 
 // Numbers of two tiles, side by side.
 struct Rounded {
-  vec first[PIECES], second[PIECES];
+  vec first, second;
 };
 
 // Rounds as many weights to bfloat16, and returns what they became.
 inline Rounded round_weights(const vec* weights, uint16_t* to) {
-  Rounded rounded;
-#if defined(__AVX512BF16__)
   const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
   _mm512_storeu_si512(to, both);
-  rounded.first[0] = of_bf16(_mm512_castsi512_si256(both));
-  rounded.second[0] = of_bf16(_mm512_extracti64x4_epi64(both, 1));
-#else
-  float numbers[2 * COLUMNS];
-  std::memcpy(numbers, weights, sizeof numbers);
-  for (int i = 0; i < 2 * COLUMNS; ++i) {
-    to[i] = to_bf16(numbers[i]);
-    numbers[i] = from_bf16(to[i]);
-  }
-  std::memcpy(&rounded, numbers, sizeof numbers);
-#endif
-  return rounded;
+  return {of_bf16(_mm512_castsi512_si256(both)), of_bf16(_mm512_extracti64x4_epi64(both, 1))};
 }
 
 // What a row has got from the blocks of positions so far.
@@ -86,14 +67,14 @@ inline float raise_largest(const float* scores, int count, Softmax& row) {
 // behind them up to `filled`; they may take the scores' place. `factor` is for the sum of those before.
 inline void weigh_row(const float* scores, int count, int filled, float factor, Softmax& row,
                       uint16_t* weights) {
-  vec sums[PIECES] = {};
+  vec sums{};
   const auto weigh = [&](int i, auto visible) INLINE {
-    vec each[2 * PIECES];
-    for (int v = 0; v < 2 * PIECES; ++v)
+    vec each[2];
+    for (int v = 0; v < 2; ++v)
       each[v] = visible(v, power_of_two(load(scores + i + v * WIDTH) - row.largest));
     const Rounded rounded = round_weights(each, weights + i);
-    for (int v = 0; v < PIECES; ++v) sums[v] += rounded.first[v];
-    for (int v = 0; v < PIECES; ++v) sums[v] += rounded.second[v];
+    sums += rounded.first;
+    sums += rounded.second;
   };
   int i = 0;
   for (; i + STEP <= count; i += STEP) weigh(i, [](int, vec weight) INLINE { return weight; });
@@ -104,9 +85,7 @@ inline void weigh_row(const float* scores, int count, int filled, float factor, 
     i += STEP;
   }
   for (; i < filled; i += STEP) std::memset(weights + i, 0, STEP * sizeof(uint16_t));
-  for (int half = PIECES / 2; half > 0; half /= 2)
-    for (int v = 0; v < half; ++v) sums[v] += sums[half + v];
-  row.total = __builtin_fmaf(row.total, factor, sum(sums[0]));
+  row.total = __builtin_fmaf(row.total, factor, sum(sums));
 }
 
 }  // namespace

@@ -27,12 +27,8 @@ inline int64_t filled_up_to(int64_t number, int64_t multiple) {
 
 // WIDTH numbers. Subnormal ones may become zeros, which they are for tiles.
 inline void round_to_bf16(vec numbers, uint16_t* to) {
-#if defined(__AVX512BF16__)
   const __m256bh rounded = _mm512_cvtneps_pbh((__m512)numbers);
   std::memcpy(to, &rounded, sizeof rounded);
-#else
-  for (int i = 0; i < WIDTH; ++i) to[i] = to_bf16(numbers[i]);
-#endif
 }
 
 #if defined(GLM_EMULATE_AMX)
