@@ -29,6 +29,8 @@ constexpr int TOGETHER = 4, SIDE_BY_SIDE = 2;
 template <int R>
 constexpr int MOST_SIDE_BY_SIDE = WIDTH != 8 || R > 3 ? SIDE_BY_SIDE : R == 1 ? 8 : 4;
 constexpr int TILE_VECTORS = TILE / WIDTH;
+// And of a tile that no row sees all of.
+constexpr int LAST_SIDE_BY_SIDE = SIDE_BY_SIDE < TILE_VECTORS ? SIDE_BY_SIDE : TILE_VECTORS;
 
 // Keys and values of one head, from the first position of a block on. With int8 the scales of a
 // tile lie in front of it, and the scale of a value in front of that.
@@ -81,8 +83,8 @@ inline INLINE void for_every_two(vec (&sums)[R][NV], WithTwo with_two) {
     for (int v = 0; v + 1 < NV; v += 2) with_two(sums[r] + v);
 }
 
-// Scores of R queries with NV vectors of positions of every so many tiles, from `first` on; of one that
-// is not `WHOLE`, with its first `lanes`. With `fetches` as much of what is wanted next is asked for.
+// Scores of R queries with NV vectors of positions of every so many tiles, from `first` on; if they are not
+// WHOLE, with their first `lanes`. With `fetches` as much of what is wanted next is asked for.
 template <int R, int NV, bool WHOLE, int EVERY = 1, class Number>
 inline void some_scores(const float* const* queries, const Block<Number>& block, int first,
                         int lanes, int64_t head_dim, bool fetches, float* scores) {
@@ -105,9 +107,12 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
     for (int v = 0; v < NV; v += TILE_VECTORS)
       ask_for_line<Block<Number>::scaled ? 1 : 2>(ahead + v * step);
     ahead += NV * step;
+    vec part[NV];
+    if constexpr (!WHOLE) widen_first(keys[0] + i * TILE, lanes, part);
     const auto key = [&](int v) INLINE {
+      if constexpr (!WHOLE) return part[v];
       if constexpr (NV > 1) return one_of_many(keys[lies_at<Number>(v)] + i * TILE, v);
-      return WHOLE ? widened(keys[0] + i * TILE) : widened_first(keys[0] + i * TILE, lanes);
+      return widened(keys[0] + i * TILE);
     };
     add_products(sums, key, [&](int r) INLINE { return query[r][i]; });
   }
@@ -118,7 +123,7 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
     vec scale{};
     if (Block<Number>::scaled) {
       const auto* scales = (const float*)(block.keys + position / TILE * TILE * block.row);
-      scale = load_first(scales + position % TILE, WHOLE ? WIDTH : lanes);
+      scale = load_first(scales + position % TILE, WHOLE ? WIDTH : count_of_lanes(lanes, v));
     }
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
@@ -126,7 +131,21 @@ inline void some_scores(const float* const* queries, const Block<Number>& block,
   }
 }
 
-// Scores of R queries with the first `count` positions of a block.
+// Scores of R queries with the positions of a block from `at` up to `count`: NV vectors at a time, and
+// then half as many.
+template <int R, int NV, class Number>
+inline void rest_of_scores(const float* const* queries, const Block<Number>& block, int at, int count,
+                           int64_t head_dim, bool fetches, float* scores) {
+  for (; at + NV * WIDTH <= count; at += NV * WIDTH)
+    some_scores<R, NV, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
+  if constexpr (NV > LAST_SIDE_BY_SIDE) {
+    rest_of_scores<R, NV / 2>(queries, block, at, count, head_dim, fetches, scores);
+  } else if (at < count) {
+    some_scores<R, NV, false>(queries, block, at, count - at, head_dim, fetches, scores);
+  }
+}
+
+// The same with the first `count` positions.
 template <int R, class Number>
 inline void all_scores(const float* const* queries, const Block<Number>& block, int count,
                        int64_t head_dim, bool fetches, float* scores) {
@@ -140,16 +159,7 @@ inline void all_scores(const float* const* queries, const Block<Number>& block, 
                                         scores);
     return;
   }
-  int at = 0;
-  for (; at + MOST * WIDTH <= count; at += MOST * WIDTH)
-    some_scores<R, MOST, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
-  if constexpr (MOST > SIDE_BY_SIDE)
-    for (; at + SIDE_BY_SIDE * WIDTH <= count; at += SIDE_BY_SIDE * WIDTH)
-      some_scores<R, SIDE_BY_SIDE, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
-  for (; at + WIDTH <= count; at += WIDTH)
-    some_scores<R, 1, true>(queries, block, at, WIDTH, head_dim, fetches, scores);
-  if (at < count)
-    some_scores<R, 1, false>(queries, block, at, count - at, head_dim, fetches, scores);
+  rest_of_scores<R, MOST>(queries, block, 0, count, head_dim, fetches, scores);
 }
 
 // Turns scores of R rows, the first `counts` of each, into weights exp(score - largest), and corrects

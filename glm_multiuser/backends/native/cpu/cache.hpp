@@ -86,6 +86,43 @@ inline INLINE vec one_of_many(const Number* from, int v) {
   return (vec)(v % 2 == 0 ? pairs << 16 : pairs & 0xffff0000);
 }
 
+// How many of the first `count` lanes of several vectors are in vector v.
+inline int count_of_lanes(int count, int v) {
+  const int rest = count - v * WIDTH;
+  return rest < 0 ? 0 : rest < WIDTH ? rest : WIDTH;
+}
+
+// The first `count` numbers of several such vectors, and zeros; what lies behind them is not read.
+template <int NV, class Number>
+inline INLINE void widen_first(const Number* from, int count, vec (&numbers)[NV]) {
+  for (int v = 0; v < NV; ++v)
+    numbers[v] = widened_first(from + v * WIDTH, count_of_lanes(count, v));
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Whole words of 32 bits can be left out, but no part of one.
+inline INLINE void widen_first(const uint16_t* from, int count, vec (&numbers)[2]) {
+  const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), pairs = _mm256_set1_epi32(count / 2);
+  const auto in_pairs = (uvec)_mm256_maskload_epi32((const int*)from, _mm256_cmpgt_epi32(pairs, place));
+  const auto last = (uvec)_mm256_set1_epi32(count % 2 ? from[count - 1] : 0);
+  const uvec both = in_pairs | (last & (uvec)_mm256_cmpeq_epi32(pairs, place));
+  numbers[0] = (vec)(both << 16);
+  numbers[1] = (vec)(both & 0xffff0000);
+}
+
+inline INLINE void widen_first(const int8_t* from, int count, vec (&numbers)[2]) {
+  const __m128i place = _mm_setr_epi32(0, 1, 2, 3), quads = _mm_set1_epi32(count / 4);
+  const __m128i in_quads = _mm_maskload_epi32((const int*)from, _mm_cmpgt_epi32(quads, place));
+  const auto* rest = (const uint8_t*)from + count / 4 * 4;
+  int last = 0;
+  for (int i = 0; i < count % 4; ++i) last |= rest[i] << 8 * i;
+  const __m128i both = _mm_or_si128(
+      in_quads, _mm_and_si128(_mm_set1_epi32(last), _mm_cmpeq_epi32(quads, place)));
+  numbers[0] = (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(both));
+  numbers[1] = (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(both, both)));
+}
+#endif
+
 // Sums of such vectors, in order, become sums that lie as these do, and the other way round.
 template <class Number>
 inline INLINE void take_apart(vec* two) {
