@@ -30,7 +30,8 @@ EMULATED: dict[str, list[str]] = {
 }
 OFTEN = ("avx512bf16", "amx")
 """They have nearly all instructions of the others."""
-TESTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups", "attention", "rows", "levels")
+PRODUCTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups")
+TESTS = (*PRODUCTS, "attention", "rows", "levels")
 EXAMPLES = 4
 
 
