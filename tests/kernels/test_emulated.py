@@ -14,6 +14,7 @@ import pytest
 
 from glm_multiuser.backends.native import compiler
 from glm_multiuser.backends.native.compiler import AVX2, BuildError, build
+from glm_multiuser.backends.native.library import LEVEL
 from tests.kernels.calling import PATH, levels_here
 
 HERE = Path(__file__).parent
@@ -33,6 +34,7 @@ OFTEN = ("avx512bf16", "amx")
 PRODUCTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups")
 TESTS = (*PRODUCTS, "attention", "rows", "levels")
 EXAMPLES = 4
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov")
 
 
 def emulate(target: Path, levels: Sequence[str]) -> None:
@@ -58,12 +60,13 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def python_with(path: Path, *arguments: str) -> str:
+def python_with(path: Path, *arguments: str, level: str = "") -> str:
     """What Python prints that calls the operators of this library."""
     environment = {
         **os.environ,
         "GLM_MULTIUSER_TEST_LIBRARY": str(path),
         "GLM_MULTIUSER_TEST_EXAMPLES": str(EXAMPLES),
+        LEVEL: level,
     }
     result = subprocess.run(
         [sys.executable, *arguments],
@@ -79,10 +82,9 @@ def python_with(path: Path, *arguments: str) -> str:
 def run_tests(library: Path, levels: Sequence[str]) -> None:
     here = "from tests.kernels.calling import levels_here; print(*levels_here())"
     assert {*python_with(library, "-c", here).split()} == {"plain", *levels}
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
-    command += [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}", "-k", "not plain"]
+    command = [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}", "-k", "not plain"]
     command += [str(HERE / f"test_{name}.py") for name in TESTS]
-    assert " passed" in python_with(library, *command)
+    assert " passed" in python_with(library, *PYTEST, *command)
 
 
 @pytest.mark.slow
@@ -96,6 +98,15 @@ def test_other_levels(tmp_path: Path) -> None:
     others = [name for name in EMULATED if name not in ("plain", *OFTEN)]
     emulate(tmp_path / "emulated.so", others)
     run_tests(tmp_path / "emulated.so", others)
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+@pytest.mark.parametrize("name", OFTEN)
+def test_whole_models(emulated: Path, name: str) -> None:
+    command = ["-p", "tests.kernels.library_for_tests", "-m", "not rare", "-k", "not portable"]
+    command += ["tests/models/test_golden_native.py", "tests/e2e/test_flagship.py"]
+    assert " passed" in python_with(emulated, *PYTEST, *command, level=name)
 
 
 @pytest.mark.slow
