@@ -21,6 +21,9 @@ SOURCES = Path(__file__).with_name("cpu")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
 # GCC's headers set the latter two off.
 FLAGS += ["-Wno-unused-parameter", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+# Compilers may fuse a product with a sum in a loop over several rows and not in the one over a
+# single row, so they are to fuse nothing by themselves; kernels say where they do.
+FLAGS += ["-ffp-contract=off"]
 # A wheel may be loaded on a system with an older libstdc++. Its unused parts are left out, because
 # some need a recent glibc. So does a static libgcc; the shared one is compatible and everywhere.
 STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]

@@ -28,7 +28,7 @@ inline void add_values(const float* weights, const Block<Number>& block, int fir
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
-      sums[r][v] = separate(load(contexts[r] + v * WIDTH) * factors[r]);
+      sums[r][v] = load(contexts[r] + v * WIDTH) * factors[r];
   for_every_two(sums, [](vec* two) INLINE { take_apart<Number>(two); });
   for (int s = first; s < last; ++s) {
     for (int64_t i = 0; i < ahead_step; i += 64) ask_for_line<2>(ahead + i);

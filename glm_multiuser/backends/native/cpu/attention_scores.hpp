@@ -59,7 +59,7 @@ inline INLINE void add_products(vec (&sums)[R][NV], Number number, Factor factor
     for (int v = 0; v < NV; ++v) {
       const vec one = number(v);
 #pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) sums[r][v] += one * factors[r];
+      for (int r = 0; r < R; ++r) sums[r][v] = multiply_add(one, factors[r], sums[r][v]);
     }
   } else {
     vec numbers[NV];
@@ -69,7 +69,7 @@ inline INLINE void add_products(vec (&sums)[R][NV], Number number, Factor factor
     for (int r = 0; r < R; ++r) {
       const vec one = all(factor(r));
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) sums[r][v] += numbers[v] * one;
+      for (int v = 0; v < NV; ++v) sums[r][v] = multiply_add(numbers[v], one, sums[r][v]);
     }
   }
 }

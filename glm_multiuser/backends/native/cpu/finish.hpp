@@ -11,7 +11,8 @@ using glm::LinearPanel;
 
 inline vec finished(vec y, const LinearPanel& panel, const float* residual, int count) {
   if (panel.finish == Finish::gelu) return gelu(y);
-  if (panel.finish == Finish::add) return load_first(residual, count) * panel.factor + y;
+  if (panel.finish == Finish::add)
+    return multiply_add(load_first(residual, count), all(panel.factor), y);
   return y;
 }
 

@@ -68,7 +68,7 @@ struct Q4_1 : Scaled {
   static constexpr int offset = 0;
   static vec a(const char* block, const char*, int column) { return head(block, 0, column); }
   static vec b(const char* block, const char*, int column) { return head(block, 1, column); }
-  static vec value(vec number, vec a, vec b) { return a * number + b; }
+  static vec value(vec number, vec a, vec b) { return multiply_add(a, number, b); }
 };
 
 struct Q4_K : Scaled {
@@ -81,7 +81,7 @@ struct Q4_K : Scaled {
   static vec b(const char* block, const char* scales, int column) {
     return head(block, 1, column) * load_bytes((const uint8_t*)scales + PANEL + column);
   }
-  static vec value(vec number, vec a, vec b) { return a * number - b; }
+  static vec value(vec number, vec a, vec b) { return multiply_add(a, number, -b); }
 };
 
 struct Q5_K : Q4_K {
@@ -107,7 +107,7 @@ struct Int4_32 : Scaled {
     const ivec zeros = __builtin_convertvector(two, ivec) >> (column < HALF ? 0 : 4) & 15;
     return __builtin_convertvector(zeros, vec) * head(block, 0, column);
   }
-  static vec value(vec number, vec a, vec b) { return a * number - b; }
+  static vec value(vec number, vec a, vec b) { return multiply_add(a, number, -b); }
 };
 
 struct Int4_128 : Int4_32 {

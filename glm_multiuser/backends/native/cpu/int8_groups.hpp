@@ -208,7 +208,7 @@ inline INLINE void add_outliers(const RowHead& head, const char* weight, int col
   for (int k = 0; k < OUTLIERS; ++k) {
     vec w[V];
     widen_one<T, V>(weight, (unsigned)head.place[k], column, w);
-    for (int v = 0; v < V; ++v) y[v] += separate(w[v] * head.value[k]);
+    for (int v = 0; v < V; ++v) y[v] += w[v] * head.value[k];
   }
 }
 
@@ -218,7 +218,7 @@ inline INLINE void finish_int8_group_row(const LinearPanel& panel, int64_t row, 
                                          const vec* sums) {
   const auto& head = *(const RowHead*)((const char*)panel.x + row * panel.row_bytes);
   vec y[V];
-  for (int v = 0; v < V; ++v) y[v] = separate(sums[v] * head.scale);
+  for (int v = 0; v < V; ++v) y[v] = sums[v] * head.scale;
   add_outliers<T, V>(head, (const char*)panel.weight, column, y);
   for (int v = 0; v < V; ++v) write(panel, row, column + v * WIDTH, y[v]);
 }

@@ -211,7 +211,7 @@ void round_row(const float* x, int64_t depth, void* row) {
   const float inverse = 127.0f / magnitude;
   const vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   for (int64_t i = 0; i < depth; i += WIDTH) {  // an outlier may become anything
-    const vec scaled = separate(load_part(x, i, depth) * inverse);
+    const vec scaled = load_part(x, i, depth) * inverse;
     store_narrow(numbers + i, (ivec)((uvec)(scaled + shift) - (uvec)shift));
   }
   for (int k = 0; k < OUTLIERS && head->value[k] != 0.0f; ++k) numbers[head->place[k]] = 0;
@@ -238,17 +238,17 @@ inline void finish_int8_row(const LinearPanel& panel, int64_t row, int column, c
   const char* weight = (const char*)panel.weight + PANEL * sizeof(float) + column * 2;
   vec y[V];
   for (int v = 0; v < V; ++v)
-    y[v] = separate(__builtin_convertvector((ivec)sums[v], vec) * head->scale);
+    y[v] = __builtin_convertvector((ivec)sums[v], vec) * head->scale;
   for (int k = 0; k < OUTLIERS; ++k) {
     const char* line = weight + head->place[k] / 2 * LINE_BYTES;
     const int above = head->place[k] % 2 ? 0 : 16;
     for (int v = 0; v < V; ++v) {
       const ivec number = widen(line + v * 2 * WIDTH) << above >> 16;
-      y[v] += separate(__builtin_convertvector(number, vec) * head->value[k]);
+      y[v] += __builtin_convertvector(number, vec) * head->value[k];
     }
   }
   for (int v = 0; v < V; ++v)
-    write(panel, row, column + v * WIDTH, separate(y[v] * load(scales + v * WIDTH)));
+    write(panel, row, column + v * WIDTH, y[v] * load(scales + v * WIDTH));
 }
 
 #if defined(GLM_HAS_DPBUSD)

@@ -73,8 +73,8 @@ inline void add_pairs(const RoundedPair* x, int64_t width, const vec* low, const
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
     const vec first = all(x[m * width].low), second = all(x[m * width].high);
-    for (int v = 0; v < V; ++v) sums[m][v] += low[v] * first;
-    for (int v = 0; v < V; ++v) sums[m][v] += high[v] * second;
+    for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(low[v], first, sums[m][v]);
+    for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(high[v], second, sums[m][v]);
   }
 }
 #endif
@@ -87,7 +87,7 @@ inline void add(const float* x, int64_t width, const vec* w, vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
     const vec value = all(x[m * width]);
-    for (int v = 0; v < V; ++v) sums[m][v] += w[v] * value;
+    for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(w[v], value, sums[m][v]);
   }
 }
 
@@ -287,7 +287,7 @@ void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead, const
   for (int v = 0; v < V; ++v) {
     for (int m = 0; m < M; ++m) {
       vec y = sums[m][v];
-      if (W::scale_bytes) y = separate(y * load(scale + v * WIDTH));
+      if (W::scale_bytes) y *= load(scale + v * WIDTH);
       write(panel, row + m, column + v * WIDTH, y);
     }
   }

@@ -35,8 +35,8 @@ void layer_norm(const float* x, const float* gamma, const float* beta, float eps
   }) / (float)size;
   const float scale = 1.0f / root(variance + epsilon);
   each(size, y, [&](int64_t i, int n) {
-    return (load_first(x + i, n) - mean) * scale * load_first(gamma + i, n) +
-           load_first(beta + i, n);
+    const vec scaled = (load_first(x + i, n) - mean) * scale;
+    return multiply_add(scaled, load_first(gamma + i, n), load_first(beta + i, n));
   });
 }
 
@@ -62,8 +62,8 @@ void turn(const float* x, const int32_t* partner, const float* cosine, const flo
           int64_t first, int64_t count, float factor, float* y) {
   each(count, y, [&](int64_t i, int n) {
     const vec partners = load_at(x, partner, first + i, n);
-    return (load_first(x + first + i, n) * load_first(cosine + i, n) +
-            partners * load_first(sine + i, n)) * factor;
+    const vec own = load_first(x + first + i, n) * load_first(cosine + i, n);
+    return multiply_add(partners, load_first(sine + i, n), own) * factor;
   });
 }
 

@@ -19,7 +19,7 @@ inline void sums_of_row(const LinearPanel& panel, const float* first, const floa
     y[P::as_stored ? HALF + v : 2 * v + 1] = b;
   }
   for (int v = 0; v < ALL_VECTORS && !P::whole && P::scale_bytes > 0; ++v)
-    y[v] = separate(y[v] * load(scales + v * WIDTH));
+    y[v] *= load(scales + v * WIDTH);
 }
 
 // Sums of a block of rows and one panel: two tiles of the first rows, and two of the others.

@@ -74,9 +74,8 @@ inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
 
 inline vec all(float x) { return x - vec{}; }
 
-// So that the compiler does not fuse a product with the sum behind it, here or there: bits would
-// depend on where it did. Nor does it change the order of whole numbers' sums, for which it might
-// run out of registers.
+// So that the compiler does not change the order of whole numbers' sums, for which it might run out of
+// registers.
 template <class V>
 inline V separate(V x) {
 #if defined(__x86_64__) && !defined(GLM_EMULATED)
@@ -110,6 +109,17 @@ inline vec fused(vec a, vec b, vec c) {
   vec y;
   for (int i = 0; i < WIDTH; ++i) y[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return y;
+#endif
+}
+
+// a * b + c, rounded once where the processor has an instruction for it, and otherwise twice. Compilers
+// are to fuse nothing by themselves (`-ffp-contract=off`): they may in a loop over several rows, and not
+// in the one over a single row.
+inline vec multiply_add(vec a, vec b, vec c) {
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+  return fused(a, b, c);
+#else
+  return a * b + c;
 #endif
 }
 
@@ -250,16 +260,16 @@ inline vec exponential(vec x) {
   // Above 88.37 it stays finite, below -87.3 it is the smallest normal number; a NaN stays.
   x = larger(smaller(x, all(88.3762626f)), all(-87.3365479f));
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const vec n = (x * 1.44269504088896341f + shift) - shift;
-  vec r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
+  const vec n = multiply_add(x, all(1.44269504088896341f), all(shift)) - shift;
+  vec r = multiply_add(n, all(-0.693359375f), x);
+  r = multiply_add(n, all(2.12194440e-4f), r);
   vec p = all(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  p = multiply_add(p, r, all(1.3981999507e-3f));
+  p = multiply_add(p, r, all(8.3334519073e-3f));
+  p = multiply_add(p, r, all(4.1665795894e-2f));
+  p = multiply_add(p, r, all(1.6666665459e-1f));
+  p = multiply_add(p, r, all(5.0000001201e-1f));
+  p = multiply_add(p, r * r, r) + 1.0f;
 #if defined(__AVX512F__)
   return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 #endif
@@ -271,7 +281,7 @@ inline vec exponential(vec x) {
 
 // x * sigmoid(2 u), which equals 0.5 x (1 + tanh(u)).
 inline vec gelu(vec x) {
-  const vec twice = 1.5957691216057308f * x * (1.0f + 0.044715f * x * x);
+  const vec twice = 1.5957691216057308f * x * multiply_add(0.044715f * x, x, all(1.0f));
   return x / (1.0f + exponential(-twice));
 }
 
