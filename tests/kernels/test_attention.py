@@ -230,6 +230,19 @@ def test_a_token_does_not_see_what_is_not_finite_behind_it(
     assert not np.isfinite(y[-1]).any()
 
 
+@pytest.mark.parametrize("cache", STORED)
+def test_a_chunk_sees_no_value_behind_its_tokens(cache: str) -> None:
+    """Whatever a thread computed before: memory that it uses again may hold anything."""
+    shape = Shape(head_dim=64, cache=cache)
+    step = Step.random(shape, prompt(0, 24, 50), seed=1)
+    expected = step.run([random_cache(shape, 60, 24, seed=2)])
+    step.value[16:] = np.nan
+    for _ in range(2):
+        y = step.run([random_cache(shape, 60, 24, seed=2)])
+        assert bits(y[:16]) == bits(expected[:16])
+        assert not np.isfinite(y[16:]).any()
+
+
 @pytest.mark.parametrize(
     ("cache", "where", "bad"),
     [

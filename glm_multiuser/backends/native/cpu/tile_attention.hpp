@@ -112,7 +112,7 @@ void take_block(QueryRows& rows, int first, const TiledBlock& block) {
     // With its own values, and as all rows of a tile.
     pair_values(block.unpaired, rows.counts[row], rows.a.head_dim, block.values);
     multiply_all<1>(weights + (row - first) * WEIGHTS, 0, block.values, OF_TILE, (int)(2 * steps),
-                    filled / STEP, rows.contexts + row * padded, 0, true);
+                    (int)steps_of(rows.counts[row]), rows.contexts + row * padded, 0, true);
   }
 }
 
