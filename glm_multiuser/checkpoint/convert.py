@@ -21,7 +21,8 @@ from glm_multiuser.checkpoint.families import (
     parameter_shapes,
 )
 from glm_multiuser.checkpoint.files import filling, read_json_object, write_json
-from glm_multiuser.checkpoint.gguf.config import gguf_config_json
+from glm_multiuser.checkpoint.gguf.config import gguf_config_json, has_sections
+from glm_multiuser.checkpoint.gguf.file import open_gguf
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.huggingface import TORCH_WEIGHTS, WEIGHTS, format_of, has_weights
 from glm_multiuser.checkpoint.loading import CKPT
@@ -116,6 +117,10 @@ def convert(
     if dtype not in (None, "float16", "float32"):
         raise ConfigError(f"dtype is {dtype!r}; it must be 'float16' or 'float32'")
     folder, gguf = source.parent if source.is_file() else source, find_gguf(source)
+    if gguf is not None and has_sections(open_gguf(gguf)):
+        raise CheckpointError(
+            f"{gguf} has rope.dimension_sections; its rows are in another order than a folder's"
+        )
     if gguf is not None and config_file is None:
         config_file, config = gguf, gguf_config_json(gguf)
     else:

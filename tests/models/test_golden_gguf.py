@@ -79,3 +79,25 @@ def test_every_answer_depends_on_what_is_special(
     driver = NativeDriver.of_folder(path, len(cases), SEQ_LENGTH)
     for case, (token_ids, _) in zip(cases, driver.answer_together(cases)):
         assert token_ids != case.greedy["fp32"], case.name
+
+
+def test_rows_in_halves_as_glm_4_1v_has_them(tmp_path: Path) -> None:
+    """Rows of queries and keys as `Glm4Model.normal_to_neox` of llama.cpp's converter orders them
+    where positions have several dimensions: the model is the same."""
+    content = Content.of(gguf_model("glm4.F32"))
+    head_dim, rotary_dim = 16, 8
+    assert content.metadata["glm4.attention.key_length"] == head_dim
+    assert content.metadata["glm4.rope.dimension_count"] == rotary_dim
+    for tensor in content.tensors:
+        if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+            stored = np.frombuffer(tensor.content, "<f4")
+            rows = stored.reshape(-1, head_dim, tensor.shape[1])
+            turned, kept = rows[:, :rotary_dim], rows[:, rotary_dim:]
+            ordered = np.concatenate((turned[:, ::2], turned[:, 1::2], kept), axis=1)
+            tensor.content = ordered.tobytes()
+    content.metadata["glm4.rope.dimension_sections"] = np.array([2, 1, 1, 0], "<i4")
+    cases = read_cases("glm4.F32")[:2]
+    driver = NativeDriver.of_folder(content.write(tmp_path / "a.gguf"), len(cases), SEQ_LENGTH)
+    for case, (token_ids, logits) in zip(cases, driver.answer_together(cases)):
+        assert token_ids == case.greedy["fp32"], case.name
+        assert worst(logits, case.last_logits("fp32")) <= case.tolerance, case.name

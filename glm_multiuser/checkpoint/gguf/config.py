@@ -96,9 +96,18 @@ def _config(file: GGUFFile, architecture: Architecture) -> CausalConfig:
     return replace(
         config,
         rotary_dim=rotary_dim,
+        rotary_interleaved=config.rotary_interleaved and not has_sections(file),
         rope_scaling=scaling_by_factors(file, rotary_dim, config.rope_scaling),
         dense_bias="blk.0.attn_output.bias" in file.tensors,
     )
+
+
+def has_sections(file: GGUFFile) -> bool:
+    """Whether positions have several dimensions (M-RoPE), as in GLM-4.1V: llama.cpp then turns the
+    first half of a head with the second, and its converter orders rows for that. In a text all
+    dimensions of a position are equal. The condition is `use_mrope` in `llama-hparams.cpp`."""
+    sections = file.metadata.get(f"{file.metadata['general.architecture']}.rope.dimension_sections")
+    return isinstance(sections, np.ndarray) and int((sections[:2] > 0).sum()) == 2
 
 
 def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
