@@ -31,6 +31,9 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
+ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+"""Format of GPTQ -> what is added to zero points as they are stored."""
+
 MAY_BE_ZERO = ("o_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
 """Layers without a bias, for which GPTQ's files may have one of zeros."""
 
@@ -58,7 +61,12 @@ def read_quantisation(config: Mapping[str, Any]) -> Optional[Quantisation]:
     if not isinstance(found, dict) or found.get("quant_method") not in ("awq", "gptq"):
         raise ConfigError(f"quantization_config is {found!r}; its quant_method must be awq or gptq")
     method = found["quant_method"]
-    wanted = {"bits": (4,), "version": ("gemm", None), "desc_act": (False, None)}
+    wanted = {
+        "bits": (4,),
+        "version": ("gemm", None),
+        "desc_act": (False, None),
+        "rotation": (None, False, ""),
+    }
     for key, values in wanted.items():
         value = found.get(key)
         if (value.lower() if isinstance(value, str) else value) not in values:
@@ -69,8 +77,19 @@ def read_quantisation(config: Mapping[str, Any]) -> Optional[Quantisation]:
         raise ConfigError(
             f"quantization_config has group_size {group!r}; it must be a multiple of {least}"
         )
-    is_old = method == "gptq" and found.get("checkpoint_format") != "gptq_v2"
-    return Quantisation(method, group, int(is_old))
+    return Quantisation(method, group, _zero_offset(found) if method == "gptq" else 0)
+
+
+def _zero_offset(found: Mapping[str, Any]) -> int:
+    key = "checkpoint_format" if found.get("checkpoint_format") else "format"
+    value = found.get(key) or "gptq"
+    name = str(value).lower()
+    if name not in ZERO_OFFSETS:
+        raise ConfigError(
+            f"quantization_config has {key} {value!r}; with GPTQ it must be "
+            f"{' or '.join(map(repr, ZERO_OFFSETS))}"
+        )
+    return ZERO_OFFSETS[name]
 
 
 def join_tensors(

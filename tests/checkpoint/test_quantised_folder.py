@@ -13,6 +13,8 @@ from safetensors.numpy import load_file, save_file
 from glm_multiuser import CheckpointError
 from glm_multiuser.backends.native.weight_types import types_in_groups
 from glm_multiuser.checkpoint import check_tensors, read_model_config, read_tensors
+from glm_multiuser.checkpoint.quantised_folder import read_quantisation
+from glm_multiuser.errors import ConfigError
 from glm_multiuser.weights import load_weights
 from tests.checkpoint.quantised_content import Quantised, quantisation_config
 from tests.golden_data import golden_folder
@@ -113,6 +115,7 @@ def test_a_bias_of_zeros_that_no_layer_has_is_left_out(tmp_path: Path) -> None:
     [
         ({"quant_method": "bitsandbytes"}, "quant_method must be awq or gptq"),
         ({"bits": 8}, "has bits 8; it must be 4"),
+        ({"rotation": "hadamard"}, "has rotation 'hadamard'; it must be None"),
         ({"desc_act": True}, "has desc_act True; it must be False"),
         ({"version": "gemv"}, "has version 'gemv'; it must be 'gemm'"),
         ({"group_size": 48}, "has group_size 48; it must be a multiple of 32"),
@@ -129,6 +132,27 @@ def test_what_cannot_be_read_is_refused_by_name(
     for read in (read_model_config, lambda one: list(read_tensors(one))):
         with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
             read(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"checkpoint_format": None}, 1),
+        ({"checkpoint_format": "GPTQ_V2"}, 0),
+        ({"checkpoint_format": None, "format": "gptq_v2"}, 0),
+        ({"checkpoint_format": "gptq", "format": "gptq_v2"}, 1),
+        ({"checkpoint_format": "marlin"}, "has checkpoint_format 'marlin'; with GPTQ it must be"),
+        ({"checkpoint_format": ["gptq"]}, r"has checkpoint_format \['gptq'\]"),
+        ({"checkpoint_format": "", "format": "gptq_p"}, "has format 'gptq_p'"),
+    ],
+)
+def test_format_of_gptq(changes: dict[str, Any], expected: Any) -> None:
+    config = {"quantization_config": quantisation_config("gptq", 32, **changes)}
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            read_quantisation(config)
+    else:
+        assert read_quantisation(config) == ("gptq", 32, expected)
 
 
 @pytest.mark.parametrize("part", ["qweight", "qzeros", "scales", "g_idx"])
