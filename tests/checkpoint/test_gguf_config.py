@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
@@ -105,12 +105,24 @@ class TestRope:
         assert config.max_sequence_length == 4096
 
     @pytest.mark.parametrize(
-        "fields", [{"scaling.type": "linear", "scaling.factor": 2.0}, {"scale_linear": 2.0}]
+        ("fields", "expected"),
+        [
+            ({"scaling.type": "linear", "scaling.factor": 2.0}, RopeScaling("linear", 2.0)),
+            ({"scaling.type": "linear"}, RopeScaling("linear", 1.0)),
+            ({"scaling.factor": 2.0}, RopeScaling("linear", 2.0)),
+            ({"scale_linear": 2.0}, RopeScaling("linear", 2.0)),
+            ({"scale_linear": 0.0}, None),
+            ({"scaling.factor": 0.0, "scale_linear": 2.0}, None),
+            ({"scaling.type": "none", "scaling.factor": 2.0}, None),
+        ],
     )
-    def test_linear(self, tmp_path: Path, fields: dict[str, Any]) -> None:
+    def test_linear(
+        self, tmp_path: Path, fields: dict[str, Any], expected: Optional[RopeScaling]
+    ) -> None:
+        """As llama.cpp has it: a type that is missing is linear, and a factor of 0 is 1."""
         content = Content.of(gguf_model("qwen2.F32"))
         content.metadata.update({f"qwen2.rope.{key}": value for key, value in fields.items()})
-        assert config_of(content, tmp_path).rope_scaling == RopeScaling("linear", 2.0)
+        assert config_of(content, tmp_path).rope_scaling == expected
 
 
 def test_sampling_of_the_file(tmp_path: Path) -> None:

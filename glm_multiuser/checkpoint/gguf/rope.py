@@ -20,20 +20,23 @@ LOW, HIGH = 1.0, 4.0
 
 
 def rope_scaling_values(own: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    """`rope_scaling` as `config.json` has it; `own` are the metadata of the architecture."""
-    kind = own.get("rope.scaling.type", "linear" if "rope.scale_linear" in own else "none")
+    """`rope_scaling` as `config.json` has it; `own` are the metadata of the architecture.
+
+    As `llama_model::load_hparams` of llama.cpp reads them: scaling is linear where no type is
+    given, and a factor of 0 stands for 1.
+    """
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear")) or 1.0
+    kind = own.get("rope.scaling.type", "none" if factor == 1 else "linear")
     if kind == "none":
         return None
     keys = {
-        "factor": "factor",
         "original_max_position_embeddings": "original_context_length",
         "beta_fast": "yarn_beta_fast",
         "beta_slow": "yarn_beta_slow",
     }
     found = {name: own.get(f"rope.scaling.{key}") for name, key in keys.items()}
-    found["factor"] = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
     given = {name: value for name, value in found.items() if value is not None}
-    return {"rope_type": kind, **given}
+    return {"rope_type": kind, "factor": factor, **given}
 
 
 def scaling_by_factors(
@@ -48,7 +51,7 @@ def scaling_by_factors(
     if tensor is None:
         return described
     if described is not None:
-        raise ConfigError(f"{FACTORS} and rope.scaling.type are both there")
+        raise ConfigError(f"{FACTORS} and another scaling are both there")
     if tensor.shape != (rotary_dim // 2,):
         raise ConfigError(
             f"{FACTORS} has shape {list(tensor.shape)}; this model needs [{rotary_dim // 2}]"
