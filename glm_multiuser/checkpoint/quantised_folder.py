@@ -157,13 +157,16 @@ def _blocks(
     words = slice(begin // WORD, -(-end // WORD))
     inside = slice(begin - words.start * WORD, end - words.start * WORD)
     order = AWQ_ORDER if quantisation.method == "awq" else IN_ORDER
-    points = _numbers(zeros.read()[:, words], order)[:, inside]
+    # Writers subtract 1 of every zero point from the whole word, so that a zero point of 0 borrows
+    # from the next one: `convert_gptq_v2_to_v1_format` of AutoGPTQ and GPTQModel, whose inverse
+    # this is.
+    offset = np.uint32(0x11111111 * quantisation.zero_offset)
+    points = _numbers(zeros.read()[:, words].view(np.uint32) + offset, order)[:, inside]
     if quantisation.method == "awq":
         numbers = _numbers(weight.read()[:, words], order)[:, inside]
     else:
         packed = _numbers(np.ascontiguousarray(weight.read()[:, begin:end].T), order)
         numbers = packed.T
-    points = (points + np.uint8(quantisation.zero_offset)) & np.uint8(15)
     repeated = quantisation.group // kept
     points = np.repeat(points, repeated, axis=0).T.reshape(-1)
     steps = np.repeat(scales.read()[:, begin:end], repeated, axis=0).T.reshape(-1)
@@ -172,7 +175,7 @@ def _blocks(
 
 
 def _numbers(words: Array, order: tuple[int, ...]) -> Array:
-    """int32 [rows, words] -> uint8 [rows, 8 * words]."""
+    """int32 or uint32 [rows, words] -> uint8 [rows, 8 * words]."""
     rows, count = words.shape
     numbers = np.empty((rows, count, WORD), np.uint8)
     for place, number in enumerate(order):

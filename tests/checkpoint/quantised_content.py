@@ -25,7 +25,7 @@ class Quantised:
         generator = np.random.default_rng(seed)
         shape = (outputs, inputs // group)
         scale = generator.uniform(0.002, 0.03, shape).astype(np.float16)
-        q, zero = generator.integers(0, 16, (outputs, inputs)), generator.integers(1, 16, shape)
+        q, zero = generator.integers(0, 16, (outputs, inputs)), generator.integers(0, 16, shape)
         return Quantised(q, zero, scale)
 
     def values(self) -> NDArray[np.float32]:
@@ -35,16 +35,19 @@ class Quantised:
         return (self.q - np.repeat(self.zero, repeated, axis=1)).astype(np.float32) * scale
 
     def tensors(self, method: str) -> dict[str, NDArray[Any]]:
-        """The parts of a matrix, by the last word of their names."""
+        """The parts of a matrix, by the last word of their names; of "awq", "gptq" or "gptq_v2"."""
         scales = np.ascontiguousarray(self.scale.T)
         if method == "awq":
             packed = words(self.q.T, AWQ_OUTPUTS), words(self.zero.T, AWQ_OUTPUTS)
             return {"qweight": packed[0], "qzeros": packed[1], "scales": scales}
         in_order = range(8)
+        zeros = words(self.zero.T, in_order)
+        if method == "gptq":  # as `convert_gptq_v2_to_v1_format` of AutoGPTQ and GPTQModel
+            zeros = (zeros.view(np.uint32) - np.uint32(0x11111111)).view(np.int32)
         inputs, groups = self.q.shape[1], self.scale.shape[1]
         return {
             "qweight": np.ascontiguousarray(words(self.q, in_order).T),
-            "qzeros": words(self.zero.T - 1, in_order),
+            "qzeros": zeros,
             "scales": scales,
             "g_idx": (np.arange(inputs) // (inputs // groups)).astype(np.int32),
         }
