@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.build import build_runner
-from glm_multiuser.checkpoint import read_generation_defaults, read_model_config
+from glm_multiuser.checkpoint import read_end_ids, read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.config import AnyModelConfig, EngineConfig
@@ -127,9 +127,14 @@ class MultiUserLLM(InputProcessor):
         folder = local_path(folder, config.check_fits)
         model_config = read_model_config(folder)
         tokenizer = load_tokenizer(folder)
+        ends = (
+            tokenizer.stop_token_ids
+            if tokenizer is not None
+            else read_end_ids(folder, model_config.vocab_size)
+        )
         defaults = _default_params(folder)
         source = load_weights(folder, model_config)
-        return cls._start(model_config, config, source, progress, tokenizer, defaults)
+        return cls._start(model_config, config, source, progress, tokenizer, ends, defaults)
 
     @classmethod
     @takes(EngineConfig)
@@ -154,6 +159,7 @@ class MultiUserLLM(InputProcessor):
         source: WeightSource,
         progress: Optional[Progress],
         tokenizer: Optional[ChatTokenizer] = None,
+        ends: Sequence[int] = (),
         default_params: Optional[SamplingParams] = None,
     ) -> MultiUserLLM:
         start = time.monotonic()
@@ -162,10 +168,10 @@ class MultiUserLLM(InputProcessor):
             runner, saving = DEVICE_THREAD.call(
                 lambda: build_runner(model_config, config, source, report)
             )
-        stops = {*model_config.eos_token_ids, *(tokenizer.stop_token_ids if tokenizer else ())}
+        stops = sorted({*model_config.eos_token_ids, *ends})
         seconds = time.monotonic() - start
         default_params = default_params or SamplingParams()
-        return cls(runner, config, tokenizer, default_params, sorted(stops), seconds, saving)
+        return cls(runner, config, tokenizer, default_params, stops, seconds, saving)
 
     @keyword_only_since("0.2", "params", "user", "history", "reader")
     def submit(

@@ -6,7 +6,11 @@ them. `layouts/` has one module per published layout: what it calls its tensors,
 `convert.py` makes one kind of checkpoint from the other, `hub.py` downloads one by its name.
 """
 
-from glm_multiuser.checkpoint.families import read_generation_defaults, read_model_config
+from glm_multiuser.checkpoint.families import (
+    read_end_ids,
+    read_generation_defaults,
+    read_model_config,
+)
 from glm_multiuser.checkpoint.huggingface import read_tensors
 from glm_multiuser.checkpoint.loading import (
     check_tensors,
@@ -19,6 +23,7 @@ from glm_multiuser.checkpoint.loading import (
 __all__ = [
     "check_tensors",
     "load_checkpoint",
+    "read_end_ids",
     "read_generation_defaults",
     "read_model_config",
     "read_tensors",

@@ -13,6 +13,7 @@ from glm_multiuser.checkpoint.files import read_json_object, read_optional
 from glm_multiuser.checkpoint.gguf.config import gguf_generation_values, read_gguf_config
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.layouts import Layout, chatglm2, chatglm_6b, decoder, transformers
+from glm_multiuser.checkpoint.layouts.fields import eos_token_ids
 from glm_multiuser.checkpoint.placement import Places
 from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.model_config import AnyModelConfig, CausalConfig
@@ -161,3 +162,19 @@ def read_generation_defaults(folder: Path) -> dict[str, Any]:
     if defaults.pop("do_sample", True) is False:
         defaults["temperature"] = 0.0
     return defaults
+
+
+def read_end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """`eos_token_id` of `generation_config.json`; empty without such a file or field, and for GGUF.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has ids beyond the vocabulary.
+    """
+    path = Path(folder) / "generation_config.json"
+    values = read_optional(path) if find_gguf(folder) is None else {}
+    if values.get("eos_token_id") is None:
+        return ()
+    try:
+        return eos_token_ids(values, vocab_size)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error

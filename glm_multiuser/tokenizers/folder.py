@@ -9,7 +9,10 @@ from typing import Any, Optional
 from glm_multiuser.checkpoint.files import read_optional
 from glm_multiuser.errors import CheckpointError
 
-ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|user|>", "<|observation|>")
+ENDS = (
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
+    *("<|user|>", "<|observation|>"),
+)
 """What ends a message of Qwen, Llama 3 and GLM-4, whatever a folder calls its `eos_token`."""
 
 

@@ -767,12 +767,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_defaults_come_from_generation_config_json(folder: Path) -> None:
-    values = {"do_sample": False, "max_new_tokens": 5, "top_p": 0.7, "eos_token_id": 17}
+    values = {"do_sample": False, "max_new_tokens": 5, "top_p": 0.7, "eos_token_id": [9, 17]}
     (folder / "generation_config.json").write_text(json.dumps(values))
     with MultiUserLLM.from_pretrained(folder, users=3, seq_length=SEQ_LENGTH) as llm:
         assert llm.default_params == SamplingParams(temperature=0.0, top_p=0.7, max_tokens=5)
         assert llm.tokenizer is None
-        assert llm.stop_token_ids == (17,)
+        assert llm.stop_token_ids == (9, 17)
         assert llm.config == EngineConfig(users=3, seq_length=SEQ_LENGTH)
         assert len(llm.submit([1]).result().token_ids) <= 5
 

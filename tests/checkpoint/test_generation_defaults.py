@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.checkpoint import read_generation_defaults
+from glm_multiuser.checkpoint import read_end_ids, read_generation_defaults
 from glm_multiuser.errors import CheckpointError
 from tests.checkpoint.folders import write_json
 
@@ -47,6 +47,15 @@ def test_known_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", [{}, {"temperature": 0.7}, {"temperature": None}])
 def test_no_sampling_is_greedy(tmp_path: Path, values: dict[str, Any]) -> None:
     assert read(tmp_path, {"do_sample": False, **values}) == {"temperature": 0.0}
+
+
+def test_ends(tmp_path: Path) -> None:
+    assert read_end_ids(tmp_path, 10) == ()
+    for value, expected in ((None, ()), (2, (2,)), ([7, 9], (7, 9))):
+        write_json(tmp_path / "generation_config.json", {"eos_token_id": value})
+        assert read_end_ids(tmp_path, 10) == expected
+    with pytest.raises(CheckpointError, match=r"generation_config.json: eos_token_id is \[7, 9\]"):
+        read_end_ids(tmp_path, 9)
 
 
 def test_null_is_not_set(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ class TestAnswers:
         ("name", "ends"),
         [
             ("llama2", ["</s>"]),
-            ("llama3", ["<|eot_id|>"]),
+            ("llama3", ["<|eot_id|>", "<|end_of_text|>"]),
             ("qwen3", ["<|im_end|>", "<|endoftext|>"]),
             ("glm4_0414", ["<|user|>", "<|endoftext|>", "<|observation|>"]),
         ],

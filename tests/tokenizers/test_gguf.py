@@ -90,6 +90,17 @@ def test_kinds_and_ends(name: str, kind: type, stops: list[str]) -> None:
     assert set(tokenizer.stop_token_ids) == {tokenizer.special[one] for one in stops}
 
 
+def test_every_usual_end_is_one(tmp_path: Path) -> None:
+    """Whatever the file names: instruction-tuned Llama 3 names only `<|eot_id|>`."""
+    content = Content.of(gguf_model("llama_bpe.F32"))
+    names = content.metadata["tokenizer.ggml.tokens"]
+    content.metadata["tokenizer.ggml.eos_token_id"] = names.index("<|eot_id|>")
+    names[names.index("<|start_header_id|>")] = "<|eom_id|>"
+    tokenizer = load(content.write(tmp_path / "a.gguf"))
+    ends = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+    assert set(tokenizer.stop_token_ids) == {names.index(one) for one in ends}
+
+
 class TestPrompts:
     def test_the_template_of_the_file(self) -> None:
         path = gguf_model("qwen2.F32")
