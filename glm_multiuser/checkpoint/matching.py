@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -165,7 +165,7 @@ def match(
     filled: dict[str, Filled] = {}
     for name, tensor in tensors.items():
         place = places.get(name)
-        if place is None and name in places:
+        if place is None and (name in places or _is_superfluous(name, tensors)):
             continue
         if place is None or place.name not in shapes:
             raise CheckpointError(
@@ -185,6 +185,14 @@ def match(
             f"missing tensors: {len(missing)}"
         )
     return list(filled.values())
+
+
+def _is_superfluous(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether it is a bias of zeros: files of GPTQ may have one for every layer."""
+    module, _, part = name.rpartition(".")
+    weight = tensors.get(f"{module}.weight")
+    is_int4 = weight is not None and weight.dtype == "int4"
+    return is_int4 and part == "bias" and not tensors[name].read().any()
 
 
 def common_dtype(matched: Iterable[Filled]) -> str:

@@ -34,9 +34,6 @@ PARTS = ("qweight", "qzeros", "scales", "g_idx")
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """Format of GPTQ -> what is added to zero points as they are stored."""
 
-MAY_BE_ZERO = ("o_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
-"""Layers without a bias, for which GPTQ's files may have one of zeros."""
-
 
 class Quantisation(NamedTuple):
     """What the `quantization_config` of a `config.json` says."""
@@ -107,13 +104,9 @@ def join_tensors(
         if module in modules and part in PARTS:
             if part == "qweight":
                 found[f"{module}.weight"] = _joined(module, tensors, quantisation)
-        elif not (module in modules and part == "bias" and _is_superfluous(module, tensor)):
+        else:
             found[name] = tensor
     return found
-
-
-def _is_superfluous(module: str, bias: StoredTensor) -> bool:
-    return module.endswith(MAY_BE_ZERO) and not bias.read().any()
 
 
 def _joined(

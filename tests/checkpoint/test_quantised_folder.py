@@ -22,6 +22,8 @@ from tests.models.native_driver import NativeDriver, assert_logits_of_float32
 
 METHODS = ("awq", "gptq")
 GROUP = 32
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "sliding_window": None}
+"""What makes a Llama of the golden Qwen2."""
 
 
 def is_quantised(name: str) -> bool:
@@ -34,6 +36,10 @@ def write(folder: Path, tensors: dict[str, Any], **config: Any) -> Path:
     (folder / "config.json").write_text(json.dumps({**golden, **config}), "utf-8")
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def quantisation(method: str) -> dict[str, Any]:
+    return {"quantization_config": quantisation_config(method, GROUP)}
 
 
 def folders(path: Path, method: str) -> tuple[Path, Path]:
@@ -49,8 +55,8 @@ def folders(path: Path, method: str) -> tuple[Path, Path]:
             plain[name] = matrix.values()
         else:
             quantised[name] = plain[name] = values
-    config = {"quantization_config": quantisation_config(method, GROUP)}
-    return write(path / "quantised", quantised, **config), write(path / "plain", plain)
+    stored = write(path / "quantised", quantised, **quantisation(method))
+    return stored, write(path / "plain", plain)
 
 
 @pytest.mark.slow
@@ -98,16 +104,33 @@ def test_zero_points_of_gptq(tmp_path: Path) -> None:
 
 
 def test_a_bias_of_zeros_that_no_layer_has_is_left_out(tmp_path: Path) -> None:
+    """AutoGPTQ up to 0.4 wrote one for every layer; here the model is a Llama without any."""
     quantised, _ = folders(tmp_path, "gptq")
     tensors = load_file(quantised / "model.safetensors")
-    name = "model.layers.0.mlp.down_proj.bias"
-    tensors[name] = np.zeros(64, np.float16)
-    save_file(tensors, quantised / "model.safetensors")
-    check_tensors(quantised, read_model_config(quantised))
-    tensors[name][3] = 1
-    save_file(tensors, quantised / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"{name} .* has no place in this model"):
-        check_tensors(quantised, read_model_config(quantised))
+    for name in [one for one in tensors if one.endswith(".qweight")]:
+        outputs = tensors[name].shape[1]
+        tensors[name.replace("qweight", "bias")] = np.zeros(outputs, np.float16)
+    llama = write(tmp_path / "llama", tensors, **LLAMA, **quantisation("gptq"))
+    check_tensors(llama, read_model_config(llama))
+    for part in ("self_attn.k_proj", "mlp.down_proj"):
+        name = f"model.layers.0.{part}.bias"
+        changed = tensors[name].copy()
+        changed[3] = 1
+        save_file({**tensors, name: changed}, llama / "model.safetensors")
+        with pytest.raises(CheckpointError, match=rf"{name} .* has no place in this model"):
+            check_tensors(llama, read_model_config(llama))
+
+
+def test_a_bias_of_zeros_that_a_layer_has_is_kept(tmp_path: Path) -> None:
+    quantised, _ = folders(tmp_path, "awq")
+    tensors = load_file(quantised / "model.safetensors")
+    for name in [one for one in tensors if one.endswith("o_proj.qweight")]:
+        name = name.replace("qweight", "bias")
+        tensors[name] = np.zeros(64, np.float16)
+    config = {"attention_bias": True, **LLAMA, **quantisation("awq")}
+    llama = write(tmp_path / "llama", tensors, **config)
+    check_tensors(llama, read_model_config(llama))
+    assert not dict(read_tensors(llama))[name].any()
 
 
 @pytest.mark.parametrize(
