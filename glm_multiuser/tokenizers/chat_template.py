@@ -37,6 +37,11 @@ class ChatTemplate:
     Args:
         name: of its file, for messages.
         constants: what it may name besides the conversation, such as `eos_token`.
+        for_tools: another template, for conversations with tools.
+
+    Attributes:
+        for_tools: the template for conversations with tools; this one itself if there is no other.
+        takes_tools: whether that mentions tools.
 
     Raises:
         CheckpointError: a text that Jinja2 cannot parse.
@@ -47,6 +52,7 @@ class ChatTemplate:
         source: str,
         name: str = "chat_template",
         constants: Optional[Mapping[str, str]] = None,
+        for_tools: Optional[str] = None,
     ) -> None:
         # Templates are written for the settings and names that transformers has.
         environment = ImmutableSandboxedEnvironment(
@@ -62,15 +68,16 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{name} line {error.lineno} is not Jinja2: {error}") from None
         self.source = source
-        self.takes_tools = "tools" in names  # that is, mentions them
+        self.for_tools = ChatTemplate(for_tools, name, constants) if for_tools else self
+        self.takes_tools: bool = self.for_tools.takes_tools if for_tools else "tools" in names
 
     @classmethod
     def from_folder(cls, folder: Path) -> Optional[ChatTemplate]:
         """Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`.
 
-        None when the folder has neither, as folders of base models. Of several templates it takes
-        the one named "tool_use", which is written for conversations with and without tools, else
-        the one named "default".
+        None when the folder has neither, as folders of base models. Of several templates the one
+        named "tool_use" is for conversations with tools, and the one named "default" for others, as
+        in transformers; where only one of them is there, it is for all.
 
         Raises:
             CheckpointError: a file that cannot be read, or a template of another kind.
@@ -83,18 +90,20 @@ class ChatTemplate:
         file = folder / TEMPLATE_FILE
         if file.exists():
             return cls(read_text(file), str(file), constants)
-        source = config.get("chat_template")
+        source: Any = config.get("chat_template")
         if not source:
             return None
+        for_tools: Any = None
         if isinstance(source, list):
-            named = {
-                one.get("name"): one.get("template") for one in source if isinstance(one, dict)
-            }
-            source = named.get("tool_use") or named.get("default")
+            entries = [one for one in source if isinstance(one, dict)]
+            named = {str(one.get("name")): one.get("template") for one in entries}
+            for_tools = named.get("tool_use")
+            source = named.get("default") or for_tools
         where = f"chat_template of tokenizer_config.json in {folder}"
-        if not isinstance(source, str):
-            raise CheckpointError(f"{where} is {type(source).__name__}; it must be a string")
-        return cls(source, where, constants)
+        for one in (source, for_tools or ""):
+            if not isinstance(one, str):
+                raise CheckpointError(f"{where} is {type(one).__name__}; it must be a string")
+        return cls(source, where, constants, for_tools)
 
     def render(
         self, messages: Objects, tools: Sequence[Any] = (), add_generation_prompt: bool = True
@@ -105,7 +114,7 @@ class ChatTemplate:
             InvalidParameterError: a conversation that the template refuses or cannot write.
         """
         try:
-            return self._template.render(
+            return (self.for_tools if tools else self)._template.render(
                 messages=list(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,

@@ -52,6 +52,9 @@ PRE_TOKENIZERS = {
 }
 """By `tokenizer.ggml.pre`."""
 
+TEMPLATE = "tokenizer.chat_template"
+"""The key; further ones have ".tool_use" and so on behind it."""
+
 NO_MODELS = ("none", "no_vocab")
 MODELS = ("gpt2", "llama", *NO_MODELS)
 
@@ -240,12 +243,14 @@ def _varint(value: int) -> bytes:
 
 
 def _template(file: GGUFFile, pieces: Pieces) -> Optional[ChatTemplate]:
-    key = "tokenizer.chat_template"
-    # As of a folder: the one that is written for conversations with and without tools.
-    key = f"{key}.tool_use" if f"{key}.tool_use" in file.metadata else key
-    source = file.metadata.get(key, "")
-    if not isinstance(source, str):
-        raise CheckpointError(f"{key} of {file.path} is {type(source).__name__}, not a string")
-    if not source:
+    sources = []
+    for key in (TEMPLATE, f"{TEMPLATE}.tool_use"):
+        source = file.metadata.get(key, "")
+        if not isinstance(source, str):
+            raise CheckpointError(f"{key} of {file.path} is {type(source).__name__}, not a string")
+        sources.append(source)
+    # As of a folder: where only one of them is there, it is for all conversations.
+    default, for_tools = sources[0] or sources[1], sources[1]
+    if not default:
         return None
-    return ChatTemplate(source, f"{key} of {file.path}", pieces.names_of_ids())
+    return ChatTemplate(default, f"{TEMPLATE} of {file.path}", pieces.names_of_ids(), for_tools)

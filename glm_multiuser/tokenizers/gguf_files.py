@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from glm_multiuser.checkpoint.files import write_json
 from glm_multiuser.checkpoint.gguf.config import gguf_generation_values
@@ -30,7 +31,21 @@ def write_gguf_tokenizer(path: Path, folder: Path) -> None:
     tokenizer, pieces = read_gguf_tokenizer(path), read_pieces(open_gguf(path))
     if tokenizer is None or pieces is None:
         return
-    settings = {name: text for name, text in pieces.names_of_ids().items() if text}
+    settings: dict[str, Any] = {name: text for name, text in pieces.names_of_ids().items() if text}
+    template = tokenizer.template
+    if template is not None:
+        begins = tokenizer.vocabulary.begin_id is not None
+        sources = [
+            "{{ bos_token }}" + one if begins and "bos_token" not in one else one
+            for one in (template.source, template.for_tools.source)
+        ]
+        if template.for_tools is template:
+            (folder / TEMPLATE_FILE).write_text(sources[0], encoding="utf-8")
+        else:
+            settings["chat_template"] = [
+                {"name": name, "template": one}
+                for name, one in zip(("default", "tool_use"), sources)
+            ]
     if pieces.model == "gpt2":
         write_json(folder / VOCABULARY_FILE, tokenizer_json(pieces))
         write_json(
@@ -48,10 +63,5 @@ def write_gguf_tokenizer(path: Path, folder: Path) -> None:
             folder / "tokenizer_config.json",
             {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": added, **settings},
         )
-    if tokenizer.template is not None:
-        source = tokenizer.template.source
-        if tokenizer.vocabulary.begin_id is not None and "bos_token" not in source:
-            source = "{{ bos_token }}" + source
-        (folder / TEMPLATE_FILE).write_text(source, encoding="utf-8")
     ends = {"eos_token_id": list(tokenizer.stop_token_ids)}
     write_json(folder / "generation_config.json", {**gguf_generation_values(path), **ends})

@@ -143,7 +143,9 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def _takes_tools(self) -> bool:
         """Whether the template mentions tools, and calls in the form that answers are read in."""
         template = self._template
-        return template is not None and template.takes_tools and OPENING in template.source
+        return (
+            template is not None and template.takes_tools and OPENING in template.for_tools.source
+        )
 
     def _check_tools(self, tools: Objects) -> None:
         if tools and not self._takes_tools:

@@ -20,6 +20,7 @@ from glm_multiuser.tokenizers import (
 )
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from glm_multiuser.tokenizers.gguf import GGUFTokenizer, read_gguf_tokenizer
+from glm_multiuser.tokenizers.gguf_files import write_gguf_tokenizer
 from tests.checkpoint.gguf_content import Content, gguf_model
 from tests.golden_data import golden_folder
 
@@ -144,12 +145,23 @@ class TestPrompts:
         content.metadata["tokenizer.chat_template"] = "[gMASK]<sop>{% if tools %}{% endif %}"
         assert type(load(content.write(tmp_path / "a.gguf"))) is GLM40414Tokenizer
 
-    def test_of_several_templates_the_one_for_tools(self, tmp_path: Path) -> None:
-        content = Content.of(gguf_model("qwen2.F32"))
-        content.metadata["tokenizer.chat_template.tool_use"] = "tools {{ tools }}"
-        template = read(content.write(tmp_path / "a.gguf")).template
-        assert template is not None
-        assert template.takes_tools
+    def test_of_several_templates_one_is_for_tools(self, tmp_path: Path) -> None:
+        """Also where the files of a folder are made of the file."""
+        content = Content.of(gguf_model("llama_spm.F16"))
+        source = "{{ tools[0].function.name }}<tool_call>"
+        content.metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
+        content.metadata["tokenizer.chat_template.tool_use"] = source
+        path = content.write(tmp_path / "a.gguf")
+        write_gguf_tokenizer(path, tmp_path)
+        path = path.rename(tmp_path.with_suffix(".gguf"))
+        for place in (path, tmp_path):
+            tokenizer = load(place)
+            tools = [{"type": "function", "function": {"name": "fox"}}]
+            assert tokenizer.encode_messages([USER]) == [1, *tokenizer.encode("the cat")]
+            assert tokenizer.encode_messages([USER], tools) == [
+                1,
+                *tokenizer.encode("fox<tool_call>"),
+            ]
 
 
 @pytest.mark.parametrize("name", ["llama_spm.F16", "qwen2.F32"])

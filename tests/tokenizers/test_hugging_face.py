@@ -176,13 +176,20 @@ class TestTemplate:
         assert "tokenizer_config.json" in str(caught.value)
 
     def test_other_places_of_a_template(self, copied: Path) -> None:
-        named = [
-            {"name": "default", "template": "1"},
-            {"name": "tool_use", "template": "{{ tools }}2"},
-        ]
-        write_config(copied, chat_template=named)
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        user = [{"role": "user", "content": "a"}]
+        default = {"name": "default", "template": "1"}
+        for_tools = {"name": "tool_use", "template": "{{ tools[0].function.name }}2<tool_call>"}
+        write_config(copied, chat_template=[for_tools, default])
         found = HuggingFaceTokenizer.from_folder(copied)
-        assert found.encode_prompt("a") == found.encode("None2")
+        assert found.encode_messages(user) == found.encode("1")
+        assert found.decode(found.encode_messages(user, tools)).startswith("f2")
+        write_config(copied, chat_template=[default])
+        with pytest.raises(InvalidParameterError, match="does not mention tools"):
+            HuggingFaceTokenizer.from_folder(copied).encode_messages(user, tools)
+        write_config(copied, chat_template=[for_tools])
+        found = HuggingFaceTokenizer.from_folder(copied)
+        assert found.decode(found.encode_messages(user, tools)).startswith("f2")
         (copied / "chat_template.jinja").write_text("{{ eos_token }}3")
         found = HuggingFaceTokenizer.from_folder(copied)
         assert found.encode_prompt("a") == found.encode("3")
