@@ -127,6 +127,7 @@ def convert(
         config_file = config_file or folder / "config.json"
         config = _read_config(config_file)
     model = model_config_of(config, config_file)
+    config.pop("quantization_config", None)  # what is written are floating-point numbers
     to_mindformers = to == MINDFORMERS
     # The layout of the new safetensors is the one that the new config.json announces.
     placements = mindformers_placements if to_mindformers else layout_of_config(config).placements

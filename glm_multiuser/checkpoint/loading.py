@@ -99,7 +99,8 @@ def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[s
     Args:
         folder: is created if need be. Shards and an index that are there stay, and readers
             prefer the single file to them.
-        config: the content of `config.json`; it says which layout is written.
+        config: the content of `config.json`; it says which layout is written. Its
+            `quantization_config` is left out.
         arrays: every weight of the model in our names and layouts.
 
     Raises:
@@ -113,7 +114,7 @@ def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[s
     tensors = _prepared(folder, arrays, places, model)
     sizes = sizes_of({name: (one.shape, one.dtype) for name, one in arrays.items()}, places)
     save_safetensors(folder / WEIGHTS, sizes, tensors)
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", _without_quantisation(config))
 
 
 def write_mindformers(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -126,7 +127,11 @@ def write_mindformers(folder: Path, config: Mapping[str, Any], arrays: Mapping[s
     places = mindformers_placements(model)
     folder = Path(folder)
     save_ckpt(folder / CKPT, _prepared(folder, arrays, places, model))
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", _without_quantisation(config))
+
+
+def _without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "quantization_config"}
 
 
 def _prepared(

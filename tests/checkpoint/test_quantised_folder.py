@@ -12,10 +12,17 @@ from safetensors.numpy import load_file, save_file
 
 from glm_multiuser import CheckpointError
 from glm_multiuser.backends.native.weight_types import types_in_groups
-from glm_multiuser.checkpoint import check_tensors, read_model_config, read_tensors
+from glm_multiuser.checkpoint import (
+    check_tensors,
+    read_model_config,
+    read_tensors,
+    write_huggingface,
+)
+from glm_multiuser.checkpoint.convert import HUGGINGFACE, MINDFORMERS, convert
 from glm_multiuser.checkpoint.quantised_folder import read_quantisation
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.weights import load_weights
+from tests.checkpoint.folders import GLM4, arrays_of, load_folder, same, write_json
 from tests.checkpoint.quantised_content import Quantised, quantisation_config
 from tests.golden_data import golden_folder
 from tests.models.native_driver import NativeDriver, assert_logits_of_float32
@@ -42,11 +49,10 @@ def quantisation(method: str) -> dict[str, Any]:
     return {"quantization_config": quantisation_config(method, GROUP)}
 
 
-def folders(path: Path, method: str) -> tuple[Path, Path]:
-    """The model of a golden folder with other matrices: quantised, and in float32."""
-    golden = load_file(golden_folder("qwen2", "model.safetensors") / "model.safetensors")
+def quantise(model: dict[str, Any], method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a model with other matrices: quantised, and in float32."""
     quantised, plain = {}, {}
-    for seed, (name, values) in enumerate(golden.items()):
+    for seed, (name, values) in enumerate(model.items()):
         if is_quantised(name):
             matrix = Quantised.random(len(values), values.shape[1], GROUP, seed)
             module = name[: -len(".weight")]
@@ -55,6 +61,13 @@ def folders(path: Path, method: str) -> tuple[Path, Path]:
             plain[name] = matrix.values()
         else:
             quantised[name] = plain[name] = values
+    return quantised, plain
+
+
+def folders(path: Path, method: str) -> tuple[Path, Path]:
+    """The model of a golden folder with other matrices: quantised, and in float32."""
+    golden = load_file(golden_folder("qwen2", "model.safetensors") / "model.safetensors")
+    quantised, plain = quantise(golden, method)
     stored = write(path / "quantised", quantised, **quantisation(method))
     return stored, write(path / "plain", plain)
 
@@ -131,6 +144,24 @@ def test_a_bias_of_zeros_that_a_layer_has_is_kept(tmp_path: Path) -> None:
     llama = write(tmp_path / "llama", tensors, **config)
     check_tensors(llama, read_model_config(llama))
     assert not dict(read_tensors(llama))[name].any()
+
+
+def test_converted_weights_are_floats(tmp_path: Path) -> None:
+    values = {**GLM4, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32}
+    quantised, plain = quantise(arrays_of(values), "awq")
+    old = tmp_path / "old"
+    old.mkdir()
+    save_file(quantised, old / "model.safetensors")
+    write_json(old / "config.json", {**values, **quantisation("awq")})
+    for source, new, to in (
+        ("old", "mindformers", MINDFORMERS),
+        ("mindformers", "new", HUGGINGFACE),
+    ):
+        convert(tmp_path / source, tmp_path / new, to, None, None, False, lambda *a: None)
+        assert json.loads((tmp_path / new / "config.json").read_text("utf-8")) == values
+    assert same(load_file(tmp_path / "new" / "model.safetensors"), plain)
+    write_huggingface(tmp_path / "written", {**values, **quantisation("awq")}, load_folder(old))
+    assert same(load_folder(tmp_path / "written"), load_folder(old))
 
 
 @pytest.mark.parametrize(
