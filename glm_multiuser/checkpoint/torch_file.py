@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
-from zipfile import is_zipfile
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 
@@ -40,9 +40,8 @@ def open_torch(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{path} needs torch to be read: pip install 'glm-multiuser[torch]' ({error})"
         ) from error
-    with reading(path), path.open("rb") as file:
-        if not is_zipfile(file):
-            raise CheckpointError(f"{path} is {BROKEN}")
+    with reading(path):
+        _check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
@@ -56,6 +55,24 @@ def open_torch(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds {type(content).__name__}, not tensors with names")
     return {name: _stored(name, path, tensor) for name, tensor in content.items()}
+
+
+def _check_archive(path: Path) -> None:
+    """Refuses entries that unpack to more than the file has, which torch would read into memory;
+    `torch.save` stores them as they are."""
+    try:
+        with ZipFile(path) as archive:
+            entries = archive.infolist()
+    except OSError:
+        raise
+    except Exception as error:  # a broken archive can make zipfile raise anything
+        raise CheckpointError(f"{path} is {BROKEN}") from error
+    for entry in entries:
+        if entry.compress_type != ZIP_STORED:
+            raise CheckpointError(f"{entry.filename} in {path} is compressed; it must be stored")
+    unpacked, size = sum(entry.file_size for entry in entries), path.stat().st_size
+    if unpacked > size:
+        raise CheckpointError(f"{path} has entries of {unpacked} bytes; the file has {size}")
 
 
 def _stored(name: Any, path: Path, tensor: Any) -> StoredTensor:

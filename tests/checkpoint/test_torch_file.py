@@ -6,6 +6,7 @@ import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Callable
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
 import pytest
@@ -139,6 +140,24 @@ def test_content_that_is_no_checkpoint(
     torch.save(content(torch), tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=message):
         open_torch(tmp_path / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("compression", "message"),
+    [(ZIP_DEFLATED, "data.pkl in .* is compressed"), (ZIP_STORED, "entries of .* bytes; the file")],
+)
+def test_entries_that_unpack_to_more_than_the_file(
+    torch: Any, tmp_path: Path, compression: int, message: str
+) -> None:
+    torch.save({"w": torch.zeros(1000)}, tmp_path / "whole.bin")
+    path = tmp_path / "pytorch_model.bin"
+    with ZipFile(tmp_path / "whole.bin") as whole, ZipFile(path, "w", compression) as packed:
+        for entry in whole.infolist():
+            packed.writestr(entry.filename, whole.read(entry))
+        if compression == ZIP_STORED:  # every name of the directory with the same content
+            packed.filelist += [entry for entry in packed.filelist if entry.file_size > 1000]
+    with pytest.raises(CheckpointError, match=message):
+        open_torch(path)
 
 
 def test_format_from_before_torch_1_6(torch: Any, tmp_path: Path) -> None:
