@@ -77,8 +77,9 @@ def _open_file(path: Path, ignored: re.Pattern[str]) -> dict[str, StoredTensor]:
         ):
             return _tensors(path, data, ignored)
     except (KeyError, ValueError) as error:  # a field is missing, or the bytes make no sense
+        cause = f"field {error} is missing" if isinstance(error, KeyError) else error
         raise CheckpointError(
-            f"{path} is broken, cut short, encrypted or not a MindSpore checkpoint"
+            f"{path} is broken, cut short, encrypted or not a MindSpore checkpoint: {cause}"
         ) from error
 
 
@@ -86,6 +87,7 @@ def _tensors(path: Path, data: mmap.mmap, ignored: re.Pattern[str]) -> dict[str,
     # `save_checkpoint(..., crc_check=True)` appends this word and ten bytes.
     end = len(data) - 17 if data[-17:-10] == b"crc_num" else len(data)
     tensors: dict[str, StoredTensor] = {}
+    parts: dict[str, list[tuple[int, int]]] = {}
     for number, begin, behind in _fields(data, 0, end):
         if number != 1:
             raise ValueError(f"a checkpoint has no field {number}")
@@ -96,11 +98,11 @@ def _tensors(path: Path, data: mmap.mmap, ignored: re.Pattern[str]) -> dict[str,
         tensor = _tensor(name, path, data, *value[2])
         if tensor is None:
             continue
-        if name in tensors:
-            tensor = tensor._replace(parts=tensors[name].parts + tensor.parts)
         tensors[name] = tensor
-    for tensor in tensors.values():
-        found = sum(length for _, length in tensor.parts)
+        parts.setdefault(name, []).extend(tensor.parts)
+    for name, tensor in tensors.items():
+        tensors[name] = tensor._replace(parts=tuple(parts[name]))
+        found = sum(length for _, length in parts[name])
         needed = math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
         if found != needed:
             raise CheckpointError(
