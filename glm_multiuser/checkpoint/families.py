@@ -5,6 +5,7 @@ A new family is a layout and a line in here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
@@ -92,7 +93,9 @@ def read_model_config(folder: Path) -> AnyModelConfig:
     try:
         values = read_json_object(path)
     except CheckpointError as error:
-        if path.exists() or not [*path.parent.glob("*.ckpt"), *path.parent.glob("*.yaml")]:
+        patterns = ("*.ckpt", "*.yaml") if os.path.isdir(folder) else ()
+        theirs = [found for pattern in patterns for found in path.parent.glob(pattern)]
+        if os.path.exists(path) or not theirs:
             raise
         raise CheckpointError(
             f"{error}; a yaml of MindFormers cannot stand in for Hugging Face's config.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -109,10 +110,10 @@ def _open_shards(index: Path, open_file: OpenFile) -> dict[str, StoredTensor]:
     shards: dict[str, dict[str, StoredTensor]] = {}
     tensors: dict[str, StoredTensor] = {}
     for name, shard in shard_of.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or shard == "..":
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} has {name} in {shard!r}, which is not a file beside it")
         if shard not in shards:
-            if not index.with_name(shard).exists():
+            if not os.path.exists(index.with_name(shard)):  # False for names that are too long
                 raise CheckpointError(f"{index} names {shard}, which is not there")
             shards[shard] = open_file(index.with_name(shard))
         if name not in shards[shard]:

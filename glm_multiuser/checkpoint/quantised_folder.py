@@ -122,6 +122,9 @@ def _joined(
         "qzeros": ("I32", (inputs // group, outputs // WORD)),
         "scales": ("F16", (inputs // group, outputs)),
     }
+    order = tensors.get(f"{module}.g_idx")
+    if order is not None:
+        expected["g_idx"] = "I32", (inputs,)
     for part, (dtype, shape) in expected.items():
         tensor = tensors.get(f"{module}.{part}")
         if tensor is None or (tensor.dtype, tensor.shape) != (dtype, shape) or inputs % group:
@@ -130,11 +133,10 @@ def _joined(
                 f"{module}.{part} in {weight.path} {is_there}; "
                 f"it must be {dtype} {[*shape]} beside qweight {[*weight.shape]}"
             )
-    order = tensors.get(f"{module}.g_idx")
     if order is not None and (order.read() != np.arange(inputs) // group).any():
         raise CheckpointError(f"{order.name} in {order.path}: inputs are not in their order")
     kept = int4.LARGEST_GROUP if group == int4.LARGEST_GROUP else int4.SMALLEST_GROUP
-    parts = [tensors[f"{module}.{part}"] for part in expected]
+    parts = [tensors[f"{module}.{part}"] for part in PARTS[:3]]
     made = partial(_blocks, parts, quantisation, kept)
     name, block_type = f"{module}.weight", int4.block_type(kept)
     shape = (outputs, inputs)

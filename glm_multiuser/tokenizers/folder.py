@@ -67,10 +67,11 @@ def read_added_tokens(
     try:
         named = [one for one in added if one["content"]]
         special = {str(one["content"]): int(one["id"]) for one in named}
+        written = {name: name.encode("utf-8") for name in special}
         visible = [str(one["content"]) for one in named if not one.get("special")]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} has an added token of another shape: {error!r}") from None
-    return special, {special[name]: name.encode("utf-8") for name in visible}
+    return special, {special[name]: written[name] for name in visible}
 
 
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:

@@ -80,8 +80,8 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
     for byte in range(256):
         if f"<0x{byte:02X}>" not in ordinary:
             raise CheckpointError(f"{file} has no piece '<0x{byte:02X}>'; it must have all bytes")
-    pieces, first_pieces = bytes_of_pieces(ordinary)
     encode, encode_after_special = _sentencepiece_encoders(content, model, file)
+    pieces, first_pieces = bytes_of_pieces(ordinary)
     return Vocabulary(
         encode,
         {**pieces, **shown},
@@ -161,24 +161,21 @@ def _sentencepiece_encoders(
     Spaces are marked here: the library's normalizer `Replace` takes time with the square of a
     text's length, and its older versions do not know the settings of the pre-tokenizer `Metaspace`.
     """
-    normalizer = content.get("normalizer") or {}
-    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
-    simple = all("prepend" in step or "String" in step.get("pattern", ()) for step in steps)
-    rest = {**content, "normalizer": None if simple else normalizer, "pre_tokenizer": None}
+    normalizer = content.get("normalizer") or None
+    steps = _simple_steps(normalizer)
+    rest = {**content, "normalizer": normalizer if steps is None else None, "pre_tokenizer": None}
     merge = _encoder(_load(rest, model, file))
 
     def encode(text: str) -> list[int]:
-        for step in steps if simple and text else ():
-            if "prepend" in step:
-                text = step["prepend"] + text
-            else:
-                text = text.replace(step["pattern"]["String"], step["content"])
+        for old, new in (steps or ()) if text else ():
+            text = new + text if old is None else text.replace(old, new)
         return merge(text)
 
-    metaspace = content.get("pre_tokenizer") or {}
-    if not metaspace:
+    metaspace = content.get("pre_tokenizer") or None
+    if metaspace is None:
         return encode, None
-    if metaspace.get("type") != "Metaspace" or metaspace.get("split", True):
+    is_metaspace = isinstance(metaspace, dict) and metaspace.get("type") == "Metaspace"
+    if not is_metaspace or metaspace.get("split", True):
         raise CheckpointError(
             f"{file} has pre_tokenizer {metaspace!r}; with byte_fallback this version reads none, "
             "or 'Metaspace' with split false"
@@ -192,6 +189,28 @@ def _sentencepiece_encoders(
 
     scheme = metaspace.get("prepend_scheme", "always")
     return (marked if scheme == "never" else prefixed), (marked if scheme == "first" else None)
+
+
+def _simple_steps(normalizer: Any) -> Optional[list[tuple[Optional[str], str]]]:
+    """What a normalizer replaces by what, one step after the other; None is put in front.
+
+    None: it has other steps, or a shape that the library refuses.
+    """
+    if normalizer is None:
+        return []
+    found: list[tuple[Optional[str], str]] = []
+    try:
+        is_sequence = normalizer["type"] == "Sequence"
+        for step in normalizer["normalizers"] if is_sequence else [normalizer]:
+            kind = step["type"]
+            old = step["pattern"]["String"] if kind == "Replace" else ""
+            new = step["content" if kind == "Replace" else "prepend"]
+            if kind not in ("Replace", "Prepend") or not isinstance(old + new, str):
+                return None
+            found.append((old if kind == "Replace" else None, new))
+    except (KeyError, TypeError):
+        return None
+    return found
 
 
 def _byte_level_pieces(ids: Mapping[str, int]) -> dict[int, bytes]:

@@ -179,6 +179,8 @@ SHARDS: dict[str, tuple[Break, str]] = {
     "absolute path": (placed(NORM, f"/tmp/{SHARD}"), f"{NORM} in '/tmp/{SHARD}', which is not a"),
     "folder above": (placed(NORM, ".."), f"{NORM} in '..', which is not a file beside it"),
     "no file name": (placed(NORM, 7), f"{NORM} in 7, which is not a file beside it"),
+    "empty file name": (placed(NORM, ""), f"{NORM} in '', which is not a file beside it"),
+    "long file name": (placed(NORM, "x" * 300), "index.json names xxx.*, which is not there"),
     "tensor that its shard lacks": (placed("a.b", SHARD), f"a.b in {SHARD}, but that file has no"),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm_multiuser.checkpoint import read_tensors
+from glm_multiuser.checkpoint import read_model_config, read_tensors
 from glm_multiuser.errors import CheckpointError
 from tests.checkpoint.folders import (
     same,
@@ -80,6 +80,8 @@ def test_no_weights(tmp_path: Path) -> None:
         dict(read_tensors(tmp_path))
     with pytest.raises(CheckpointError, match="no weights in"):
         dict(read_tensors(tmp_path / "not_there"))
+    with pytest.raises(CheckpointError, match=r"cannot read .*: File name too long"):
+        read_model_config(tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize(

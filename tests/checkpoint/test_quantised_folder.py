@@ -209,6 +209,18 @@ def test_format_of_gptq(changes: dict[str, Any], expected: Any) -> None:
         assert read_quantisation(config) == ("gptq", 32, expected)
 
 
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [(np.zeros(32, np.int32), r"I32 \[32\]"), (np.zeros(64, np.float32), r"F32 \[64\]")],
+)
+def test_an_order_that_does_not_fit(tmp_path: Path, order: Any, found: str) -> None:
+    parts = {**Quantised.random(40, 64, 32).tensors("gptq"), "g_idx": order}
+    tensors = {f"a.{one}": array for one, array in parts.items()}
+    folder = write(tmp_path / "a", tensors, **quantisation("gptq"))
+    with pytest.raises(CheckpointError, match=rf"a\.g_idx in .* is {found}; it must be I32 \[64\]"):
+        list(read_tensors(folder))
+
+
 @pytest.mark.parametrize("part", ["qweight", "qzeros", "scales", "g_idx"])
 def test_parts_that_do_not_fit(tmp_path: Path, part: str) -> None:
     parts = Quantised.random(40, 64, 32).tensors("gptq")

@@ -306,7 +306,35 @@ class TestVocabulary:
         assert len(encode(" " * 1_000_000)) == 1_000_001
 
     @pytest.mark.parametrize(
-        "pre_tokenizer", [{"type": "Metaspace", "split": True}, {"type": "Digits"}]
+        "normalizer",
+        [
+            True,
+            {"type": "Sequence", "normalizers": 5},
+            {"type": "Sequence", "normalizers": [7]},
+            {"type": "Prepend", "prepend": {}},
+            {"type": "Replace", "pattern": {"String": " "}},
+            {"type": "Replace", "pattern": {"String": None}, "content": "a"},
+            {"type": "Replace", "pattern": {"String": [" "]}, "content": ["a"]},
+        ],
+    )
+    def test_a_broken_normalizer(self, normalizer: Any) -> None:
+        content = golden_json("llama_spm")["tokenizer"]
+        content["normalizer"] = normalizer
+        with pytest.raises(CheckpointError, match=r"a\.json cannot be read by tokenizers"):
+            vocabulary_of(content, Path("a.json"))
+
+    @pytest.mark.parametrize("kind", ["added token", "piece"])
+    def test_half_of_a_surrogate_pair(self, kind: str) -> None:
+        content = golden_json("llama_spm")["tokenizer"]
+        if kind == "piece":
+            content["model"]["vocab"]["\ud800"] = 999
+        else:
+            content["added_tokens"].append({"content": "\ud800", "id": 999, "special": True})
+        with pytest.raises(CheckpointError, match=r"a\.json (has an|cannot be read)"):
+            vocabulary_of(content, Path("a.json"))
+
+    @pytest.mark.parametrize(
+        "pre_tokenizer", [{"type": "Metaspace", "split": True}, {"type": "Digits"}, "x"]
     )
     def test_another_pre_tokenizer(self, pre_tokenizer: Any) -> None:
         content = golden_json("llama_spm")["tokenizer"]
