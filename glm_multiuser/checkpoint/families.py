@@ -38,7 +38,9 @@ FAMILIES: dict[str, Family] = {
         chatglm2.mindformers_placements,
     ),
     "glm4_0414": Family("GLM-4-0414", (transformers.GLM4_0414,)),
-    "llama": Family("Llama, SmolLM2, TinyLlama, Mistral", (transformers.LLAMA,)),
+    "llama": Family(
+        "Llama, SmolLM2, TinyLlama, Mistral", (transformers.LLAMA, transformers.MISTRAL)
+    ),
     "qwen2": Family("Qwen2, Qwen2.5", (transformers.QWEN2,)),
     "qwen3": Family("Qwen3", (transformers.QWEN3,)),
 }

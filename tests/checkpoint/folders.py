@@ -74,6 +74,10 @@ QWEN2 = {
     "eos_token_id": 2,
 }
 LLAMA = {**QWEN2, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+MISTRAL = {
+    **{**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+    "sliding_window": None,
+}
 QWEN3 = {**QWEN2, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 6}
 GLM4_0414 = {**GLM4, "model_type": "glm4", "architectures": ["Glm4ForCausalLM"]}
 
@@ -84,6 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_0414": GLM4_0414,
     "llama": LLAMA,
     "llama with biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+    "mistral": MISTRAL,
     "qwen2": QWEN2,
     "qwen2 tied": {**QWEN2, "tie_word_embeddings": True},
     "qwen3": QWEN3,

@@ -36,6 +36,7 @@ from tests.checkpoint.folders import (
     GLM4,
     GLM4_0414,
     LLAMA,
+    MISTRAL,
     MODEL,
     QWEN2,
     QWEN3,
@@ -97,12 +98,25 @@ def test_configs_of_the_published_layouts(tmp_path: Path) -> None:
         "glm4_0414": glm4_0414,
         "llama": llama,
         "llama with biases": replace(llama, qkv_bias=True, dense_bias=True, mlp_bias=True),
+        "mistral": llama,
         "qwen2": qwen2,
         "qwen2 tied": replace(qwen2, tied=True),
         "qwen3": qwen3,
         "qwen3 with biases": replace(qwen3, qkv_bias=True, dense_bias=True),
     }
-    assert config_of(tmp_path, {**LLAMA, "model_type": "mistral"}) == llama
+
+
+def test_fields_that_are_left_out_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    """Of `MistralConfig`, `GlmConfig` and `Glm4Config`."""
+    left_out = {"num_key_value_heads", "head_dim", "attention_bias"}
+    values = {**MISTRAL, "hidden_size": 64, "num_attention_heads": 16}
+    mistral = config_of(tmp_path, {key: one for key, one in values.items() if key not in left_out})
+    assert mistral.num_key_value_heads == 8
+    for values in (GLM4, GLM4_0414):
+        glm = config_of(tmp_path, {key: one for key, one in values.items() if key not in left_out})
+        assert (glm.num_key_value_heads, glm.head_dim, glm.qkv_bias) == (2, 128, True)
+    with pytest.raises(CheckpointError, match="sliding_window is 4096; only null"):
+        config_of(tmp_path, {key: one for key, one in MISTRAL.items() if key != "sliding_window"})
 
 
 def test_these_are_all_layouts() -> None:

@@ -44,9 +44,9 @@ def layout(
     """
 
     def read_config(values: Mapping[str, Any]) -> CausalConfig:
+        values = {**(defaults or {}), **values}
         only(values, {"hidden_act": "silu", **computed})
         read_quantisation(values)
-        values = {**(defaults or {}), **values}
         return CausalConfig(family=family, **{**read(values), **fields(values)})
 
     placements_of = partial(placements, norms=norms, gate_up=gate_up)
@@ -120,7 +120,13 @@ def placements(config: CausalConfig, norms: Sequence[str], gate_up: bool) -> Pla
     return places
 
 
-GLM4_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07}
+GLM4_DEFAULTS = {
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-07,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "attention_bias": True,
+}
 """Half of each head turns, neighbours with each other."""
 
 GLM4 = layout(
@@ -147,17 +153,32 @@ GLM4_0414 = layout(
 """modeling_glm4.py, THUDM/GLM-4-9B-0414: as GLM-4, with norms in front of attention and MLP and
 behind them, in front of the residual sums."""
 
-LLAMA = layout(
-    "llama",
-    ("llama", "mistral"),
-    ("LlamaForCausalLM", "MistralForCausalLM"),
-    computed={"sliding_window": None},
-    fields=lambda values: {
+
+def llama_biases(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "dense_bias": switch(values, "attention_bias", False),
         "mlp_bias": switch(values, "mlp_bias", False),
-    },
+    }
+
+
+LLAMA = layout(
+    "llama",
+    ("llama",),
+    ("LlamaForCausalLM",),
+    computed={"sliding_window": None},
+    fields=llama_biases,
 )
-"""modeling_llama.py: Llama 2 and 3, SmolLM2, TinyLlama, and Mistral without a sliding window."""
+"""modeling_llama.py: Llama 2 and 3, SmolLM2, TinyLlama."""
+
+MISTRAL = layout(
+    "llama",
+    ("mistral",),
+    ("MistralForCausalLM",),
+    computed={"sliding_window": None},
+    fields=llama_biases,
+    defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+)
+"""modeling_mistral.py, without a sliding window: there is one where the field is left out."""
 
 QWEN2 = layout(
     "qwen2",
