@@ -22,6 +22,10 @@ from glm_multiuser.tokenizers.text import Objects
 
 TEMPLATE_FILE = "chat_template.jinja"
 
+LONGEST = 1 << 26
+"""Characters of a prompt: templates are not trusted, and more text than any model takes would fill
+the memory."""
+
 CHAT_ML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -111,14 +115,21 @@ class ChatTemplate:
         """Writes a conversation, and with `add_generation_prompt` the beginning of the answer.
 
         Raises:
-            InvalidParameterError: a conversation that the template refuses or cannot write.
+            InvalidParameterError: a conversation that the template refuses or cannot write, or of
+                which it makes more than `LONGEST` characters.
         """
+        written, length = [], 0
         try:
-            return (self.for_tools if tools else self)._template.render(
+            for piece in (self.for_tools if tools else self)._template.generate(
                 messages=list(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
-            )
+            ):
+                length += len(piece)
+                if length > LONGEST:
+                    raise ValueError(f"it writes more than {LONGEST} characters")
+                written.append(piece)
+            return "".join(written)
         except Exception as error:  # a template raises whatever its expressions raise
             raise InvalidParameterError(
                 f"messages cannot be written by this checkpoint's chat template: {error}",

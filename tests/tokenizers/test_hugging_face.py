@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from glm_multiuser.errors import CheckpointError, InvalidParameterError
-from glm_multiuser.tokenizers import HuggingFaceTokenizer, load_tokenizer
+from glm_multiuser.tokenizers import HuggingFaceTokenizer, chat_template, load_tokenizer
 from glm_multiuser.tokenizers.answers import TaggedAnswerReader
 from tests.tokenizers.conftest import QWEN2_SHOWN, QWEN2_SPECIAL, write_config
 
@@ -163,6 +163,18 @@ class TestTemplate:
     def test_a_template_that_cannot_be_rendered(self, copied: Path, template: str) -> None:
         write_config(copied, chat_template=template)
         with pytest.raises(InvalidParameterError, match="messages cannot be written"):
+            HuggingFaceTokenizer.from_folder(copied).encode_prompt("a")
+
+    @pytest.mark.parametrize(
+        "template", ["{{ 'x' * 101 }}", "{% for _ in range(1000) %}xx{% endfor %}"]
+    )
+    def test_a_template_that_writes_without_end(
+        self, copied: Path, monkeypatch: pytest.MonkeyPatch, template: str
+    ) -> None:
+        """It is not rendered to its end."""
+        monkeypatch.setattr(chat_template, "LONGEST", 100)
+        write_config(copied, chat_template=template + "{{ raise_exception('the end') }}")
+        with pytest.raises(InvalidParameterError, match="it writes more than 100 characters"):
             HuggingFaceTokenizer.from_folder(copied).encode_prompt("a")
 
     @pytest.mark.parametrize(
