@@ -33,6 +33,7 @@ class Vocabulary:
         errors: how bytes that are no UTF-8 are shown, an error handler of `codecs`.
         encode_after_special: `encode` for a text behind a special token, where that differs.
         begin_id: what every prompt begins with, whether a chat template writes it or not.
+        strips: names of special tokens that take in the whitespace before them, behind them.
     """
 
     encode: Callable[[str], list[int]]
@@ -43,6 +44,7 @@ class Vocabulary:
     errors: str = "replace"
     encode_after_special: Optional[Callable[[str], list[int]]] = None
     begin_id: Optional[int] = None
+    strips: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
 
 
 @dataclass(eq=False, repr=False)

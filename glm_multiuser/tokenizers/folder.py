@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from glm_multiuser.checkpoint.files import read_optional
 from glm_multiuser.errors import CheckpointError
@@ -50,28 +50,38 @@ def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
     return [{**one, "id": token_id} for token_id, one in added.items()]
 
 
-def read_added_tokens(
-    added: Sequence[Mapping[str, Any]], file: Path
-) -> tuple[dict[str, int], dict[int, bytes]]:
+class AddedTokens(NamedTuple):
+    """What `added_tokens` of a `tokenizer.json` says."""
+
+    special: dict[str, int]
+    """The ids by name."""
+    shown: dict[int, bytes]
+    """The bytes of those that answers show."""
+    strips: dict[str, tuple[bool, bool]]
+    """Those that take in the whitespace before them, behind them, as `lstrip` and `rstrip` say."""
+
+
+def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTokens:
     """Reads `added_tokens` of a `tokenizer.json`.
 
     Every one is special: also those that the file does not call so (`<tool_call>` of Qwen2.5)
     never come from a text, but answers show them.
 
-    Returns:
-        The ids by name, and the bytes of those that answers show.
-
     Raises:
         CheckpointError: an entry of another shape.
     """
     try:
-        named = [one for one in added if one["content"]]
-        special = {str(one["content"]): int(one["id"]) for one in named}
-        written = {name: name.encode("utf-8") for name in special}
-        visible = [str(one["content"]) for one in named if not one.get("special")]
+        named = {str(one["content"]): one for one in added if one["content"]}
+        special = {name: int(one["id"]) for name, one in named.items()}
+        written = {name: name.encode("utf-8") for name in named}
+        shown = {special[name]: written[name] for name in named if not named[name].get("special")}
+        strips = {
+            name: (one.get("lstrip") is True, one.get("rstrip") is True)
+            for name, one in named.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} has an added token of another shape: {error!r}") from None
-    return special, {special[name]: written[name] for name in visible}
+    return AddedTokens(special, shown, {name: one for name, one in strips.items() if any(one)})
 
 
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:

@@ -36,6 +36,12 @@ from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
 MARK_LENGTH = 12
 """Characters, each one of 65534: a mark cannot be guessed."""
 
+WHITESPACE = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
+    "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+)
+"""What has Unicode's property White_Space; `str.strip` takes away four more."""
+
 
 class HuggingFaceTokenizer(ChatTokenizer):
     """Text to ids and back for whatever a chat template and its special tokens describe.
@@ -170,12 +176,19 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def _encode_rendered(self, rendered: str, mark: str) -> list[int]:
         first = self._vocabulary.encode
         later = self._vocabulary.encode_after_special or first
+        parts = [part.replace(mark, "") for part in self._split(rendered)]
+        for place in range(1, len(parts), 2):
+            before, behind = self._vocabulary.strips.get(parts[place], (False, False))
+            if before:
+                parts[place - 1] = parts[place - 1].rstrip(WHITESPACE)
+            if behind:
+                parts[place + 1] = parts[place + 1].lstrip(WHITESPACE)
         ids: list[int] = []
-        for place, part in enumerate(self._split(rendered)):
+        for place, part in enumerate(parts):
             if place % 2:
                 ids.append(self.special[part])
             elif part:
-                ids += (later if place else first)(part.replace(mark, ""))
+                ids += (later if place else first)(part)
         begin = self._vocabulary.begin_id
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 

@@ -130,7 +130,7 @@ def read_llama_model(folder: Path) -> Vocabulary:
     """
     pieces = SentencePieceFile(folder / LLAMA_FILE)
     vocabulary = pieces.vocabulary()
-    added, shown = read_added_tokens(added_tokens_decoder(folder), pieces.file)
+    added, shown, strips = read_added_tokens(added_tokens_decoder(folder), pieces.file)
     for name in added:
         pieces.refuse_as_text(name)
     first_only = read_tokenizer_config(folder).get("legacy") is False
@@ -139,6 +139,7 @@ def read_llama_model(folder: Path) -> Vocabulary:
         pieces={**vocabulary.pieces, **shown},
         special={**vocabulary.special, **added},
         encode_after_special=pieces.encode_without_prefix if first_only else None,
+        strips=strips,
     )
 
 

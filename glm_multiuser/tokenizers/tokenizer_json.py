@@ -55,7 +55,7 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
     """
     try:
         model, decoder = content["model"], json.dumps(content.get("decoder"))
-        special, shown = read_added_tokens(content["added_tokens"], file)
+        special, shown, strips = read_added_tokens(content["added_tokens"], file)
         ids = {str(piece): int(token_id) for piece, token_id in model["vocab"].items()}
         # Newer files write a merge as a pair, which only newer versions of the library read.
         merges: list[list[str]] = [
@@ -71,7 +71,7 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
     if "ByteLevel" in decoder and "ByteLevel" in json.dumps(content.get("pre_tokenizer")):
         whole_words = ordinary if model.get("ignore_merges") else {}
         encode = _byte_level_encoder(_load(content, model, file), whole_words)
-        return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special)
+        return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special, strips=strips)
     if not (model.get("byte_fallback") and "ByteFallback" in decoder):
         raise CheckpointError(
             f"{file} has model {model.get('type')!r} and decoder {content.get('decoder')!r}; this "
@@ -89,6 +89,7 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
         first_pieces=first_pieces if '"Strip"' in decoder else {},
         errors=BYTE_BY_BYTE,
         encode_after_special=encode_after_special,
+        strips=strips,
     )
 
 

@@ -20,6 +20,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "<|im_end
 NAMES = [*QWEN2_SPECIAL, *QWEN2_SHOWN]
 FRAGMENTS = ["<", "<|", "<|im_", "im_end|>", "end|>", "|>", ">", " ", "\n", "a", "\U000f0000"]
 
+SPACES = [chr(one) for one in range(0x3001) if chr(one).isspace()]
+
 tricky_texts = st.lists(st.sampled_from([*NAMES, *FRAGMENTS]), max_size=6).map("".join)
 
 
@@ -139,6 +141,23 @@ class TestTemplate:
 
         for name in QWEN2_SPECIAL:
             assert count(ids(name), tokenizer) == count(ids("a"), tokenizer)
+
+    @pytest.mark.parametrize("flags", [("lstrip",), ("rstrip",), ("lstrip", "rstrip")])
+    def test_special_tokens_that_take_in_whitespace(
+        self, copied: Path, flags: tuple[str, ...]
+    ) -> None:
+        content = json.loads((copied / "tokenizer.json").read_text("utf-8"))
+        for token in content["added_tokens"]:
+            if token["content"] in ("<|im_end|>", "<tool_call>"):
+                token.update(dict.fromkeys(flags, True))
+        (copied / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+        text = "".join(
+            f"{one} a{one} <|im_end|>{one} b <tool_call><|im_end|>{one}" for one in SPACES
+        )
+        write_config(copied, chat_template=f"{{{{ {json.dumps(text)} }}}}")
+        found = HuggingFaceTokenizer.from_folder(copied)
+        library = Tokenizer.from_file(str(copied / "tokenizer.json"))
+        assert found.encode_prompt("x") == library.encode(text, add_special_tokens=False).ids
 
     def test_without_a_template_chat_ml_is_written(self, copied: Path, original: Any) -> None:
         write_config(copied, eos_token={"content": "<|im_end|>"})
