@@ -9,7 +9,13 @@ from typing import Optional
 from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling import Choice
-from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, StopStrings, ToolCall
+from glm_multiuser.tokenizers import (
+    AnswerReader,
+    ChatTokenizer,
+    ContentReader,
+    StopStrings,
+    ToolCall,
+)
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,8 @@ class AnswerCollector:
     Stop strings are looked for in the content that `reader` returns, not in headers and calls,
     which a caller never sees as text.
 
+    With a grammar of content, nothing in the answer is read as a call, whatever `reader` it has.
+
     continued: whether the prompt ends with the beginning of the answer.
     """
 
@@ -178,8 +186,10 @@ class AnswerCollector:
     def __post_init__(self) -> None:
         grammar = self.request.params.grammar
         self._calls = CallDeltas()
-        self._calls_are_certain = grammar is not None and grammar.kind == "tool_call"
+        self._calls_are_certain = grammar is not None and not grammar.is_content
         self._detokenizer = None
+        if self.tokenizer and self.reader and grammar and grammar.is_content:
+            self.reader = ContentReader(self.tokenizer.content_header(continued=self.continued))
         if self.tokenizer:
             exact = grammar is not None
             self._detokenizer = self.tokenizer.detokenizer(continued=self.continued, exact=exact)

@@ -91,6 +91,11 @@ class Grammar:
             raise _wrong(f"of kind {self.kind} is not JSON: {error}") from None
 
     @property
+    def is_content(self) -> bool:
+        """Whether it is that of content, which is no call whatever it looks like."""
+        return self.kind != "tool_call"
+
+    @property
     def is_free(self) -> bool:
         """Whether it only says how calls are written, if there are any."""
         value = self.value if self.kind == "tool_call" else {"required": True}

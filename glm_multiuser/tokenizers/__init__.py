@@ -13,7 +13,7 @@ from typing import Optional, Union
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers import chatglm2, chatglm_6b, glm4, tokenizer_json
-from glm_multiuser.tokenizers.answers import AnswerEnd, AnswerReader
+from glm_multiuser.tokenizers.answers import AnswerEnd, AnswerReader, ContentReader
 from glm_multiuser.tokenizers.base import AnswerTokens, ChatTokenizer, Vocabulary
 from glm_multiuser.tokenizers.calls import ToolCall
 from glm_multiuser.tokenizers.chat_template import TEMPLATE_FILE, ChatTemplate
@@ -37,6 +37,7 @@ __all__ = [
     "ChatGLM6BTokenizer",
     "ChatGLMTokenizer",
     "ChatTokenizer",
+    "ContentReader",
     "GLM4Tokenizer",
     "GLM40414Tokenizer",
     "HuggingFaceTokenizer",

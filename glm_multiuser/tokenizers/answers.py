@@ -55,6 +55,21 @@ class AnswerReader:
         return None
 
 
+class ContentReader(AnswerReader):
+    """Reads an answer whose grammar is that of its content, which may look like a call.
+
+    Args:
+        header: what the answer has before its content.
+    """
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+
+    def feed(self, delta: str) -> str:
+        content, self._header = delta[len(self._header) :], self._header[len(delta) :]
+        return content
+
+
 class TaggedAnswerReader(AnswerReader):
     """Takes calls of the tools that were offered out of an answer of Qwen2.5.
 

@@ -56,6 +56,8 @@ class AnswerTokens:
         separator: the id that begins the next message of the same answer; its name is shown.
         continued: whether the beginning of the answer is in the prompt.
         strips: whether all whitespace at the beginning of a message is dropped.
+        exact: whether no more than a single space and the header are dropped.
+        header: what the answer begins with and does not show.
     """
 
     vocabulary: Vocabulary
@@ -63,13 +65,16 @@ class AnswerTokens:
     separator: Optional[int]
     continued: bool
     strips: bool
+    exact: bool = False
+    header: bytes = b""
 
     def __post_init__(self) -> None:
         self._at_start = not self.continued
+        self._header = self.header
 
     def shown(self, token_id: int) -> bytes:
         """What this id would add next, perhaps a part of a character; a special token's name."""
-        return self.names.get(token_id) or self._piece(token_id)
+        return self.names.get(token_id) or self._piece(token_id)[len(self._header) :]
 
     def add(self, token_id: int) -> bytes:
         """What this id adds, which is the next one; a special token adds nothing."""
@@ -79,9 +84,10 @@ class AnswerTokens:
             return self.names[token_id]
         piece = self._piece(token_id)
         if token_id in self.vocabulary.pieces:
-            drops_more = self.strips or self.vocabulary.drops_every_leading_space
-            self._at_start = self._at_start and drops_more and not piece
-        return piece
+            drops_every = self.vocabulary.drops_every_leading_space and not self.exact
+            self._at_start = self._at_start and (self.strips or drops_every) and not piece
+        shown, self._header = piece[len(self._header) :], self._header[len(piece) :]
+        return shown
 
     def _piece(self, token_id: int) -> bytes:
         piece = self.vocabulary.pieces.get(token_id, b"")
@@ -186,7 +192,9 @@ class ChatTokenizer(ABC):
         """
         return self._names.get(token_id) or self._vocabulary.pieces.get(token_id, b"")
 
-    def answer_tokens(self, *, continued: bool = False, raw: bool = False) -> AnswerTokens:
+    def answer_tokens(
+        self, *, continued: bool = False, raw: bool = False, exact: bool = False
+    ) -> AnswerTokens:
         """The bytes of one answer's tokens, which join to its content, for log-probabilities.
 
         Only `replacements`, which change texts of several tokens, are not applied.
@@ -194,9 +202,20 @@ class ChatTokenizer(ABC):
         Args:
             continued: whether the beginning of the answer is in the prompt.
             raw: whether the answer is shown as the model writes it, without an `answer_reader`.
+            exact: whether it has a grammar, which writes what is dropped: a single space, and
+                the `content_header` of one that is not raw.
         """
-        strips = self._strips_answers and not raw
-        return AnswerTokens(self._vocabulary, self._names, self._separator, continued, strips)
+        strips = self._strips_answers and not raw and not exact
+        header = self.content_header(continued=continued) if exact and not raw else ""
+        return AnswerTokens(
+            self._vocabulary,
+            self._names,
+            self._separator,
+            continued,
+            strips,
+            exact,
+            header.encode(),
+        )
 
     def detokenizer(
         self, *, continued: bool = False, exact: bool = False
@@ -206,7 +225,7 @@ class ChatTokenizer(ABC):
         With `continued`, the beginning of the answer is in the prompt, and no space is dropped.
         With `exact`, `replacements` are not applied: the answer has a grammar.
         """
-        tokens = self.answer_tokens(continued=continued, raw=True)
+        tokens = self.answer_tokens(continued=continued, raw=True, exact=exact)
         replacements = () if exact else self._replacements
         return IncrementalDetokenizer(
             tokens.add, errors=self._vocabulary.errors, replacements=replacements
@@ -222,14 +241,16 @@ class ChatTokenizer(ABC):
     def token_table(self, size: int) -> list[bytes]:
         """The bytes of the ids 0 to `size` - 1 as a grammar sees them, b"" for unknown ones.
 
-        Where decoding drops a space at the beginning of an answer, the byte of a space is unknown,
-        too: it would not be dropped.
+        Where decoding drops a space at the beginning of an answer, whatever else begins with one
+        is unknown, too, such as the byte of a space and `<|blank_2|>` of ChatGLM-6B: it would not
+        be dropped.
         """
         table = [self.token_bytes(one) for one in range(size)]
         first = self._vocabulary.first_pieces
         if first:
             table = [
-                b"" if one == b" " and at not in first else one for at, one in enumerate(table)
+                b"" if one.startswith(b" ") and at not in first else one
+                for at, one in enumerate(table)
             ]
         return table
 
@@ -237,6 +258,14 @@ class ChatTokenizer(ABC):
     def call_token_ids(self) -> frozenset[int]:
         """Special tokens that calls are written with."""
         return frozenset()
+
+    def content_header(self, *, continued: bool = False) -> str:
+        """What an answer with a grammar of content has before it, as `content_rule` writes it.
+
+        Without the space that decoding drops. With `continued`, the beginning of the answer is in
+        the prompt.
+        """
+        return ""
 
     def content_rule(self, content: str, *, continued: bool = False, raw: bool = False) -> str:
         """How an answer with this content is written; see forms.py.

@@ -52,10 +52,17 @@ class HeaderTokenizer(ChatTokenizer):
     def call_token_ids(self) -> frozenset[int]:
         return frozenset() if self._separator is None else frozenset([self._separator])
 
+    def content_header(self, *, continued: bool = False) -> str:
+        if continued or not self._strips_answers:
+            return ""
+        # The space is no option: content may begin with one, too.
+        return "\n " if self._vocabulary.first_pieces else "\n"
+
     def content_rule(self, content: str, *, continued: bool = False, raw: bool = False) -> str:
-        if raw or continued or not self._strips_answers:
+        header = "" if raw else self.content_header(continued=continued)
+        if not header:
             return super().content_rule(content, continued=continued)
-        return sequence(literal("\n"), self._space(), content)
+        return sequence(literal(header), content)
 
     def call_rule(self, name: str, arguments: str) -> str:
         before, after = self._around_arguments
@@ -67,7 +74,8 @@ class HeaderTokenizer(ChatTokenizer):
         """Messages with `SEPARATOR` between them; content comes first."""
         if self._separator is None:
             return super().calls_rule(calls, content)
-        call, text = one_of(calls), self.content_rule(content or ANY_TEXT)
+        call = one_of(calls)
+        text = sequence(literal("\n"), self._space(), content or ANY_TEXT)
         next_call = sequence(special_token(self._separator), call)
         rules = [text, f"{call} ({next_call})*"]
         return one_of(rules if content else [*rules, f"{text} ({next_call})+"])

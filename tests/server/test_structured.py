@@ -69,6 +69,14 @@ def test_response_format(server: InProcessServer) -> None:
         assert choice.finish_reason == "stop"
 
 
+def test_content_that_looks_like_a_message(server: InProcessServer) -> None:
+    text = " a<|assistant|>stop\n{} "
+    choice = chat(server, structured_outputs={"choice": [text]}, tools=TOOLS, logprobs=True)
+    assert (choice.text, choice.tool_calls) == (text, [])
+    shown = [entry["bytes"] for entry in choice.logprobs["content"]]
+    assert b"".join(map(bytes, shown)).decode() == text
+
+
 def test_several_answers_each_as_alone(client: openai.OpenAI) -> None:
     def answers(**body: Any) -> list[Optional[str]]:
         made = client.chat.completions.create(

@@ -81,6 +81,17 @@ def test_regular_expressions(small_tokenizer: ChatTokenizer) -> None:
         assert re.fullmatch(pattern, answer.text, re.ASCII)
 
 
+@pytest.mark.parametrize(
+    "text", [" x", "  x", " ", "\nx", "\n \n", "\u2028x", "a<|assistant|>b", "get\n{}", "a b "]
+)
+def test_no_character_of_content_is_lost(small_tokenizer: ChatTokenizer, text: str) -> None:
+    compiler = compiler_of(small_tokenizer)
+    for seed in range(5):
+        answer = walk(compiler, small_tokenizer, Grammar.choice([text]), seed)
+        tokens = small_tokenizer.answer_tokens(exact=True)
+        assert (answer.text, b"".join(map(tokens.add, answer.token_ids))) == (text, text.encode())
+
+
 def test_choices(small_tokenizer: ChatTokenizer) -> None:
     compiler = compiler_of(small_tokenizer)
     texts = ["北京", "the quick fox", 'a "quoted" \\ word', "a\nb"]

@@ -11,7 +11,7 @@ from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import RowSampler, choose
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.structured import GrammarCompiler
-from glm_multiuser.tokenizers import ChatTokenizer
+from glm_multiuser.tokenizers import ChatTokenizer, ContentReader
 from glm_multiuser.tokenizers.calls import ToolCall
 
 
@@ -51,16 +51,21 @@ def walk(
         assert choice is not None
         sampler.accept(choice.token_id)
         token_ids.append(choice.token_id)
-    return read(tokenizer, token_ids, sampler.complete, tools)
+    return read(tokenizer, token_ids, sampler.complete, grammar, tools)
 
 
 def read(
     tokenizer: ChatTokenizer,
     token_ids: Sequence[int],
     complete: bool,
+    grammar: Grammar,
     tools: Sequence[Any] = (),
 ) -> Answer:
-    reader = tokenizer.answer_reader(tools)
+    reader = (
+        ContentReader(tokenizer.content_header())
+        if grammar.is_content
+        else tokenizer.answer_reader(tools)
+    )
     detokenizer = tokenizer.detokenizer(exact=True)
     shown = [one for one in token_ids if one not in tokenizer.stop_token_ids]
     text = reader.feed(detokenizer.push(shown) + detokenizer.flush())

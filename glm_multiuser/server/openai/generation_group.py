@@ -36,6 +36,7 @@ class GenerationGroup:
         tokenizer: of the model.
         continued: whether the prompts end with the beginning of the answer.
         raw: whether the answers are shown as the model writes them.
+        exact: whether they have a grammar of content.
         silent_token_ids: whose log-probabilities are left out: those that end an answer.
         one_call: whether an answer has at most one call; others are dropped.
         prompt_only: the answers are left out; each is one token, because a request has that many
@@ -46,6 +47,7 @@ class GenerationGroup:
     tokenizer: Optional[ChatTokenizer]
     continued: bool
     raw: bool
+    exact: bool
     silent_token_ids: frozenset[int]
     per_prompt: int
     generations: list[Generation] = field(default_factory=list)
@@ -56,7 +58,9 @@ class GenerationGroup:
         """The bytes of an answer's tokens; None without a tokenizer."""
         if self.tokenizer is None:
             return None
-        return self.tokenizer.answer_tokens(continued=self.continued, raw=self.raw)
+        return self.tokenizer.answer_tokens(
+            continued=self.continued, raw=self.raw, exact=self.exact
+        )
 
     async def pieces(self) -> AsyncIterator[Arrival]:
         """Pieces as they come, without log-probabilities of stop tokens.
@@ -219,6 +223,7 @@ async def start(
         tokenizer=llm.tokenizer,
         continued=any(prompt.continue_final_message for prompt in prompts),
         raw=not any(prompt.is_text for prompt in prompts),
+        exact=params.grammar is not None and params.grammar.is_content,
         silent_token_ids=frozenset(
             (*params.stop_token_ids, *(() if params.ignore_eos else llm.stop_token_ids))
         )
