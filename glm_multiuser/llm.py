@@ -267,7 +267,10 @@ class MultiUserLLM(InputProcessor):
         result = self.submit(token_ids, user=user, params=params).result()
         if result.finish_reason == "error":
             raise result.error or GenerationError("the request failed")
-        answer = self.tokenizer.process_response(result.text) if self.tokenizer else result.text
+        answer = result.text
+        # That would make a text which the grammar does not allow.
+        if self.tokenizer and (params or self.default_params).grammar is None:
+            answer = self.tokenizer.process_response(answer)
         added: list[Any] = [(prompt, answer)]
         if any(isinstance(item, dict) for item in history):
             added = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]

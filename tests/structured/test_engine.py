@@ -133,6 +133,18 @@ def test_an_answer_that_may_end_anywhere_ends_with_a_stop_token(
             assert result.token_ids[-1] in tokenizer.stop_token_ids
 
 
+def test_every_call_returns_the_text_of_its_grammar(
+    llm: MultiUserLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " 北京,上海 "
+    wanted = SamplingParams(grammar=Grammar.choice([text]))
+    assert "".join(piece.text for piece in llm.stream_chat("q", params=wanted)) == text
+    assert llm.chat("q", params=wanted) == (text, [("q", text)])
+    assert llm.submit(llm.prompt_token_ids("q"), params=wanted).result().text == text
+    monkeypatch.setattr(llm, "default_params", wanted)
+    assert llm.chat("q") == (text, [("q", text)])
+
+
 def test_without_a_tokenizer_there_is_no_grammar() -> None:
     with random_llm(None) as bare, pytest.raises(InvalidParameterError, match="tokenizer"):
         bare.submit([1, 2], params=params(SCHEMA, 1))
