@@ -74,8 +74,8 @@ class RowSampler:
 
     prompt_token_ids: what the repetition penalty knows before the first token.
     stop_token_ids: the tokens that would end this request; min_tokens masks them, together
-        with params.stop_token_ids. With ignore_eos, leave end-of-sequence tokens out: they end
-        nothing then, and may be drawn at any time.
+        with params.stop_token_ids, unless the grammar allows no other. With ignore_eos, leave
+        end-of-sequence tokens out: they end nothing then, and may be drawn at any time.
     vocab_size: the width of the logits. Ids beyond it can never be drawn and are passed over.
     matcher: of params.grammar, and of no other request.
     """
@@ -168,7 +168,11 @@ class RowSampler:
             penalties = counts * self.params.frequency_penalty + self.params.presence_penalty
             scores[ids] -= penalties.astype(np.float32)
         if self._holds_back:
+            stops = scores[self._stops]
             scores[self._stops] = -np.inf
+            # A grammar may allow nothing but stop tokens.
+            if self.matcher is not None and scores.max() == -np.inf:
+                scores[self._stops] = stops
         if self.params.min_p > 0 and self.params.temperature > 0:
             share = self.params.temperature * np.log(self.params.min_p)
             scores[scores < np.float32(float(scores.max()) + share)] = -np.inf

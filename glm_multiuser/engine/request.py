@@ -180,10 +180,7 @@ class Request:
         self.sampler.accept(choice.token_id)
         self.output_token_ids.append(choice.token_id)
         self._hand_over(Token(choice, self._elapsed()))
-        enough = len(self.output_token_ids) >= self.params.min_tokens
-        if choice.token_id in self.stop_token_ids and enough:
-            return "stop"
-        if self.sampler.complete:
+        if choice.token_id in self.stop_token_ids or self.sampler.complete:
             return "stop"
         if len(self.output_token_ids) >= self.max_tokens:
             return "length"

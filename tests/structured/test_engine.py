@@ -133,6 +133,21 @@ def test_an_answer_that_may_end_anywhere_ends_with_a_stop_token(
             assert result.token_ids[-1] in tokenizer.stop_token_ids
 
 
+@pytest.mark.parametrize("further", [{}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0}])
+def test_stop_tokens_end_an_answer_early_where_its_grammar_allows_no_others(
+    llm: MultiUserLLM, tokenizer: ChatTokenizer, further: dict[str, Any]
+) -> None:
+    table = tokenizer.token_table(tokenizer.vocab_size)
+    stops = tuple(one for one, text in enumerate(table) if text and not text.strip(b"ab"))
+    wanted: dict[str, Any] = {"grammar": Grammar.regex("x[ab]{8}"), "seed": 1, **further}
+    params = SamplingParams(min_tokens=6, stop_token_ids=stops, logprobs=0, **wanted)
+    result = llm.submit("q", params=params).result()
+    assert (result.finish_reason, result.text) == ("stop", "x")
+    assert result.token_ids[-1] in stops
+    assert result.logprobs is not None
+    assert result.logprobs[-1].logprob > -np.inf
+
+
 def test_every_call_returns_the_text_of_its_grammar(
     llm: MultiUserLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
