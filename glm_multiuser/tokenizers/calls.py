@@ -10,6 +10,7 @@ import ast
 import json
 import keyword
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -34,9 +35,14 @@ class ToolCall:
 
 
 def read_json_arguments(text: str) -> Optional[dict[str, Any]]:
-    """Parses the text of a JSON object; None when it is anything else."""
+    """Parses the text of a JSON object; None when it is anything else.
+
+    Numbers are finite: of 1e999 and of integers too long for Python, the nearest float is taken.
+    """
     try:
-        values = json.loads(text, parse_constant=_reject_constant)
+        values = json.loads(
+            text, parse_int=_integer, parse_float=_finite, parse_constant=_reject_constant
+        )
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) and levels(values) <= DEEPEST else None
@@ -115,6 +121,17 @@ def write_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode("utf-8")
     return text
+
+
+def _finite(digits: str) -> float:
+    return min(max(float(digits), -sys.float_info.max), sys.float_info.max)
+
+
+def _integer(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:  # Python limits how many digits it reads
+        return _finite(digits)
 
 
 def _reject_constant(constant: str) -> None:

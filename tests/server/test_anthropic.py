@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,6 +100,14 @@ def test_an_answer(
     assert answer.stop_sequence == (" t" if reason == "stop_sequence" else None)
     assert len(answer.content) == bool(text) + len(calls)
     assert (answer.model, answer.role, answer.type) == (MODEL, "assistant", "message")
+
+
+def test_input_has_the_nearest_number_that_json_can_write(client: anthropic.Anthropic) -> None:
+    says = 'get_weather\ntool_call(**{"city": 1e999})'
+    body: Any = {"model": MODEL, "max_tokens": 100, "messages": user(says), "tools": TOOLS}
+    assert calls_of(client.messages.create(**body)) == [
+        ("get_weather", {"city": sys.float_info.max})
+    ]
 
 
 def test_the_answer_is_that_of_the_chat(echo: InProcessServer, client: anthropic.Anthropic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,12 @@ from hypothesis import strategies as st
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.tokenizers import AnswerReader, ToolCall
 from glm_multiuser.tokenizers.answers import TaggedAnswerReader
-from glm_multiuser.tokenizers.calls import LONGEST_CALL, read_python_call, write_python_call
+from glm_multiuser.tokenizers.calls import (
+    LONGEST_CALL,
+    read_json_arguments,
+    read_python_call,
+    write_python_call,
+)
 from glm_multiuser.tokenizers.glm4 import read_call
 from glm_multiuser.tokenizers.headers import HeaderAnswerReader
 
@@ -154,6 +160,22 @@ def test_the_result_does_not_depend_on_the_pieces(
 @given(text=st.text())
 def test_plain_answers_stay(text: str) -> None:
     assert read(AnswerReader(), *text) == (text, ())
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 4400, "1.0", "1e400"])
+def test_arguments_keep_numbers_that_python_cannot_hold(number: str) -> None:
+    arguments = f'{{"a": [{number}], "b": "1e999"}}'
+    called = ToolCall("get", arguments)
+    assert read(chatglm3(TOOLS), f"get\n```python\ntool_call(**{arguments})\n```") == (
+        "",
+        (called,),
+    )
+    assert read(glm4(TOOLS), f"get\n{arguments}") == ("", (called,))
+    tagged = f'<tool_call>\n{{"name": "get", "arguments": {arguments}}}\n</tool_call>'
+    assert read(TaggedAnswerReader(TOOLS), tagged) == ("", (called,))
+    values = read_json_arguments(arguments)
+    assert values is not None
+    assert math.isfinite(values["a"][0])
 
 
 json_values = st.recursive(
