@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,9 +118,12 @@ class TaggedAnswerReader(AnswerReader):
         begun = BEGUN.match("".join(self._call)) if self._in_call else None
         if begun is None:
             return None
+        name = (read_json_arguments(f'{{"name": {begun.group(1)}}}') or {}).get("name")
+        if not isinstance(name, str) or name not in self._names:
+            return None
         # Behind the arguments, the object of the call ends.
         written = begun.group(2)
-        return ToolCall(json.loads(begun.group(1)), written[: len(written) - len(AFTER)])
+        return ToolCall(name, written[: len(written) - len(AFTER)])
 
     def finish(self) -> AnswerEnd:
         if self._in_call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +125,24 @@ def test_what_is_no_call_of_glm4(arguments: str) -> None:
 def test_answers_with_tags(answer: str, content: str, calls: tuple[ToolCall, ...]) -> None:
     assert read(TaggedAnswerReader(TOOLS), answer) == (content, calls)
     assert read(TaggedAnswerReader(TOOLS), *answer) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "begun"),
+    [
+        ('"get"', "get"),
+        ('"\\u0067et"', "get"),
+        ('"get_weather"', "get_weather"),
+        ('"other"', None),
+        ('"ge\nt"', None),
+        ('"\\q"', None),
+        ('"\\ud800"', None),
+    ],
+)
+def test_only_a_call_of_an_offered_tool_has_begun(name: str, begun: Optional[str]) -> None:
+    reader = TaggedAnswerReader(TOOLS)
+    assert reader.feed(f'<tool_call>\n{{"name": {name}, "arguments": {{"a": 1') == ""
+    assert reader.begun_call == (begun and ToolCall(begun, '{"a":'))
 
 
 PARTS = [
