@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Optional
 
 import jinja2
 import jinja2.meta
+from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from glm_multiuser.checkpoint.files import read_text
@@ -33,6 +34,20 @@ CHAT_ML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """For checkpoints with the special tokens of ChatML but without a template."""
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}`: what the model wrote, which only training marks.
+
+    As transformers' `AssistantTracker` renders it: variables that are set inside end with it.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 (an attribute of instances, for Jinja2's type)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
 
 
 class ChatTemplate:
@@ -60,7 +75,9 @@ class ChatTemplate:
     ) -> None:
         # Templates are written for the settings and names that transformers has.
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", GenerationBlock],
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from glm_multiuser.errors import CheckpointError, InvalidParameterError
 from glm_multiuser.tokenizers import HuggingFaceTokenizer, chat_template, load_tokenizer
 from glm_multiuser.tokenizers.answers import TaggedAnswerReader
+from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from tests.tokenizers.conftest import QWEN2_SHOWN, QWEN2_SPECIAL, write_config
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "<|im_end|> <tool_call>"}}]
@@ -205,6 +206,30 @@ class TestTemplate:
         with pytest.raises(CheckpointError, match=message) as caught:
             load_tokenizer(copied)
         assert "tokenizer_config.json" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("template", "text"),
+        [
+            (
+                "{% for m in messages %}\n    {%- if m.role == 'assistant' %}\n"
+                "    {%- generation -%}\n  {{ m.content }}<e>\n    {%- endgeneration %}\n\n"
+                "    {% else %}\n{{ m.role }}: {{ m.content }}\n    {% endif %}\n{% endfor %}",
+                "user: q\n a<b> <e>\nuser: r\n",
+            ),
+            (
+                "{% set a = 1 %}{% for m in messages %}{% generation %}{% set a = a + 1 %}"
+                "{{ a }}{{ loop.index }}{{ loop.last }}{% endgeneration %}|{{ a }}\n{% endfor %}",
+                "21False|1\n22False|1\n23True|1\n",
+            ),
+        ],
+    )
+    def test_what_training_marks_is_written_as_transformers_does(
+        self, template: str, text: str
+    ) -> None:
+        # By `AssistantTracker` of transformers 4.57.1, with its settings of Jinja2.
+        said = [("user", "q"), ("assistant", " a<b> "), ("user", "r")]
+        written = [{"role": role, "content": content} for role, content in said]
+        assert ChatTemplate(template).render(written) == text
 
     def test_other_places_of_a_template(self, copied: Path) -> None:
         tools = [{"type": "function", "function": {"name": "f"}}]
