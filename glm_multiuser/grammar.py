@@ -55,6 +55,9 @@ class Grammar:
             self.text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise _wrong(f"of kind {self.kind} has half of a surrogate pair: {error}") from None
+        if self.kind == "regex" and (len(self.text) - len(self.text.rstrip("\\"))) % 2:
+            # llguidance would leave it out.
+            raise _wrong("of kind regex ends in a backslash that escapes nothing")
         if self.kind in ("json_schema", "choice", "tool_call"):
             self._check(self.value)
 

@@ -72,6 +72,13 @@ def test_json_fits_its_schema(small_tokenizer: ChatTokenizer, temperature: float
         jsonschema.validate(json.loads(answer.text), SCHEMA)
 
 
+def test_a_regular_expression_may_end_in_an_escaped_backslash(
+    small_tokenizer: ChatTokenizer,
+) -> None:
+    answer = walk(compiler_of(small_tokenizer), small_tokenizer, Grammar.regex("a\\\\"), 1)
+    assert answer.text == "a\\"
+
+
 def test_regular_expressions(small_tokenizer: ChatTokenizer) -> None:
     compiler = compiler_of(small_tokenizer)
     pattern = r"(yes|no|你好): \d{2,4}[a-f]+!"

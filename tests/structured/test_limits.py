@@ -95,6 +95,8 @@ def test_a_bomb_costs_little(compiler: GrammarCompiler, name: str) -> None:
         (lambda: Grammar.regex(""), "at least 1 character"),
         (lambda: Grammar.regex("\ud800"), "half of a surrogate pair"),
         (lambda: Grammar.regex("a" * 65_537), "65537 characters; it may have at most 65536"),
+        (lambda: Grammar.regex("\\"), "ends in a backslash that escapes nothing"),
+        (lambda: Grammar.regex("a|b\\\\\\"), "ends in a backslash that escapes nothing"),
         (lambda: Grammar.json_schema("[1"), "is not JSON"),
         (lambda: Grammar.json_schema("[]"), "must be a JSON object"),
         (lambda: Grammar.json_schema({"a": object()}), "cannot be written as JSON"),
