@@ -185,12 +185,12 @@ class WeightCache:
     def _remove_remains(self) -> None:
         """Partial files of processes that exited while writing: no lock is held on them."""
         for remains in self.path.parent.glob(".*.part"):
-            with remains.open("rb") as file:
-                try:
+            try:
+                with remains.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                remains.unlink(missing_ok=True)
+                    remains.unlink(missing_ok=True)
+            except OSError as error:  # another process has it locked, renamed or owns it
+                logger.debug("%s is left where it is: %s", remains, error)
 
     def _header(self, digests: Mapping[str, str]) -> bytes:
         checks = {f"{CHECKSUM}{name}": digests.get(name, "") for name in self.sizes}

@@ -132,7 +132,7 @@ class WeightSource:
         fill: puts them in.
         dtype: the smallest type that holds its matrices as they are: "float32", "float16" or
             "bfloat16".
-        files: that they are read from; none: they are made up.
+        files: that they are read from, and the one that says how; none: they are made up.
         types: name of each matrix -> the type that it is stored as, by the matrix.
     """
 
@@ -187,6 +187,9 @@ def load_weights(folder: Path, model_config: AnyModelConfig) -> WeightSource:
     """
     matched = match(folder, model_config, parameter_shapes(model_config))
     files = sorted({tensor.path for one in matched for _, tensor in one.sources})
+    config = Path(folder) / "config.json"
+    if config.is_file():  # its `quantization_config` says how numbers are to be read
+        files.append(config)
 
     def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
         wanted = [one for one in matched if one.name in weights]

@@ -30,6 +30,7 @@ from glm_multiuser.checkpoint.matching import Filled
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.mindspore_internals import memory_of
 from glm_multiuser.weight_cache import WeightCache, cache_folder
+from tests.checkpoint.test_quantised_folder import folders
 from tests.golden_data import golden_folder
 
 pytestmark = [
@@ -161,6 +162,21 @@ def test_a_checkpoint_that_changed_is_packed_again(folder: Path, kept: Path) -> 
     assert answer(folder, kept, weight_cache="off") == changed
 
 
+def test_numbers_that_are_to_be_read_in_another_way_are_packed_again(
+    tmp_path: Path, kept: Path
+) -> None:
+    folder, _ = folders(tmp_path, "gptq")
+    before = answer(folder, kept)
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes())
+    config["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    path.write_text(json.dumps(config))
+    changed = answer(folder, kept)
+    assert changed != before
+    assert changed == answer(folder, kept, weight_cache="off")
+    assert len(files(kept)) == 1
+
+
 def flip(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 0x10
@@ -288,6 +304,14 @@ def test_what_another_process_is_writing_is_left_alone(kept: Path) -> None:
         cache, arrays = small(kept)
         cache.save(arrays)
         assert files(kept) == [theirs, cache.path]
+
+
+def test_remains_that_cannot_be_opened_are_left_alone(kept: Path) -> None:
+    kept.mkdir()
+    (kept / ".remains-1.part").mkdir()
+    cache, arrays = small(kept)
+    cache.save(arrays)
+    assert cache.load(lambda *now: None) is not None
 
 
 def test_processes_that_write_the_same_file(folder: Path, kept: Path) -> None:
