@@ -20,6 +20,9 @@ Prompt = Union[str, Sequence[int]]
 History = Sequence[Any]
 Params = Optional[SamplingParams]
 
+USER_BITS_MAX = 63
+"""Of a user that is an int."""
+
 
 class InputProcessor:
     """Makes the requests of one model; `MultiUserLLM` adds the engine that they enter.
@@ -175,6 +178,7 @@ class InputProcessor:
         params = params or self.default_params
         matcher = matcher or self._matcher_of(params, token_ids, reader)
         self._check(params, group)
+        check_owner(owner)
         request = Request(
             token_ids,
             params,
@@ -224,4 +228,16 @@ def slot_name(user: User) -> Hashable:
         return AnonymousUser()
     if isinstance(user, bool) or not isinstance(user, (int, str)):
         raise InvalidParameterError(f"user is {user!r}; it must be an int, a str or None", "user")
+    if isinstance(user, int) and user.bit_length() > USER_BITS_MAX:
+        raise InvalidParameterError(
+            f"user is an int of {user.bit_length()} bits; it may have at most {USER_BITS_MAX}",
+            "user",
+        )
     return user
+
+
+def check_owner(owner: bytes) -> None:
+    """Raises an InvalidParameterError unless it is one."""
+    if not isinstance(owner, bytes):
+        # Its value is a secret.
+        raise InvalidParameterError(f"owner is of {type(owner)}; it must be bytes", "owner")

@@ -36,6 +36,7 @@ from glm_multiuser.input_processor import (
     Params,
     Prompt,
     User,
+    check_owner,
     slot_name,
 )
 from glm_multiuser.progress import Progress, show_progress
@@ -431,9 +432,11 @@ class MultiUserLLM(InputProcessor):
             user, owner: as in `submit`.
 
         Raises:
+            InvalidParameterError: no user, or no owner.
             SessionError: a file could not be removed.
         """
         name, store = slot_name(user), self._engine.store
+        check_owner(owner)
         self._engine.forget(name)
         try:
             store.forget(store.identity(owner, name))
@@ -445,7 +448,11 @@ class MultiUserLLM(InputProcessor):
 
         Args:
             owner: as in `submit`.
+
+        Raises:
+            InvalidParameterError: it is not bytes.
         """
+        check_owner(owner)
         return self._engine.session_infos(owner)
 
     def _fingerprint(self) -> str:

@@ -92,6 +92,8 @@ class Engine(StepLoop):
             refusal = self._refusal(request)
             if refusal is not None:
                 raise refusal
+            if isinstance(request.user, (int, str)):
+                request.identity = self.store.identity(request.owner, request.user)
             self._scheduler.waiting.append(request)
         self._device_thread.wake()
 

@@ -94,7 +94,7 @@ class Request:
         self.group = group
         self.owner = owner
         self.identity: Optional[Identity] = None
-        """Of its session, as soon as somebody has asked for it."""
+        """Of its session, once an engine has accepted it; None for an anonymous user."""
         self.max_tokens = min(limit, params.max_tokens or limit)
         model_stops = () if params.ignore_eos else tuple(stop_token_ids)
         self.stop_token_ids = frozenset(model_stops + params.stop_token_ids)

@@ -83,9 +83,10 @@ class SlotSessions:
 
     def ready(self, request: Request) -> bool:
         """Whether the session of a waiting request is in a slot or in memory, or there is none."""
-        if not self._restores(request) or request.user in self._held:
+        identity = self._restores(request)
+        if identity is None or request.user in self._held:
             return True
-        return self.store.ready(self._identity(request), lambda: request.cancelled)
+        return self.store.ready(identity, lambda: request.cancelled)
 
     def may_evict(self, user: Hashable) -> bool:
         """Whether the slot of an idle user may be taken: what it holds is kept, or cannot be."""
@@ -104,25 +105,26 @@ class SlotSessions:
         """A request has got its slot; returns whether a session is copied into it first."""
         held = self._held.get(request.user)
         self._drop(request.user)
-        if not self._restores(request):
+        identity = self._restores(request)
+        if identity is None:
             return False
-        session = self.store.take(self._identity(request))
+        session = self.store.take(identity)
         tokens = request.common(session.token_ids) if session and not held else 0
         if session is None or not tokens:
             return False
         rest = self._runner.write_slot(slot, tokens, session.pieces)
-        self._restoring[slot] = _Restoring(request, self._identity(request), tokens, rest)
+        self._restoring[slot] = _Restoring(request, identity, tokens, rest)
         return True
 
     def leave(self, slot: int, request: Request, keep: bool, failed: bool) -> None:
         """A request has left its slot; `keep` left the slot to its user."""
         self._restoring.pop(slot, None)
-        if not isinstance(request.user, (int, str)):
+        if request.identity is None:
             return
         if failed:
-            self.store.discard(self._identity(request))  # what failed is not tried again
+            self.store.discard(request.identity)  # what failed is not tried again
         elif keep and request.computed_tokens:
-            held = _Held(slot, self._identity(request), request.held_token_ids())
+            held = _Held(slot, request.identity, request.held_token_ids())
             self._held[request.user] = held
             if self.store.keeps:
                 self._unsaved[request.user] = None
@@ -180,14 +182,9 @@ class SlotSessions:
         held = list(self._held.items())
         return [(user, one) for user, one in held if one.identity.owner == owner]
 
-    def _identity(self, request: Request) -> Identity:
-        if request.identity is None:
-            request.identity = self.store.identity(request.owner, request.user)
-        return request.identity
-
-    def _restores(self, request: Request) -> bool:
-        named = isinstance(request.user, (int, str))
-        return self._reuse and named and request.params.reuses_prompt
+    def _restores(self, request: Request) -> Optional[Identity]:
+        """Of the session that its prompt may begin with; None if it may not."""
+        return request.identity if self._reuse and request.params.reuses_prompt else None
 
     def _drop(self, user: Hashable) -> None:
         """The user's slot is about to change."""

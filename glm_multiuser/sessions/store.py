@@ -183,6 +183,8 @@ class SessionStore:
             OSError: a file could not be removed.
         """
         self._drop_all(identity)
+        with self._lock:
+            self._names.pop(identity.name, None)
         if self.folder is not None:
             # In turn with writes, so that none comes behind it.
             self._writer.submit(self.folder.forget, identity).result()
@@ -256,7 +258,6 @@ class SessionStore:
             self._unwritten.pop(identity, None)
             self._loads.pop(identity, None)
             self._brought.pop(identity, None)
-            self._names.pop(identity.name, None)
 
     def _make_room(self) -> None:
         now = time.monotonic()

@@ -269,6 +269,29 @@ def test_users_of_another_type_are_refused(llm_of_ids: MultiUserLLM, user: Any) 
     assert caught.value.field == "user"
 
 
+def test_users_of_many_digits_are_refused(llm_of_ids: MultiUserLLM) -> None:
+    for user in (10**5000, -(2**63)):
+        with pytest.raises(InvalidParameterError, match="bits; it may have at most 63") as caught:
+            llm_of_ids.submit([1], user=user)
+        assert caught.value.field == "user"
+    assert llm_of_ids.submit([1], user=2**63 - 1, params=GREEDY).result().finish_reason == "length"
+
+
+def test_owners_of_another_type_are_refused(llm_of_ids: MultiUserLLM) -> None:
+    """The engine goes on: its thread would fail with the type's own error."""
+    owner: Any = "secret"
+    for ask in (
+        lambda: llm_of_ids.submit([1], user="a", owner=owner),
+        lambda: llm_of_ids.forget("a", owner=owner),
+        lambda: llm_of_ids.sessions(owner),
+    ):
+        with pytest.raises(InvalidParameterError, match="owner is of <class 'str'>") as caught:
+            ask()
+        assert caught.value.field == "owner"
+        assert "secret" not in str(caught.value)
+    assert llm_of_ids.submit([1], user="a", params=GREEDY).result().finish_reason == "length"
+
+
 def test_a_full_queue_rejects_a_request(open_llm: Open, gate: Gate) -> None:
     llm = open_llm(users=1, gated=True, max_queue=1)
     handles = [llm.submit([n], params=GREEDY, user=n) for n in range(2)]
