@@ -208,7 +208,7 @@ class Engine(StepLoop):
             if only_idle:
                 self._check_idle(user)
             with self._lock:
-                self._scheduler.slots.forget(user)
+                self._scheduler.forget(user)
                 emptied = self._scheduler.slots.take_emptied()
             for slot in emptied:
                 self.runner.keep(slot, 0)

@@ -114,6 +114,8 @@ class Request:
         """Those of the user's last request whose memory the prompt takes over."""
         self.overtaken = 0
         """By requests that there was memory for, when there was not enough for this one."""
+        self.forgotten = False
+        """Whether nothing is kept of its user when it has ended."""
         self._deliver = deliver
         self._cancelled = threading.Event()
         self._submitted = time.monotonic()

@@ -211,10 +211,12 @@ class Scheduler:
         return chunks
 
     def finish(self, slot: int, keep: bool = True) -> Request:
-        """The request in `slot` has ended; `keep` leaves the slot to its user."""
+        """The request in `slot` has ended; `keep` leaves the slot to its user, unless that was to
+        be forgotten."""
         request = self.running[slot]
         held = request.held_token_ids() if self.reuse else ()
-        kept = self.slots.release(request.user, keep, held)
+        kept = keep and not request.forgotten
+        self.slots.release(request.user, kept, held)
         del self.running[slot]
         self._restoring.discard(slot)
         if self.sessions is not None:
@@ -222,6 +224,14 @@ class Scheduler:
         if slot in self._entering:
             self._entering.remove(slot)
         return request
+
+    def forget(self, user: Hashable) -> None:
+        """Keeps nothing of a user: no idle slot, and none when its request has ended that runs, or
+        that a resize has paused."""
+        paused = (request for request in self.waiting if request.saved_past is not None)
+        for request in (*self.running.values(), *paused):
+            request.forgotten |= request.user == user
+        self.slots.forget(user)
 
     def pause(self, slots: Slots) -> list[tuple[int, Request]]:
         """Puts everything that runs in front of the queue and starts over with other slots.

@@ -36,8 +36,6 @@ class Slots:
         self._busy: dict[Hashable, int] = {}
         self._idle: dict[Hashable, int] = {}  # in order of last use
         self._held: dict[Hashable, Sequence[int]] = {}
-        self._forgotten: set[Hashable] = set()
-        """Busy users whose slot is not kept."""
         self.may_evict: Callable[[Hashable], bool] = lambda user: True
         self.evicted: Callable[[Hashable], None] = lambda user: None
         self._promised: dict[Hashable, int] = {}
@@ -120,19 +118,14 @@ class Slots:
         return self._held.get(user, ())
 
     def forget(self, user: Hashable) -> None:
-        """Keeps nothing for this user: no idle slot, and when its request ends no busy one."""
-        if user in self._busy:
-            self._forgotten.add(user)
-        elif user in self._idle:
+        """Takes the slot away from a user who is idle."""
+        if user in self._idle:
             self._evict(user)
 
-    def release(self, user: Hashable, keep: bool = True, held: Sequence[int] = ()) -> bool:
-        """The user's request has ended; `keep` leaves the slot, and what it holds, to the user,
-        unless it was to be forgotten. Returns whether it was left."""
+    def release(self, user: Hashable, keep: bool = True, held: Sequence[int] = ()) -> None:
+        """The user's request has ended; `keep` leaves the slot, and what it holds, to the user."""
         slot = self._busy.pop(user)
         del self._promised[user]
-        keep = keep and user not in self._forgotten
-        self._forgotten.discard(user)
         if keep:
             self._idle[user] = slot
             self._held[user] = held
@@ -140,7 +133,6 @@ class Slots:
             self._held.pop(user, None)
             self._free.append(slot)
             self._free.sort()
-        return keep
 
     def holders(self) -> list[Optional[Hashable]]:
         """The user of each slot, busy or idle; None for a free one."""

@@ -718,6 +718,26 @@ def test_a_paused_request_can_be_cancelled() -> None:
     assert runner.count("restore") == 1
 
 
+@pytest.mark.parametrize("when", ["runs", "is paused"])
+def test_a_user_who_is_forgotten_stays_so_over_a_resize(when: str) -> None:
+    engine, _ = hand_engine(2, chunk=4)
+    asked = [Asked([n], user=n, max_tokens=8, **LONG) for n in (1, 2)]
+    for one in asked:
+        engine.submit(one.request)
+    steps_of(engine, 4)
+    if when == "runs":
+        engine.forget(2)
+    engine.resize(1, lambda *args: None)
+    assert engine.numbers() == (0, 0, 2)
+    if when == "is paused":
+        engine.forget(2)
+    finish(engine)
+    assert_undisturbed(asked)
+    assert engine.slots() == [SlotReport("free")]
+    run(engine, Asked([2], user=2, max_tokens=8, **LONG))
+    assert engine.slots() == [SlotReport("idle", 2)]
+
+
 def test_the_time_in_the_queue_ends_with_the_first_slot() -> None:
     engine, _ = hand_engine(1)
     asked = Asked([1], max_tokens=8, **LONG)
