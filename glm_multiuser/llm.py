@@ -238,8 +238,7 @@ class MultiUserLLM(InputProcessor):
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def deliver(event: Event) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(events.put_nowait, event)
+            loop.call_soon_threadsafe(events.put_nowait, event)
 
         request, answer = self._request(
             prompt, deliver, history, user, params, reader, group, owner, matcher

@@ -196,7 +196,8 @@ class Request:
         try:
             self._deliver(event)
         except Exception:
-            logger.exception("request %d is cancelled: its receiver failed", self.number)
+            if not self.cancelled:  # otherwise nobody reads it any more
+                logger.exception("request %d is cancelled: its receiver failed", self.number)
             self.cancel()
 
     def _elapsed(self) -> float:

@@ -669,6 +669,26 @@ def test_a_loop_that_is_gone_does_not_disturb_the_engine(open_llm: Open, gate: G
     assert llm.submit([2], params=GREEDY).result(PATIENCE).finish_reason == "length"
 
 
+def test_a_request_whose_loop_is_gone_is_cancelled(
+    open_llm: Open, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = open_llm(users=1, gated=True)
+
+    async def ask() -> Any:
+        return llm.asubmit([1], params=ENDLESS)
+
+    kept = run_async(ask())  # so that it is not cancelled with its last reference
+    after = llm.submit([2], params=GREEDY)
+    gate.open()
+    assert after.result(PATIENCE).finish_reason == "length"
+    assert calls_with(llm, (1,)) == 1
+    assert kept.finished is None
+    # Not for each event.
+    assert [one.getMessage() for one in caplog.records] == [
+        f"request {kept.number} is cancelled: its receiver failed"
+    ]
+
+
 # Size, numbers, end
 
 
