@@ -235,9 +235,10 @@ class StepLoop:
     def _resize(self, users: int, progress: Progress) -> None:
         if self._closing:
             raise EngineClosedError("the engine is closed; its size cannot change")
-        self.sessions.flush()
         running, old_users = self._scheduler.running, self._scheduler.slots.count
+        # Before anything changes: there may be no memory for it.
         saved = {slot: self.runner.save(slot, request) for slot, request in running.items()}
+        self.sessions.flush()
         for slot, past in saved.items():
             running[slot].saved_past = past
         with self._lock:

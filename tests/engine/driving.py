@@ -11,6 +11,7 @@ from glm_multiuser.device_thread import DeviceThread, Stepper
 from glm_multiuser.engine.engine import Engine
 from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.sampling_params import SamplingParams
+from glm_multiuser.sessions.store import SessionStore
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
 
 PATIENCE = 180.0
@@ -123,12 +124,13 @@ def hand_engine(
     chunk: Optional[int] = None,
     runner_class: type[MockRunner] = MockRunner,
     cache_limit: Optional[int] = None,
+    store: Optional[SessionStore] = None,
 ) -> tuple[Engine, MockRunner]:
     """An engine that moves only when its `step` is called; with `chunk`, of a causal model."""
     runner = runner_class(users, before, most_prompts, chunk)
     limits = max_queue, max_queue_per_user
     reuse = chunk is not None
-    return Engine(runner, users, *limits, ByHand(), reuse, cache_limit), runner
+    return Engine(runner, users, *limits, ByHand(), reuse, cache_limit, store), runner
 
 
 def run(engine: Engine, *asked: Asked) -> None:

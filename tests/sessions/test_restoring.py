@@ -1,0 +1,55 @@
+"""What happens to a session while it is copied into its slot, one token in a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glm_multiuser.engine import slot_sessions
+from glm_multiuser.sessions.session import Session
+from glm_multiuser.sessions.store import SessionStore
+from tests.engine.driving import Asked, alone, finish, hand_engine
+from tests.engine.mock_runner import Call, written
+
+LENGTH = 30
+HELD = tuple(range(1, LENGTH + 1))
+PROMPT = [*HELD, 5]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_sessions, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(slot_sessions, "SHARE", 0.0)
+
+
+def store_with_session(user: str) -> SessionStore:
+    """One that keeps nothing but what was put in by hand."""
+    store = SessionStore()
+    pieces = [written([token]).view(np.uint8) for token in HELD]
+    store.bring(store.identity(b"", user), Session(HELD, pieces))
+    return store
+
+
+def test_a_resize_that_cannot_save_lets_it_be_restored() -> None:
+    broken: list[Call] = []
+
+    def no_memory(call: Call) -> None:
+        if call.kind == "save" and not broken:
+            broken.append(call)
+            raise MemoryError("no memory for a copy")
+
+    engine, _ = hand_engine(2, no_memory, chunk=8, store=store_with_session("bob"))
+    asked = [Asked(PROMPT, "bob", **GREEDY), Asked([1, 2, 3], "alice", **GREEDY)]
+    for one in asked:
+        engine.submit(one.request)
+    for _ in range(3):
+        engine.step()
+    with pytest.raises(MemoryError, match="no memory for a copy"):
+        engine.resize(3, lambda *args: None)
+    finish(engine)
+    assert asked[0].request.cached_tokens == LENGTH
+    for one in asked:
+        assert one.wait().token_ids == alone(one.request.prompt_token_ids, **GREEDY).token_ids
