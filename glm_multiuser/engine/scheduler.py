@@ -156,26 +156,26 @@ class Scheduler:
 
     def _next(self) -> Optional[Request]:
         """The next one that waits; where there is not enough memory for it, one that passes it."""
-        first = self.waiting.next(self.running.values(), self._may_run)
+        first = self._first(self._may_run)
         if first is None or self.slots.busy == self.slots.count or self._has_memory(first):
             return first
         if first.overtaken >= self.slots.count:
             return None  # until there is enough
-        waiting_users: set[Hashable] = set()
-
-        def may_pass(request: Request) -> bool:
-            """Never one of a user who has an earlier one waiting."""
-            passes = (
-                self._may_run(request)
-                and request.user not in waiting_users
-                and self._has_memory(request)
-            )
-            waiting_users.add(request.user)
-            return passes
-
-        other = self.waiting.next(self.running.values(), may_pass)
+        other = self._first(lambda one: self._may_run(one) and self._has_memory(one))
         first.overtaken += other is not None
         return other
+
+    def _first(self, may_run: Callable[[Request], bool]) -> Optional[Request]:
+        """The next one that may run, and never passes an earlier one of its own user."""
+        passed_over: set[Hashable] = set()
+
+        def in_order(request: Request) -> bool:
+            runs = request.user not in passed_over and may_run(request)
+            if not runs:
+                passed_over.add(request.user)
+            return runs
+
+        return self.waiting.next(self.running.values(), in_order)
 
     def _may_run(self, request: Request) -> bool:
         if self.slots.is_busy(request.user):

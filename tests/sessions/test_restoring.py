@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from pathlib import Path
+from typing import Any, Optional
 
 import numpy as np
 import pytest
 
 from glm_multiuser.engine import slot_sessions
+from glm_multiuser.sessions.folder import SessionFolder
+from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.session import Session
 from glm_multiuser.sessions.store import SessionStore
-from tests.engine.driving import Asked, alone, finish, hand_engine
+from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, wait_until
 from tests.engine.mock_runner import Call, written
 
 LENGTH = 30
@@ -53,3 +57,38 @@ def test_a_resize_that_cannot_save_lets_it_be_restored() -> None:
     assert asked[0].request.cached_tokens == LENGTH
     for one in asked:
         assert one.wait().token_ids == alone(one.request.prompt_token_ids, **GREEDY).token_ids
+
+
+class SlowFolder(SessionFolder):
+    """A disk that reads nothing until it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, 1 << 20, 3600.0, "5" * 32)
+        self.go = threading.Event()
+
+    def load(self, identity: Identity) -> Optional[Session]:
+        assert self.go.wait(PATIENCE), "nobody let it read"
+        return super().load(identity)
+
+
+@pytest.mark.parametrize("later", [{}, {"cache_prompt": False}, {"prompt_logprobs": 0}])
+def test_a_later_request_of_the_user_waits_while_it_is_read(
+    tmp_path: Path, later: dict[str, Any]
+) -> None:
+    folder = SlowFolder(tmp_path)
+    engine, runner = hand_engine(2, chunk=8, store=SessionStore(folder=folder))
+    asked = [
+        Asked([1], "bob", **GREEDY),
+        Asked([2], "bob", **GREEDY, **later),
+        Asked([3], cache_prompt=False, **GREEDY),
+    ]
+    for one in asked:
+        engine.submit(one.request)
+    finish(engine)
+    assert asked[2].wait().reason == "length", "others pass"
+    folder.go.set()
+    wait_until(lambda: engine.step() or engine.numbers()[2] == 0)
+    finish(engine)
+    entered = list(dict.fromkeys(runner.requests_of("prefill")))
+    assert entered == [asked[2].request, asked[0].request, asked[1].request]
+    engine.store.close()
