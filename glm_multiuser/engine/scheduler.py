@@ -132,10 +132,12 @@ class Scheduler:
     def _admit(self) -> tuple[dict[int, Request], dict[int, int]]:
         """Admission to slots -> `returning` and `kept` of the step."""
         returning, kept = {}, {}
-        while (request := self._next()) is not None:
-            slot = self.slots.acquire(request.user, request.longest)
-            if slot is None:
+        while (first := self._first(self._may_run)) is not None:
+            request = self._fitting(first)
+            slot = self.slots.acquire(request.user, request.longest) if request else None
+            if request is None or slot is None:
                 break
+            first.overtaken += request is not first
             self.waiting.take(request)
             kept.update(dict.fromkeys(self.slots.take_emptied(), 0))
             self.running[slot] = request
@@ -154,16 +156,13 @@ class Scheduler:
             request.enter()
         return returning, kept
 
-    def _next(self) -> Optional[Request]:
-        """The next one that waits; where there is not enough memory for it, one that passes it."""
-        first = self._first(self._may_run)
-        if first is None or self.slots.busy == self.slots.count or self._has_memory(first):
+    def _fitting(self, first: Request) -> Optional[Request]:
+        """This one, or where there is not enough memory for it, one that may pass it."""
+        if self.slots.busy == self.slots.count or self._has_memory(first):
             return first
         if first.overtaken >= self.slots.count:
             return None  # until there is enough
-        other = self._first(lambda one: self._may_run(one) and self._has_memory(one))
-        first.overtaken += other is not None
-        return other
+        return self._first(lambda one: self._may_run(one) and self._has_memory(one))
 
     def _first(self, may_run: Callable[[Request], bool]) -> Optional[Request]:
         """The next one that may run, and never passes an earlier one of its own user."""

@@ -125,6 +125,26 @@ def test_a_large_request_is_overtaken_by_so_many_as_there_are_slots() -> None:
     assert large.request.overtaken == 2
 
 
+def test_a_large_request_is_not_overtaken_by_one_that_waits_for_an_eviction() -> None:
+    engine = budget_engine(2, tokens=100, chunk=8)
+    run(engine, long(20, 10, 1))  # idle, it holds 29
+    engine.submit(long(3, 47, 2).request)
+    engine.step()
+    ready: list[object] = []
+    engine._scheduler.slots.may_evict = ready.__contains__
+    large, small = long(50, 40, 3), long(2, 28, 4)
+    for one in (large, small):
+        engine.submit(one.request)
+    for _ in range(3):
+        engine.step()
+    assert running(engine) == {2}
+    assert large.request.overtaken == 0
+    ready.append(1)
+    engine.step()
+    assert running(engine) == {2, 4}
+    assert large.request.overtaken == 1
+
+
 def test_a_later_request_of_the_same_user_passes_no_earlier_one() -> None:
     engine = budget_engine(3, tokens=40)
     first, large, later = long(3, 27, 1), long(20, 20, 2), long(3, 2, 2)
