@@ -111,6 +111,7 @@ class SlotSessions:
         session = self.store.take(identity)
         tokens = request.common(session.token_ids) if session and not held else 0
         if session is None or not tokens:
+            self.store.drop_brought(identity)
             return False
         rest = self._runner.write_slot(slot, tokens, session.pieces)
         self._restoring[slot] = _Restoring(request, identity, tokens, rest)

@@ -117,6 +117,7 @@ class SessionStore:
         """Keeps a session, in the place of an earlier one."""
         with self._lock:
             self._saved += 1
+            self._brought.pop(identity, None)
             self._drop(identity)
             if session.nbytes <= self._memory:
                 self._kept[identity] = time.monotonic(), session
@@ -150,10 +151,11 @@ class SessionStore:
         return False
 
     def take(self, identity: Identity) -> Optional[Session]:
-        """What is kept in memory or has been read."""
+        """What is kept in memory or has been read; what was put in by hand stays until it is
+        `restored`."""
         with self._lock:
             load = self._loads.pop(identity, None)
-            found = self._brought.pop(identity, None) or self._in_memory(identity)
+            found = self._brought.get(identity) or self._in_memory(identity)
         return found or (load.session if load is not None else None)
 
     def bring(self, identity: Identity, session: Session) -> None:
@@ -163,11 +165,17 @@ class SessionStore:
             self._unwritten.pop(identity, None)
             self._brought[identity] = session
 
+    def drop_brought(self, identity: Identity) -> None:
+        """What was put in by hand is of no use for the user's next request."""
+        with self._lock:
+            self._brought.pop(identity, None)
+
     def restored(self, identity: Identity, tokens: int) -> None:
         """So many tokens are in a slot again, which is where they live now."""
         with self._lock:
             self._restored += 1
             self._restored_tokens += tokens
+            self._brought.pop(identity, None)
             self._drop(identity)
 
     def discard(self, identity: Identity) -> None:

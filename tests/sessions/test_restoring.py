@@ -14,7 +14,7 @@ from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.session import Session
 from glm_multiuser.sessions.store import SessionStore
-from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, wait_until
+from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, run, wait_until
 from tests.engine.mock_runner import Call, written
 
 LENGTH = 30
@@ -57,6 +57,30 @@ def test_a_resize_that_cannot_save_lets_it_be_restored() -> None:
     assert asked[0].request.cached_tokens == LENGTH
     for one in asked:
         assert one.wait().token_ids == alone(one.request.prompt_token_ids, **GREEDY).token_ids
+
+
+@pytest.mark.parametrize("resized", [False, True])
+def test_a_request_that_is_cancelled_meanwhile_leaves_it_to_the_next(resized: bool) -> None:
+    engine, _ = hand_engine(2, chunk=8, store=store_with_session("bob"))
+    first, second = (Asked(PROMPT, "bob", **GREEDY) for _ in range(2))
+    engine.submit(first.request)
+    for _ in range(3):
+        engine.step()
+    if resized:
+        engine.resize(3, lambda *args: None)
+    engine.cancel(first.request)
+    finish(engine)
+    assert first.wait().reason == "cancelled"
+    run(engine, second)
+    assert second.request.cached_tokens == LENGTH
+    assert second.token_ids == alone(PROMPT, **GREEDY).token_ids
+    assert engine.store.counts().in_memory == 0, "it lives in the slot now"
+
+
+def test_a_prompt_that_has_nothing_in_common_with_it_drops_it() -> None:
+    engine, _ = hand_engine(2, chunk=8, store=store_with_session("bob"))
+    run(engine, Asked([7], "bob", **GREEDY))
+    assert engine.store.counts().in_memory == 0
 
 
 class SlowFolder(SessionFolder):
