@@ -210,8 +210,13 @@ class GrammarMatcher:
             self.complete = True
             return
         self._mask.exception()  # waits: one thread at a time may use the matcher
-        accepted = self._matcher.consume_token(token_id)
-        self.complete = accepted and self._matcher.is_stopped()
+        try:
+            accepted = self._matcher.consume_token(token_id)
+            self.complete = accepted and self._matcher.is_stopped()
+        except BaseException as error:
+            self._mask = Future()
+            self._failed(error)
+            return
         if not self.complete:
             self._mask = Future()
             _threads().submit(self._compute)
@@ -229,9 +234,13 @@ class GrammarMatcher:
             self._mask.set_result(self._next_mask())
         except GenerationError as error:
             self._mask.set_exception(error)
-        except BaseException as error:  # a panic of llguidance's Rust code is no Exception
-            logger.exception("llguidance failed")
-            self._mask.set_exception(GenerationError(f"the grammar failed: {error!r}"))
+        except BaseException as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """What `allowed` raises; a panic of llguidance's Rust code is no Exception."""
+        logger.error("llguidance failed", exc_info=error)
+        self._mask.set_exception(GenerationError(f"the grammar failed: {error!r}"))
 
     def _next_mask(self) -> Mask:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -23,6 +24,7 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
+METHODS = ("consume_token", "is_stopped", "compute_bitmask", "is_error", "get_error")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,27 @@ def test_a_dead_end_ends_only_its_own_request(llm: MultiUserLLM, tokenizer: Chat
     result = llm.submit("q", params=SamplingParams(grammar=grammar)).result()
     assert result.finish_reason == "error"
     assert "allows no token" in str(result.error)
+    assert other.result().finish_reason == "stop"
+
+
+@pytest.mark.parametrize("method", ["consume_token", "is_stopped", "compute_bitmask"])
+def test_a_panic_of_llguidance_ends_only_its_own_request(llm: MultiUserLLM, method: str) -> None:
+    class Panic(BaseException):
+        """As pyo3's, which is no Exception."""
+
+    def panic(*arguments: object) -> None:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    other = llm.submit("q", params=params(SCHEMA, 1))
+    wanted = params(SCHEMA, 1)
+    assert wanted.grammar is not None
+    matcher = llm.compile_grammar(wanted.grammar)
+    inner: Any = matcher._matcher
+    methods = {name: getattr(inner, name) for name in METHODS}
+    matcher._matcher = SimpleNamespace(**{**methods, method: panic})
+    result = llm.submit("q", params=wanted, matcher=matcher).result()
+    assert result.finish_reason == "error"
+    assert "the grammar failed: Panic" in str(result.error)
     assert other.result().finish_reason == "stop"
 
 
