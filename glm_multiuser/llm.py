@@ -25,6 +25,7 @@ from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import (
     CheckpointError,
+    EngineClosedError,
     GenerationError,
     InvalidParameterError,
     SessionError,
@@ -259,7 +260,9 @@ class MultiUserLLM(InputProcessor):
         """-> the answer, and the history with this round added.
 
         Raises:
-            GenerationError: the request failed. Otherwise as `submit`.
+            GenerationError: the request failed.
+            EngineClosedError: the engine is closed, or was before the answer was complete.
+                Otherwise as `submit`.
         """
         history = history or ()
         # Token ids, because `process_response` reads an answer as the model writes it.
@@ -267,6 +270,8 @@ class MultiUserLLM(InputProcessor):
         result = self.submit(token_ids, user=user, params=params).result()
         if result.finish_reason == "error":
             raise result.error or GenerationError("the request failed")
+        if result.finish_reason == "cancelled":
+            raise EngineClosedError("the engine was closed before the answer was complete")
         answer = result.text
         # That would make a text which the grammar does not allow.
         if self.tokenizer and (params or self.default_params).grammar is None:

@@ -7,6 +7,7 @@ import gc
 import json
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
@@ -32,7 +33,7 @@ from glm_multiuser import (
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.token_ids import TokenIds
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.engine.driving import PATIENCE
+from tests.engine.driving import PATIENCE, wait_until
 from tests.engine.mock_runner import (
     EOS,
     FAILS_AT_ONCE,
@@ -459,6 +460,24 @@ def test_a_failure_is_raised_by_streams_and_chat_and_kept_in_results(
     assert (result.finish_reason, len(result.token_ids)) == ("error", 3)
     assert isinstance(result.error, GenerationError)
     assert llm_of_ids.submit([1], params=GREEDY).result().finish_reason == "length"
+
+
+def test_a_chat_that_the_end_of_the_engine_cuts_off_is_no_answer(
+    open_llm: Open, gate: Gate
+) -> None:
+    llm = open_llm(users=1, gated=True)
+    prompt: Any = [1]
+    with ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(llm.chat, prompt, params=ENDLESS)
+        gate.wait()
+        gate.let_pass()
+        gate.wait()  # there is a token
+        closing = threads.submit(llm.close, drain=0.0)
+        wait_until(lambda: all(one.cancelled for one in llm._engine._accepted()))
+        gate.open()
+        with pytest.raises(EngineClosedError, match="closed before the answer was complete"):
+            answer.result(PATIENCE)
+        closing.result(PATIENCE)
 
 
 # Going away
