@@ -83,3 +83,12 @@ class EngineClosedError(GLMMultiUserError):
 
 class GenerationError(GLMMultiUserError):
     """This request failed while it ran: non-finite logits or a device error."""
+
+
+def shown(value: object) -> str:
+    """A value as a message has it: its `repr`, cut to 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else text[:77] + "..."

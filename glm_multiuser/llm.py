@@ -29,6 +29,7 @@ from glm_multiuser.errors import (
     GenerationError,
     InvalidParameterError,
     SessionError,
+    shown,
 )
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.input_processor import (
@@ -305,6 +306,10 @@ class MultiUserLLM(InputProcessor):
         Raises:
             RequestError: a prompt or its parameters are rejected; nothing runs then.
         """
+        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+            raise InvalidParameterError(
+                f"prompts is {shown(prompts)}; it must be a list of texts or of token ids"
+            )
         prompts = list(prompts)
         all_ids = [self.prompt_token_ids(prompt) for prompt in prompts]
         each = list(params) if isinstance(params, Sequence) else [params] * len(all_ids)
@@ -437,6 +442,7 @@ class MultiUserLLM(InputProcessor):
 
         Raises:
             InvalidParameterError: no user, or no owner.
+            EngineClosedError: sessions are kept on disk, and the engine is closed.
             SessionError: a file could not be removed.
         """
         name, store = slot_name(user), self._engine.store

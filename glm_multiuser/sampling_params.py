@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.errors import InvalidParameterError, shown
 from glm_multiuser.grammar import Grammar
 
 TEMPERATURE_MAX = 100.0
@@ -94,18 +94,18 @@ class SamplingParams:
         for place, text in enumerate(stop):
             if not isinstance(text, str) or not 1 <= len(text) <= STOP_LENGTH_MAX:
                 limit = f"it must be a text of 1 to {STOP_LENGTH_MAX} characters"
-                raise invalid("stop", f"is {_shown(text)}; {limit}", place)
+                raise invalid("stop", f"is {shown(text)}; {limit}", place)
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         for place, token_id in enumerate(self.stop_token_ids):
             _check_integer("stop_token_ids", token_id, 0, place=place)
         for name in ("ignore_eos", "cache_prompt"):
             if not isinstance(getattr(self, name), bool):
-                raise invalid(name, f"is {_shown(getattr(self, name))}; it must be True or False")
+                raise invalid(name, f"is {shown(getattr(self, name))}; it must be True or False")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 0, LOGPROBS_MAX)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise invalid("grammar", f"is {_shown(self.grammar)}; it must be a Grammar")
+            raise invalid("grammar", f"is {shown(self.grammar)}; it must be a Grammar")
 
     @property
     def reuses_prompt(self) -> bool:
@@ -115,20 +115,18 @@ class SamplingParams:
     def _check_logit_bias(self) -> None:
         given = self.logit_bias
         if not isinstance(given, (Mapping, tuple)):
-            raise invalid("logit_bias", f"is {_shown(given)}; it must be a mapping")
+            raise invalid("logit_bias", f"is {shown(given)}; it must be a mapping")
         pairs = tuple(given.items() if isinstance(given, Mapping) else given)
         if len(pairs) > LOGIT_BIASES_MAX:
             limit = f"it may have at most {LOGIT_BIASES_MAX}"
             raise invalid("logit_bias", f"has {len(pairs)} tokens; {limit}")
-        for token_id, bias in pairs:
-            _check_integer("logit_bias", token_id, 0)
-            _check_between("logit_bias", bias, LOGIT_BIAS_MAX)
+        for place, pair in enumerate(pairs):
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                limit = "it must be a tuple of a token id and a number"
+                raise invalid("logit_bias", f"is {shown(pair)}; {limit}", place)
+            _check_integer("logit_bias", pair[0], 0)
+            _check_between("logit_bias", pair[1], LOGIT_BIAS_MAX)
         object.__setattr__(self, "logit_bias", pairs)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def invalid(field: str, problem: str, place: Optional[int] = None) -> InvalidParameterError:
@@ -142,27 +140,27 @@ def _check_integer(
 ) -> None:
     limit = f"at least {low}" if high is None else f"between {low} and {high}"
     if not isinstance(value, int) or isinstance(value, bool):
-        raise invalid(field, f"is {_shown(value)}; it must be an integer, {limit}", place)
+        raise invalid(field, f"is {shown(value)}; it must be an integer, {limit}", place)
     if value < low or (high is not None and value > high):
-        raise invalid(field, f"is {_shown(value)}; it must be {limit}", place)
+        raise invalid(field, f"is {shown(value)}; it must be {limit}", place)
 
 
 def _check_number(field: str, value: object, high: float, zero: bool = False) -> None:
     limit = f"{'at least' if zero else 'more than'} 0 and at most {high:g}"
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise invalid(field, f"is {_shown(value)}; it must be a number, {limit}")
+        raise invalid(field, f"is {shown(value)}; it must be a number, {limit}")
     # NaN fails every comparison, so it is rejected too.
     if not (0 <= value <= high and (zero or value > 0)):
-        raise invalid(field, f"is {_shown(value)}; it must be {limit}")
+        raise invalid(field, f"is {shown(value)}; it must be {limit}")
 
 
 def _check_between(field: str, value: object, limit: float) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= limit:
         must = f"it must be a number between {-limit:g} and {limit:g}"
-        raise invalid(field, f"is {_shown(value)}; {must}")
+        raise invalid(field, f"is {shown(value)}; {must}")
 
 
 def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
-        raise invalid(field, f"is {_shown(value)}; it must be a list or a tuple")
+        raise invalid(field, f"is {shown(value)}; it must be a list or a tuple")
     return tuple(value)

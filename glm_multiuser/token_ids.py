@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 
-from glm_multiuser.errors import InvalidParameterError
+import numpy as np
+
+from glm_multiuser.errors import InvalidParameterError, shown
 
 
 class TokenIds(tuple[int, ...]):
@@ -36,15 +38,22 @@ def check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:
     """The ids of a prompt; those that are known to be valid are not checked again.
 
     Raises:
-        InvalidParameterError: an id that is not a whole number from 0 to `vocab_size` - 1.
+        InvalidParameterError: no sequence, or an id that is not a whole number from 0 to
+            `vocab_size` - 1.
     """
     if isinstance(prompt, TokenIds) and prompt.vocab_size == vocab_size:
         return prompt
+    # Bytes are a sequence of whole numbers, and those of a text would be read as token ids.
+    if not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, (bytes, bytearray)):
+        raise InvalidParameterError(
+            f"prompt is {shown(prompt)}; it must be a text or a sequence of token ids",
+            field="prompt",
+        )
     for position, token_id in enumerate(prompt):
         whole = isinstance(token_id, Integral) and not isinstance(token_id, bool)
         if not whole or not 0 <= token_id < vocab_size:
             raise InvalidParameterError(
-                f"prompt[{position}] is {token_id!r}; token ids are whole numbers from 0 to "
+                f"prompt[{position}] is {shown(token_id)}; token ids are whole numbers from 0 to "
                 f"{vocab_size - 1}",
                 field="prompt",
             )

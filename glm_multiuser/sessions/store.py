@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Callable, Optional
 
+from glm_multiuser.errors import EngineClosedError
 from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import SECRET_BYTES, Identity, identity_of, owner_of
 from glm_multiuser.sessions.session import Session, SessionInfo
@@ -188,14 +189,20 @@ class SessionStore:
         """Removes a session from memory and disk; returns when it is gone.
 
         Raises:
+            EngineClosedError: there is a folder, and the store is closed.
             OSError: a file could not be removed.
         """
         self._drop_all(identity)
         with self._lock:
             self._names.pop(identity.name, None)
-        if self.folder is not None:
+        if self.folder is None:
+            return
+        try:
             # In turn with writes, so that none comes behind it.
-            self._writer.submit(self.folder.forget, identity).result()
+            removal = self._writer.submit(self.folder.forget, identity)
+        except RuntimeError:  # the executor takes nothing new
+            raise EngineClosedError("the engine is closed; it removes no sessions") from None
+        removal.result()
 
     def read(self, identity: Identity) -> Optional[Session]:
         """The session, wherever it is; it stays there. Waits for the disk."""

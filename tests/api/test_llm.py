@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
+import numpy as np
 import pytest
 
 import glm_multiuser.llm
@@ -48,6 +49,7 @@ from tests.engine.mock_runner import (
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
 WHOLE = "token ids are whole numbers from 0 to 49"
+SEQUENCE = "it must be a text or a sequence of token ids"
 
 Open = Callable[..., MultiUserLLM]
 
@@ -208,6 +210,11 @@ def test_ids_for_another_vocabulary_are_checked(llm: MultiUserLLM) -> None:
             f"prompt[1] is 50; {WHOLE}",
         ),
         ([-1], InvalidParameterError, f"prompt[0] is -1; {WHOLE}"),
+        (None, InvalidParameterError, f"prompt is None; {SEQUENCE}"),
+        (5, InvalidParameterError, f"prompt is 5; {SEQUENCE}"),
+        (b"abc", InvalidParameterError, f"prompt is b'abc'; {SEQUENCE}"),
+        ({1: 2}, InvalidParameterError, f"prompt is {{1: 2}}; {SEQUENCE}"),
+        ([10**5000], InvalidParameterError, f"prompt[0] is <int>; {WHOLE}"),
         ([True], InvalidParameterError, f"prompt[0] is True; {WHOLE}"),
         (
             [1.0],
@@ -234,6 +241,12 @@ def test_prompts_that_are_refused(
             ask(prompt)
         assert (str(caught.value), caught.value.field) == (message, "prompt")
     assert runner_of(llm_of_ids).calls == []
+
+
+def test_token_ids_may_be_an_array(llm_of_ids: MultiUserLLM) -> None:
+    prompt: Any = np.array([3, 1, 2])
+    llm_of_ids.submit(prompt, params=GREEDY).result()
+    assert prompts_of(llm_of_ids) == [(3, 1, 2)]
 
 
 def test_a_text_that_is_too_long_is_counted_in_tokens(llm: MultiUserLLM) -> None:
@@ -587,6 +600,14 @@ def test_nothing_runs_if_a_prompt_or_its_parameters_are_refused(
     monkeypatch.setattr(llm_of_ids._engine, "submit", fail)
     with pytest.raises((InvalidParameterError, PromptTooLongError), match=message):
         llm_of_ids.generate(prompts, params)
+
+
+@pytest.mark.parametrize("prompts", ["hey", b"hey", None, 5])
+def test_one_prompt_is_no_list_of_prompts(llm: MultiUserLLM, prompts: Any) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        llm.generate(prompts)
+    limit = "it must be a list of texts or of token ids"
+    assert str(caught.value) == f"prompts is {prompts!r}; {limit}"
 
 
 # asyncio

@@ -125,6 +125,14 @@ def test_a_refusal_names_field_value_and_limit(field: str, value: Any, limit: st
         ({"stop": [1]}, "stop[0] is 1; it must be a text of 1 to 256 characters"),
         ({"stop_token_ids": [3, -1]}, "stop_token_ids[1] is -1; it must be at least 0"),
         (
+            {"logit_bias": (1,)},
+            "logit_bias[0] is 1; it must be a tuple of a token id and a number",
+        ),
+        (
+            {"logit_bias": ((1, 2.0), (1,))},
+            "logit_bias[1] is (1,); it must be a tuple of a token id and a number",
+        ),
+        (
             {"stop_token_ids": [True]},
             "stop_token_ids[0] is True; it must be an integer, at least 0",
         ),
@@ -141,6 +149,8 @@ def test_a_long_value_is_not_repeated_whole() -> None:
     text: Any = "x" * 257
     with pytest.raises(InvalidParameterError, match=r"stop\[0\] is 'x{76}\.\.\.; it must"):
         SamplingParams(stop=text)
+    with pytest.raises(InvalidParameterError, match="seed is <int>; it must be between 0 and"):
+        SamplingParams(seed=10**5000)
 
 
 def test_stop_becomes_a_tuple() -> None:

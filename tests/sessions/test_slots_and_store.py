@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser import MultiUserLLM, SessionError, UserBusyError
+from glm_multiuser import EngineClosedError, MultiUserLLM, SessionError, UserBusyError
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.sessions.file import read_file
 from tests.engine import small_model
@@ -153,6 +153,14 @@ def test_save_load_and_forget(tmp_path: Path, expected: dict[int, list[Any]]) ->
         with pytest.raises(SessionError, match="no session is read from"):
             llm.load_session("b", tmp_path / "none")
     assert one.answers == expected[0]
+
+
+def test_a_closed_engine_removes_no_sessions(tmp_path: Path) -> None:
+    with causal_llm(1, session_dir=str(tmp_path)) as llm:
+        Conversation(0, "a").talk(llm)
+    with pytest.raises(EngineClosedError, match="it removes no sessions"):
+        llm.forget("a")
+    assert list(tmp_path.glob("*.session"))
 
 
 def test_sessions_put_in_by_hand_are_in_nobodys_way(tmp_path: Path) -> None:
