@@ -74,6 +74,8 @@ class MultiUserLLM(InputProcessor):
         saving: Optional[Thread] = None,
     ) -> None:
         self.config = config
+        self._users_per_cell = config.users_per_cell
+        """As it was set; that of `config` is never more than its users."""
         self._runner = runner
         self._start_seconds = start_seconds
         self._saving = saving
@@ -347,7 +349,7 @@ class MultiUserLLM(InputProcessor):
             Exception: what MindSpore or `progress` raised, for example out of memory. The engine
                 then goes on with as many slots as before, and no request is lost.
         """
-        per_cell = self.config.users_per_cell
+        per_cell = self._users_per_cell
         if per_cell is not None and isinstance(users, int):
             per_cell = max(1, min(per_cell, users))
         config = replace(self.config, users=users, users_per_cell=per_cell)

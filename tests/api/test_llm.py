@@ -777,10 +777,12 @@ def test_a_resize_out_of_range_changes_nothing(llm: MultiUserLLM) -> None:
     assert runner_of(llm).calls == []
 
 
-def test_cells_shrink_with_the_users(open_llm: Open) -> None:
+def test_cells_shrink_and_grow_with_the_users(open_llm: Open) -> None:
     llm = open_llm(users=4, users_per_cell=3)
     llm.resize(2)
     assert (llm.config.users, llm.config.users_per_cell) == (2, 2)
+    llm.resize(5)
+    assert (llm.config.users, llm.config.users_per_cell) == (5, 3)
     with pytest.raises(ConfigError, match="users is 0"):
         llm.resize(0)
     with pytest.raises(ConfigError, match="users is '3'"):
