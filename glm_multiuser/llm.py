@@ -20,7 +20,7 @@ from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine, SlotReport
-from glm_multiuser.engine.request import Event, Request
+from glm_multiuser.engine.request import Event, Request, holder_of
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import (
@@ -204,8 +204,8 @@ class MultiUserLLM(InputProcessor):
                 tools; for token ids none, so that text is as the model writes it.
             group: a tenant. Groups share slots and queue: the next slot goes to the group that has
                 the fewest, and a group may always have its share of `max_queue`.
-            owner: a secret of the tenant, such as a digest of its API key: a session on disk
-                belongs to this owner and user.
+            owner: a secret of the tenant, such as a digest of its API key. Users of two owners are
+                two, whatever their names: a slot and a session on disk belong to owner and user.
             matcher: of the grammar in `params`, from `compile_grammar`; None: compiled here.
 
         Raises:
@@ -392,23 +392,26 @@ class MultiUserLLM(InputProcessor):
             sessions=self._engine.store.counts(),
         )
 
-    def save_session(self, user: Union[int, str], path: Union[str, Path]) -> None:
+    def save_session(
+        self, user: Union[int, str], path: Union[str, Path], *, owner: bytes = b""
+    ) -> None:
         """Writes a user's session to a file: token ids, and their keys and values.
 
         ChatGLM-6B cannot go on from keys and values, because its prompts see themselves in both
         directions: of it only token ids are written.
 
         Args:
-            user: as in `submit`; none of its requests may be running.
+            user, owner: as in `submit`; none of the user's requests may be running.
             path: of the file, which becomes readable for its owner only.
 
         Raises:
             UserBusyError: a request of the user is running.
             SessionError: nothing is kept of this user, or the file cannot be written.
         """
-        name = slot_name(user)
-        store = self._engine.store
-        session = self._engine.export(name) or store.read(store.identity(b"", name))
+        name, store = slot_name(user), self._engine.store
+        check_owner(owner)
+        session = self._engine.export(holder_of(name, owner))
+        session = session or store.read(store.identity(owner, name))
         if session is None:
             raise SessionError(f"user {user!r} has no session: no slot holds it, and no store")
         try:
@@ -416,11 +419,17 @@ class MultiUserLLM(InputProcessor):
         except OSError as error:
             raise SessionError(f"the session is not written to {path}: {error}") from error
 
-    def load_session(self, user: Union[int, str], path: Union[str, Path]) -> None:
+    def load_session(
+        self, user: Union[int, str], path: Union[str, Path], *, owner: bytes = b""
+    ) -> None:
         """Gives a user the session that `save_session` wrote, of this user or of another.
 
         The user's next prompt starts behind what it has in common with it. Until then it is kept
         in memory, besides `session_memory`.
+
+        Args:
+            user, owner: as in `submit`; none of the user's requests may be running.
+            path: of the file.
 
         Raises:
             UserBusyError: a request of the user is running.
@@ -428,12 +437,13 @@ class MultiUserLLM(InputProcessor):
                 weights, or settings that give other bits.
         """
         name, store = slot_name(user), self._engine.store
+        check_owner(owner)
         try:
             session = read_file(Path(path), self._fingerprint())
         except OSError as error:
             raise SessionError(f"no session is read from {path}: {error}") from error
-        self._engine.forget(name, only_idle=True)
-        store.bring(store.identity(b"", name), session)
+        self._engine.forget(holder_of(name, owner), only_idle=True)
+        store.bring(store.identity(owner, name), session)
 
     def forget(self, user: Union[int, str], *, owner: bytes = b"") -> None:
         """Drops what is kept of a user: the prefix cache in its slot, its session in memory and on
@@ -449,7 +459,7 @@ class MultiUserLLM(InputProcessor):
         """
         name, store = slot_name(user), self._engine.store
         check_owner(owner)
-        self._engine.forget(name)
+        self._engine.forget(holder_of(name, owner))
         try:
             store.forget(store.identity(owner, name))
         except OSError as error:

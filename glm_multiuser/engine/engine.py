@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
-from glm_multiuser.engine.request import AnonymousUser, Request
+from glm_multiuser.engine.request import AnonymousUser, Request, user_of
 from glm_multiuser.engine.runner import Runner
 from glm_multiuser.engine.step_loop import StepLoop
 from glm_multiuser.engine.waiting import has_room
@@ -107,7 +107,7 @@ class Engine(StepLoop):
             return QueueFullError(
                 f"{len(scheduler.waiting)} requests are waiting; max_queue is {self.max_queue}"
             )
-        of_user = sum(waiting.user == request.user for waiting in scheduler.waiting)
+        of_user = sum(waiting.holder == request.holder for waiting in scheduler.waiting)
         if of_user >= self.max_queue_per_user:
             return UserBusyError(
                 f"user {request.user!r} has {of_user} requests waiting; "
@@ -165,7 +165,7 @@ class Engine(StepLoop):
             if future.exception() is not None:
                 logger.warning("a session is not saved: %r", future.exception())
 
-    def export(self, user: Hashable) -> Optional[Session]:
+    def export(self, holder: Hashable) -> Optional[Session]:
         """A copy of what an idle user's slot holds; None if it holds nothing.
 
         Raises:
@@ -176,8 +176,8 @@ class Engine(StepLoop):
         def export() -> Optional[Future[Session]]:
             if self._closing:
                 raise EngineClosedError("the engine is closed; its slots hold nothing")
-            self._check_idle(user)
-            return self.sessions.export(user)
+            self._check_idle(holder)
+            return self.sessions.export(holder)
 
         future = self._device_thread.call(export)
         self._device_thread.wake()
@@ -186,9 +186,9 @@ class Engine(StepLoop):
         except KeyError:  # meanwhile another user has got the slot
             return None
 
-    def _check_idle(self, user: Hashable) -> None:
-        if self._scheduler.slots.is_busy(user):
-            raise UserBusyError(f"user {user!r} has a request running", field="user")
+    def _check_idle(self, holder: Hashable) -> None:
+        if self._scheduler.slots.is_busy(holder):
+            raise UserBusyError(f"user {user_of(holder)!r} has a request running", field="user")
 
     def session_infos(self, owner: bytes) -> list[SessionInfo]:
         """The sessions of a tenant; one that is in a slot is listed there."""
@@ -197,7 +197,7 @@ class Engine(StepLoop):
         names = {user for user, _ in held}
         return in_slots + [one for one in self.store.list(owner) if one.user not in names]
 
-    def forget(self, user: Hashable, only_idle: bool = False) -> None:
+    def forget(self, holder: Hashable, only_idle: bool = False) -> None:
         """Takes an idle user's slot away, and a busy one's as soon as its request has ended.
 
         Raises:
@@ -206,9 +206,9 @@ class Engine(StepLoop):
 
         def forget() -> None:
             if only_idle:
-                self._check_idle(user)
+                self._check_idle(holder)
             with self._lock:
-                self._scheduler.forget(user)
+                self._scheduler.forget(holder)
                 emptied = self._scheduler.slots.take_emptied()
             for slot in emptied:
                 self.runner.keep(slot, 0)
@@ -241,11 +241,12 @@ class Engine(StepLoop):
             running = dict(self._scheduler.running)
             holders = self._scheduler.slots.holders()
         reports = []
-        for slot, user in enumerate(holders):
+        for slot, holder in enumerate(holders):
+            user = user_of(holder)
             name = None if isinstance(user, AnonymousUser) else user
             request = running.get(slot)
             if request is None:
-                reports.append(SlotReport("free" if user is None else "idle", name))
+                reports.append(SlotReport("free" if holder is None else "idle", name))
                 continue
             generated = len(request.output_token_ids)
             state = "decode" if generated else "prefill"

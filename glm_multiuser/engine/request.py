@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.errors import GLMMultiUserError
@@ -57,20 +57,38 @@ class AnonymousUser:
     """The user of a request that names none: equal to no other, and no slot is kept for it."""
 
 
+@dataclass(frozen=True)
+class OwnedUser:
+    """A user of an owner; users of two owners are two, whatever their names."""
+
+    owner: bytes = field(repr=False)
+    user: Hashable
+
+
+def holder_of(user: Hashable, owner: bytes) -> Hashable:
+    """Who holds a slot: a user of this owner, b"" for none."""
+    return OwnedUser(owner, user) if owner else user
+
+
+def user_of(holder: Hashable) -> Hashable:
+    """The name that a holder of a slot was given by its owner."""
+    return holder.user if isinstance(holder, OwnedUser) else holder
+
+
 class Request:
     """What the engine knows about one request.
 
     Args:
         prompt_token_ids: at least one.
         params: already validated.
-        user: whose slot it needs; requests of one user run one after the other.
+        user: whose slot it needs; requests of one user of an owner run one after the other.
         stop_token_ids: the model's own; ignored with `ignore_eos`.
         limit: the most tokens that the sequence length leaves room for.
         vocab_size: of the model.
         deliver: takes each event; called on the device thread, so it must not block. If it
             raises, the request is cancelled.
         group: groups share queue and slots fairly.
-        owner: what only the tenant has whose user this is; part of the session's identity.
+        owner: what only the tenant has whose user this is; b"" for none.
         matcher: of params.grammar.
     """
 
@@ -93,6 +111,7 @@ class Request:
         self.user = user
         self.group = group
         self.owner = owner
+        self.holder = holder_of(user, owner)
         self.identity: Optional[Identity] = None
         """Of its session, once an engine has accepted it; None for an anonymous user."""
         self.max_tokens = min(limit, params.max_tokens or limit)

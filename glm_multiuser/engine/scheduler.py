@@ -134,7 +134,7 @@ class Scheduler:
         returning, kept = {}, {}
         while (first := self._first(self._may_run)) is not None:
             request = self._fitting(first)
-            slot = self.slots.acquire(request.user, request.longest) if request else None
+            slot = self.slots.acquire(request.holder, request.longest) if request else None
             if request is None or slot is None:
                 break
             first.overtaken += request is not first
@@ -144,8 +144,8 @@ class Scheduler:
             if request.saved_past is not None:
                 returning[slot] = request
             elif self.reuse and request.params.reuses_prompt:
-                request.reuse(self.slots.held(request.user))
-            held = len(self.slots.held(request.user))
+                request.reuse(self.slots.held(request.holder))
+            held = len(self.slots.held(request.holder))
             request.kept_tokens = min(held, len(request.prompt_token_ids))
             if request.kept_tokens < held:
                 kept[slot] = request.kept_tokens
@@ -169,15 +169,15 @@ class Scheduler:
         passed_over: set[Hashable] = set()
 
         def in_order(request: Request) -> bool:
-            runs = request.user not in passed_over and may_run(request)
+            runs = request.holder not in passed_over and may_run(request)
             if not runs:
-                passed_over.add(request.user)
+                passed_over.add(request.holder)
             return runs
 
         return self.waiting.next(self.running.values(), in_order)
 
     def _may_run(self, request: Request) -> bool:
-        if self.slots.is_busy(request.user):
+        if self.slots.is_busy(request.holder):
             return False
         return self.sessions is None or self.sessions.ready(request)
 
@@ -215,7 +215,7 @@ class Scheduler:
         request = self.running[slot]
         held = request.held_token_ids() if self.reuse else ()
         kept = keep and not request.forgotten
-        self.slots.release(request.user, kept, held)
+        self.slots.release(request.holder, kept, held)
         del self.running[slot]
         self._restoring.discard(slot)
         if self.sessions is not None:
@@ -224,13 +224,13 @@ class Scheduler:
             self._entering.remove(slot)
         return request
 
-    def forget(self, user: Hashable) -> None:
+    def forget(self, holder: Hashable) -> None:
         """Keeps nothing of a user: no idle slot, and none when its request has ended that runs, or
         that a resize has paused."""
         paused = (request for request in self.waiting if request.saved_past is not None)
         for request in (*self.running.values(), *paused):
-            request.forgotten |= request.user == user
-        self.slots.forget(user)
+            request.forgotten |= request.holder == holder
+        self.slots.forget(holder)
 
     def pause(self, slots: Slots) -> list[tuple[int, Request]]:
         """Puts everything that runs in front of the queue and starts over with other slots.
@@ -252,7 +252,7 @@ class Scheduler:
             RuntimeError: the state is inconsistent, which is a defect of the engine.
         """
         self.slots.check()
-        held = {self.slots.slot_of(request.user): request for request in self.running.values()}
+        held = {self.slots.slot_of(request.holder): request for request in self.running.values()}
         if not {*self._entering, *self._restoring} <= self.running.keys():
             raise RuntimeError(f"slots {self._entering} are in prefill, but not all of them run")
         if held != self.running or self.slots.busy != len(self.running):

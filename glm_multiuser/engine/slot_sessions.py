@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
-from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.request import Request, user_of
 from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.session import Piece, Session
 from glm_multiuser.sessions.store import SessionStore
@@ -84,7 +84,7 @@ class SlotSessions:
     def ready(self, request: Request) -> bool:
         """Whether the session of a waiting request is in a slot or in memory, or there is none."""
         identity = self._restores(request)
-        if identity is None or request.user in self._held:
+        if identity is None or request.holder in self._held:
             return True
         return self.store.ready(identity, lambda: request.cancelled)
 
@@ -103,8 +103,8 @@ class SlotSessions:
 
     def enter(self, slot: int, request: Request) -> bool:
         """A request has got its slot; returns whether a session is copied into it first."""
-        held = self._held.get(request.user)
-        self._drop(request.user)
+        held = self._held.get(request.holder)
+        self._drop(request.holder)
         identity = self._restores(request)
         if identity is None:
             return False
@@ -126,9 +126,9 @@ class SlotSessions:
             self.store.discard(request.identity)  # what failed is not tried again
         elif keep and request.computed_tokens:
             held = _Held(slot, request.identity, request.held_token_ids())
-            self._held[request.user] = held
+            self._held[request.holder] = held
             if self.store.keeps:
-                self._unsaved[request.user] = None
+                self._unsaved[request.holder] = None
 
     # What the engine asks.
 
@@ -179,9 +179,9 @@ class SlotSessions:
             self._drop(user)
 
     def of_owner(self, owner: str) -> list[tuple[Hashable, _Held]]:
-        """The idle users of a tenant."""
+        """The idle users of a tenant, by their names."""
         held = list(self._held.items())
-        return [(user, one) for user, one in held if one.identity.owner == owner]
+        return [(user_of(holder), one) for holder, one in held if one.identity.owner == owner]
 
     def _restores(self, request: Request) -> Optional[Identity]:
         """Of the session that its prompt may begin with; None if it may not."""

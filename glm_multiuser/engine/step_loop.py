@@ -213,7 +213,7 @@ class StepLoop:
             # A failed slot is not kept for its user.
             anonymous = isinstance(self._scheduler.running[slot].user, AnonymousUser)
             request = self._scheduler.finish(slot, keep=error is None and not anonymous)
-            held = len(self._scheduler.slots.held(request.user))
+            held = len(self._scheduler.slots.held(request.holder))
             self._lock.notify_all()
         if not held or held < request.resident_tokens:
             self.runner.keep(slot, held)

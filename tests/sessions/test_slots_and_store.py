@@ -13,7 +13,7 @@ from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.sessions.file import read_file
 from tests.engine import small_model
 from tests.engine.native_llm import open_llm, poison_all, runner_of
-from tests.sessions.talking import LENGTH, MODEL, Conversation, all_alone, causal_llm
+from tests.sessions.talking import GREEDY, LENGTH, MODEL, Conversation, all_alone, causal_llm
 
 USERS = 6
 TURNS = 3
@@ -98,8 +98,6 @@ def test_a_question_asked_otherwise_starts_where_it_differs(expected: Any) -> No
 def test_a_request_may_have_its_prompt_computed_whole(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tests.sessions.talking import GREEDY
-
     with causal_llm(1, session_dir=str(tmp_path)) as llm:
         one = Conversation(0, "a")
         one.talk(llm)
@@ -174,6 +172,28 @@ def test_sessions_put_in_by_hand_are_in_nobodys_way(tmp_path: Path) -> None:
             llm.load_session(f"user {number}", path)
         Conversation(1, "b").talk(llm)
         assert one.talk(llm) > 0
+
+
+def test_users_of_two_owners_share_a_name_and_nothing_else(tmp_path: Path) -> None:
+    asked = Conversation(0, "a").question()
+
+    def cached(owner: bytes) -> int:
+        return llm.submit(asked, user="a", owner=owner, params=GREEDY).result().usage.cached_tokens
+
+    owners = (b"", b"A", b"B")
+    with causal_llm(3) as llm:
+        assert [cached(owner) for owner in owners] == [0, 0, 0]
+        assert [cached(owner) for owner in owners] == [len(asked) - 1] * 3
+        assert [slot.user for slot in llm.slots()] == ["a"] * 3
+        for owner in owners:
+            assert [(one.user, one.place) for one in llm.sessions(owner)] == [("a", "slot")]
+        llm.save_session("a", tmp_path / "a.session", owner=b"A")
+        llm.forget("a", owner=b"A")
+        assert [len(llm.sessions(owner)) for owner in owners] == [1, 0, 1]
+        assert [cached(owner) > 0 for owner in owners] == [True, False, True]
+        llm.forget("a", owner=b"B")
+        llm.load_session("a", tmp_path / "a.session", owner=b"B")
+        assert cached(b"B") > 0
 
 
 def test_a_busy_user_is_forgotten_when_its_request_has_ended(tmp_path: Path) -> None:
