@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Optional
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.logs import FIELDS
@@ -37,6 +37,8 @@ class HTTPProtocol(UpgradesIgnored):
     _head_bytes = 0
     """Received since the last piece of a body or end of a head: nothing else has kept them."""
     _refusal: Optional[APIError] = None
+    _running: Optional[RequestResponseCycle] = None
+    """The request that is being answered; `cycle` is the one that was received last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,6 +78,10 @@ class HTTPProtocol(UpgradesIgnored):
             self._refuse(APIError(400, "pipeline_too_long", message))
         super().on_headers_complete()
         self._in_head = False  # not if the URL is invalid: there is no cycle then
+        if not self.pipeline:
+            self._running = self.cycle
+        elif len(self.pipeline) < PIPELINED:
+            self.flow.resume_reading()  # or the end of the connection would not be read, either
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
@@ -85,6 +91,11 @@ class HTTPProtocol(UpgradesIgnored):
         self._in_head = True  # of the next one
         self._head_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]  # which is started now
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Rejects what the parser, or a limit here, does not accept, and closes the connection."""
@@ -111,6 +122,10 @@ class HTTPProtocol(UpgradesIgnored):
         self._stop_header_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True  # uvicorn tells the last request only
+            running.message_event.set()
 
     @property
     def _is_idle(self) -> bool:

@@ -156,6 +156,20 @@ def test_who_goes_away_in_the_middle_of_an_answer_frees_the_slot(
         assert running.result(PATIENCE).json()["response"] == answer_alone(first)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_goes_away_with_another_request_in_the_pipeline_frees_the_slot(stream: bool) -> None:
+    with server_of(users=1) as server, nothing_stays(server), SingleSteps() as steps:
+        leaver = Wire(server.url).request(*chat(long_prompts(1)[0], stream))
+        assert_is_taken(server, 1)
+        leaver.request("/health", {}, "GET")
+        steps.step()
+        leaver.close()
+        assert_is_taken(server, 0)
+        steps.step()
+        steps.step()
+        assert server.llm().stats().active_users == 0
+
+
 def test_who_goes_away_before_the_body_is_whole_has_asked_nothing() -> None:
     with in_process_server() as server, nothing_stays(server):
         wire = Wire(server.url)
