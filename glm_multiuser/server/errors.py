@@ -89,6 +89,11 @@ def api_error_of(error: Exception, retry_after: Optional[float] = None) -> APIEr
     return APIError(500, "internal_error", "the server failed; its log says why")
 
 
+def deadline_error(seconds: float) -> APIError:
+    """504: a request had so many seconds."""
+    return APIError(504, "deadline_exceeded", f"the request took more than {seconds:g} seconds")
+
+
 def openai_body(error: APIError) -> dict[str, Any]:
     """The error object of OpenAI's API."""
     if error.status == 429:

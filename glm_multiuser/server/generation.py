@@ -9,7 +9,7 @@ from typing import Callable, Optional
 from glm_multiuser.answer import GenerationResult, Piece, Usage
 from glm_multiuser.errors import GenerationError
 from glm_multiuser.handle import AsyncHandle
-from glm_multiuser.server.errors import APIError
+from glm_multiuser.server.errors import APIError, deadline_error
 
 OnEnd = Callable[["Generation", str], None]
 """Called once with the outcome: "stop", "length", "cancelled", "error", or the code of an error."""
@@ -20,15 +20,23 @@ class Generation(AsyncIterator[Piece]):
 
     Args:
         handle: of the engine.
-        seconds: until the deadline.
+        seconds: of the whole request until its deadline.
         on_end: called once at the end.
+        seconds_left: of them; None: all.
     """
 
-    def __init__(self, handle: AsyncHandle, seconds: float, on_end: OnEnd) -> None:
+    def __init__(
+        self,
+        handle: AsyncHandle,
+        seconds: float,
+        on_end: OnEnd,
+        seconds_left: Optional[float] = None,
+    ) -> None:
         self._handle = handle
         self._on_end: Optional[OnEnd] = on_end
         self._error: Optional[APIError] = None
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+        left = seconds if seconds_left is None else seconds_left
+        self._timer = asyncio.get_running_loop().call_later(left, self._expire, seconds)
 
     @property
     def number(self) -> int:
@@ -90,9 +98,7 @@ class Generation(AsyncIterator[Piece]):
         self._end("cancelled")
 
     def _expire(self, seconds: float) -> None:
-        self.abort(
-            APIError(504, "deadline_exceeded", f"the request took more than {seconds:g} seconds")
-        )
+        self.abort(deadline_error(seconds))
 
     def _end(self, outcome: str) -> None:
         self._timer.cancel()

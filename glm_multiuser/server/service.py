@@ -10,10 +10,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
-from glm_multiuser.errors import PromptTooLongError
+from glm_multiuser.errors import PromptTooLongError, QueueFullError
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.admission import Admission
-from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError, api_error_of
+from glm_multiuser.server.compiling import GrammarQueue
+from glm_multiuser.server.errors import (
+    NOT_READY_RETRY_SECONDS,
+    APIError,
+    api_error_of,
+    deadline_error,
+)
 from glm_multiuser.server.generation import Generation, OnEnd
 from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.keys import Caller
@@ -47,6 +53,15 @@ class _Admitted:
     model: Model
     caller: Caller
     user: Optional[str]
+    since: float
+    """`time.monotonic()` when it came."""
+    seconds: float
+    """From then until its deadline."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline, at least 0."""
+        return max(0.0, self.since + self.seconds - time.monotonic())
 
 
 class Service:
@@ -72,6 +87,7 @@ class Service:
         self.models = ModelHost(settings, open_llm, self._opened)
         self.admission = Admission(settings.limits)
         self.token_rate = TokenRate()
+        self._grammars = GrammarQueue()
         self.requests = 0
         """Requests started so far."""
         self._running: dict[int, tuple[Generation, Caller]] = {}
@@ -115,7 +131,8 @@ class Service:
             seconds: deadline; at most the server's own.
 
         Raises:
-            APIError: 503 while starting or draining, 429 when too many are running.
+            APIError: 503 while starting or draining, 429 when too many are running, 504 when the
+                deadline has passed before a grammar was compiled.
             GLMMultiUserError: a prompt or parameter that is not valid, or a full queue.
         """
         limits = self.settings.limits
@@ -123,16 +140,16 @@ class Service:
         try:
             self._check_ready()
             user = caller.user(session)
+            admitted = _Admitted(model, caller, user, time.monotonic(), seconds)
             self.admission.admit(caller, user, len(requests))
             try:
                 all_ids = [await self.token_ids(model, request) for request in requests]
-                matchers = [await self._matcher(model, request) for request in requests]
+                matchers = [await self._matcher(admitted, request) for request in requests]
             except BaseException:
                 for _ in requests:
                     self.admission.release(caller, user)
                 raise
-            admitted = _Admitted(model, caller, user)
-            return self._submit(admitted, requests, all_ids, matchers, seconds)
+            return self._submit(admitted, requests, all_ids, matchers)
         except Exception as error:
             self.metrics.requests.labels(model.name, "refused").inc()
             api_error = api_error_of(error, self._retry_seconds(model))
@@ -146,7 +163,6 @@ class Service:
         requests: Sequence[GenerationRequest],
         all_ids: Sequence[TokenIds],
         matchers: Sequence[Optional[GrammarMatcher]],
-        seconds: float,
     ) -> list[Generation]:
         """Starts admitted requests, all or none; those that do not start are released."""
         started: list[Generation] = []
@@ -170,7 +186,7 @@ class Service:
                 on_end: OnEnd = partial(self._on_end, admitted, request, since)
                 if self.tracer is not None:
                     on_end = self.tracer.watch(admitted.model.name, since, on_end)
-                generation = Generation(handle, seconds, on_end)
+                generation = Generation(handle, admitted.seconds, on_end, admitted.seconds_left)
                 self._running[generation.number] = (generation, admitted.caller)
                 self.requests += 1
                 started.append(generation)
@@ -209,6 +225,7 @@ class Service:
     async def close(self) -> None:
         """Closes every model, and sends the traces that are left."""
         await self.models.close()
+        self._grammars.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
@@ -231,17 +248,39 @@ class Service:
             return await asyncio.to_thread(request.token_ids, model.llm)
         return request.token_ids(model.llm)
 
-    async def _matcher(self, model: Model, request: GenerationRequest) -> Optional[GrammarMatcher]:
-        """Of the request's grammar, compiled in another thread."""
-        params = request.params or model.llm.default_params
+    async def _matcher(
+        self, admitted: _Admitted, request: GenerationRequest
+    ) -> Optional[GrammarMatcher]:
+        """Of the request's grammar, compiled in another thread.
+
+        Raises:
+            QueueFullError: too many requests wait, or too many grammars.
+            APIError: 504, it was not compiled before the deadline.
+            InvalidParameterError: a grammar that cannot be served.
+        """
+        llm, limit = admitted.model.llm, admitted.model.settings.engine.max_queue
+        params = request.params or llm.default_params
         if params.grammar is None:
             return None
-        return await asyncio.to_thread(
-            model.llm.compile_grammar,
-            params.grammar,
-            continued=request.continue_final_message,
-            raw=not request.is_text,
+        stats = llm.stats()
+        only_key = self.admission.keys == {admitted.caller.key}  # or it may still have its share
+        if only_key and stats.waiting >= limit + stats.users - stats.active_users:
+            raise QueueFullError(f"{stats.waiting} requests are waiting; max_queue is {limit}")
+        compiling = self._grammars.run(
+            admitted.caller.key,
+            limit,
+            stats.users,
+            partial(
+                llm.compile_grammar,
+                params.grammar,
+                continued=request.continue_final_message,
+                raw=not request.is_text,
+            ),
         )
+        try:
+            return await asyncio.wait_for(compiling, admitted.seconds_left)
+        except asyncio.TimeoutError:
+            raise deadline_error(admitted.seconds) from None
 
     def _on_end(
         self,

@@ -17,8 +17,11 @@ import pytest
 
 from glm_multiuser import MultiUserLLM
 from glm_multiuser.engine.request import Request
+from glm_multiuser.grammar import Grammar
 from glm_multiuser.server.app import create_app
+from glm_multiuser.server.service import LONG_PROMPT
 from glm_multiuser.server.settings import ModelSettings
+from glm_multiuser.structured import GrammarMatcher
 from tests.engine.mock_runner import Call, MockRunner
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
@@ -40,6 +43,7 @@ from tests.server.in_process import (
     mock_settings,
     wait_until,
 )
+from tests.structured.random_model import chatglm3_llm
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +162,71 @@ def test_a_flood_that_ignores_retry_after_delays_another_key_by_few_rejections()
             asked = asyncio.run_coroutine_threadsafe(ask_in_a_flood(server), server.loop)
             assert before_it.result(PATIENCE) < ATTACKERS / 16
         assert asked.result(PATIENCE).json()["response"] == answer_alone("ab")
+
+
+@contextmanager
+def held_compiler(server: InProcessServer) -> Iterator[list[str]]:
+    """Inside the block no grammar is compiled. -> the choices in the order of their turns."""
+    llm: Any = server.llm()
+    compiled: list[str] = []
+    go_on = threading.Event()
+
+    def compile_grammar(grammar: Grammar, **options: Any) -> GrammarMatcher:
+        compiled.append(grammar.value[0])
+        assert go_on.wait(PATIENCE)
+        return MultiUserLLM.compile_grammar(llm, grammar, **options)
+
+    llm.compile_grammar = compile_grammar
+    try:
+        yield compiled
+    finally:
+        go_on.set()
+
+
+def choose(server: InProcessServer, word: str, **headers: str) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "q"}], "guided_choice": [word]}
+    return post(server, "/v1/chat/completions", body, **headers)
+
+
+def test_grammars_of_one_key_make_neither_others_nor_long_prompts_wait() -> None:
+    settings = mock_settings(users=2, max_queue=64, keys=KEYS)
+    with in_process_server(settings, chatglm3_llm) as server, nothing_stays(server):
+        with held_compiler(server) as compiled:
+            words = [f"red{number}" for number in range(40)]  # more than asyncio has threads
+            asked = [in_background(choose, server, word, **RED) for word in words]
+            wait_until(lambda: server.service.admission.in_flight == len(words) and compiled)
+            long_prompt = {"prompt": "word " * LONG_PROMPT}
+            assert post(server, "/tokenize", long_prompt, **BLUE).status_code == 200
+            asked.append(in_background(choose, server, "blue", **BLUE))
+            wait_until(lambda: server.service.admission.in_flight == len(words) + 1)
+            late = choose(server, "late", x_request_timeout="0.01", **BLUE)
+            assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert {one.result(PATIENCE).status_code for one in asked} == {200}
+        assert compiled.index("blue") == 1
+        assert sorted(compiled) == sorted([*words, "blue"])
+
+
+def test_no_grammar_is_compiled_for_a_full_queue() -> None:
+    settings = mock_settings(users=1, max_queue=2)
+    with in_process_server(settings, chatglm3_llm) as server, nothing_stays(server):
+        with held_compiler(server) as compiled:
+            asked = [in_background(choose, server, "a") for _ in range(3)]
+            wait_until(lambda: server.service.admission.in_flight == 3)
+            assert_full(choose(server, "b"), "3 grammars are waiting to be compiled")
+        assert {one.result(PATIENCE).status_code for one in asked} == {200}
+        body = {"prompt": "q", "max_tokens": 1}
+        with SingleSteps(), held_compiler(server) as compiled:
+            asked = [in_background(post, server, "/", body) for _ in range(3)]
+            server.wait_until_running(3)
+            assert_full(choose(server, "b"), "3 requests are waiting")
+            assert compiled == []
+        assert {one.result(PATIENCE).status_code for one in asked} == {200}
+
+
+def assert_full(response: httpx.Response, why: str) -> None:
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (429, "queue_full")
+    assert error["message"] == f"{why}; max_queue is 2"
 
 
 @contextmanager
