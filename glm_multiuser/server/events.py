@@ -26,7 +26,8 @@ class Closeable(Protocol):
 
 def event(data: Any, name: Optional[str] = None) -> bytes:
     """One event with JSON in it. ASCII: some clients end a line at U+2028 or U+0085."""
-    content = b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    content = b"data: " + text.encode("ascii") + b"\n\n"
     return content if name is None else b"event: " + name.encode("ascii") + b"\n" + content
 
 

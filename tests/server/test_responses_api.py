@@ -16,7 +16,7 @@ from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.settings import Limits
 from tests.server.anthropic_reading import named_events
-from tests.server.asking import FAILS, KEYS, get, llm_that_fails, post
+from tests.server.asking import FAILS, HTTP, KEYS, RED, get, llm_that_fails, post
 from tests.server.echoing import SEQ_LENGTH, call, echo_llm, message, together
 from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
 from tests.server.openai_reading import (
@@ -324,6 +324,24 @@ def test_a_wrong_field(client: openai.OpenAI, fields: Any, field: str, stream: b
     assert error.value.type == "invalid_request_error"
     assert (error.value.param or "").startswith(field.partition("[")[0])
     assert field.rpartition(".")[2] in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("written", "field"),
+    [
+        ('"tools": [{"type": "function", "name": "f", "parameters": {"x": NaN}}]', "parameters"),
+        ('"tools": [{"type": "function", "name": "f", "parameters": {"x": 1e999}}]', "parameters"),
+        (r'"tools": [{"type": "function", "name": "f", "description": "\ud800"}]', "description"),
+        (r'"tools": [{"type": "function", "name": "\ud800"}]', "name"),
+        ('"text": {"format": {"type": "text", "schema": {"x": [NaN]}}}', "text.format.schema"),
+        (r'"text": {"format": {"type": "text", "name": "\ud800"}}', "text.format.name"),
+    ],
+)
+def test_what_is_repeated_must_be_json(echo: InProcessServer, written: str, field: str) -> None:
+    body = f'{{"input": "x", "tool_choice": "none", {written}}}'
+    response = HTTP.post(f"{echo.url}/v1/responses", content=body, headers=RED)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].endswith(field)
 
 
 def test_a_prompt_that_is_too_long(client: openai.OpenAI) -> None:

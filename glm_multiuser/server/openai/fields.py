@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any, Callable, Optional, TypeVar, Union
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -143,6 +144,20 @@ Hint = Annotated[Optional[Value], Field(description="Accepted, without effect.")
 """A field that changes no answer here; values of another type are rejected."""
 NoEffect = Hint[Any]
 """The same, of any type."""
+
+
+def _check_json(value: Value) -> Value:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise PydanticCustomError(
+            "json", "must be valid JSON: without NaN, infinite numbers and lone surrogates"
+        ) from None
+    return value
+
+
+ValidJSON = AfterValidator(_check_json)
+"""For what a response repeats. Python reads more from a body than JSON in UTF-8 can have."""
 
 
 def _as_list(value: Any) -> Any:

@@ -13,7 +13,15 @@ from pydantic import Field, Tag
 
 from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, SessionName
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
-from glm_multiuser.server.openai.fields import Hint, Lenient, Only, OrText, Stop, Strict
+from glm_multiuser.server.openai.fields import (
+    Hint,
+    Lenient,
+    Only,
+    OrText,
+    Stop,
+    Strict,
+    ValidJSON,
+)
 from glm_multiuser.server.openai.messages import TOOLS_MAX
 from glm_multiuser.server.openai.requests import LogprobsCount
 from glm_multiuser.server.openai.structured import CHOICE_TYPES, CallMode
@@ -27,7 +35,11 @@ class FunctionTool(DescribedTool):
     """A function that the model may call."""
 
     type: Annotated[Any, Only("function", why=RUNS_NO_TOOL)]
-    parameters: Optional[dict[str, Any]] = Field(None, description="A JSON schema.")
+    name: Annotated[str, ValidJSON]
+    description: Annotated[Optional[str], ValidJSON] = None
+    parameters: Annotated[Optional[dict[str, Any]], ValidJSON] = Field(
+        None, description="A JSON schema."
+    )
 
     output_schema: Hint[dict[str, Any]] = None
 
@@ -60,9 +72,9 @@ class TextFormat(Strict):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Optional[str] = None
-    description: Optional[str] = None
-    json_schema: Optional[dict[str, Any]] = Field(None, alias="schema")
+    name: Annotated[Optional[str], ValidJSON] = None
+    description: Annotated[Optional[str], ValidJSON] = None
+    json_schema: Annotated[Optional[dict[str, Any]], ValidJSON] = Field(None, alias="schema")
     strict: Optional[bool] = None
 
 
