@@ -77,11 +77,11 @@ class Ingress:
                 responses = await self._replicas.broadcast(request)
                 await merge_responses(scope["path"], responses, self.metrics)(scope, receive, send)
                 return
-            self._admission.admit(caller, None)
+            release = self._admission.admit(caller, None)
             try:
                 await self._forward(request, caller, send)
             finally:
-                self._admission.release(caller, None)
+                release()
         except APIError as refusal:
             await error_response(scope["path"], refusal)(scope, receive, send)
 

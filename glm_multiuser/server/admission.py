@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Optional
+from typing import Callable, Optional
 
 from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.keys import Caller
@@ -20,8 +20,11 @@ class Admission:
         self._by_key: Counter[str] = Counter()
         self._by_user: Counter[str] = Counter()
 
-    def admit(self, caller: Caller, user: Optional[str], count: int = 1) -> None:
-        """Admits `count` requests; each of them must be released.
+    def admit(self, caller: Caller, user: Optional[str], count: int = 1) -> Callable[[], None]:
+        """Admits a request with `count` answers: one request of its user, `count` of its key.
+
+        Returns:
+            To be called at the end of each answer.
 
         Raises:
             APIError: 429, nothing is admitted.
@@ -29,19 +32,23 @@ class Admission:
         limits = self._limits
         self._check("key", caller.key, self._by_key, count, limits.requests_per_key)
         if user is not None:
-            self._check("user", user, self._by_user, count, limits.requests_per_user)
-            self._by_user[user] += count
+            self._check("user", user, self._by_user, 1, limits.requests_per_user)
+            self._by_user[user] += 1
         self._by_key[caller.key] += count
+        running = count
 
-    def release(self, caller: Caller, user: Optional[str]) -> None:
-        """One request has ended."""
-        _take_one(self._by_key, caller.key)
-        if user is not None:
-            _take_one(self._by_user, user)
+        def release() -> None:
+            nonlocal running
+            running -= 1
+            _take_one(self._by_key, caller.key)
+            if user is not None and not running:
+                _take_one(self._by_user, user)
+
+        return release
 
     @property
     def in_flight(self) -> int:
-        """Requests admitted and not released."""
+        """Answers admitted and not released."""
         return sum(self._by_key.values())
 
     @property

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from glm_multiuser.errors import PromptTooLongError, QueueFullError
 from glm_multiuser.sampling_params import SamplingParams
@@ -53,6 +53,8 @@ class _Admitted:
     model: Model
     caller: Caller
     user: Optional[str]
+    release: Callable[[], None]
+    """To be called at the end of each of its answers."""
     since: float
     """`time.monotonic()` when it came."""
     seconds: float
@@ -140,14 +142,15 @@ class Service:
         try:
             self._check_ready()
             user = caller.user(session)
-            admitted = _Admitted(model, caller, user, time.monotonic(), seconds)
-            self.admission.admit(caller, user, len(requests))
+            since = time.monotonic()
+            release = self.admission.admit(caller, user, len(requests))
+            admitted = _Admitted(model, caller, user, release, since, seconds)
             try:
                 all_ids = [await self.token_ids(model, request) for request in requests]
                 matchers = [await self._matcher(admitted, request) for request in requests]
             except BaseException:
                 for _ in requests:
-                    self.admission.release(caller, user)
+                    release()
                 raise
             return self._submit(admitted, requests, all_ids, matchers)
         except Exception as error:
@@ -194,7 +197,7 @@ class Service:
             for generation in started:
                 generation.close()
             for _ in requests[len(started) :]:
-                self.admission.release(admitted.caller, admitted.user)
+                admitted.release()
             raise
         return started
 
@@ -292,7 +295,7 @@ class Service:
     ) -> None:
         model, caller = admitted.model, admitted.caller
         del self._running[generation.number]
-        self.admission.release(caller, admitted.user)
+        admitted.release()
         seconds = time.monotonic() - since
         self._mean_seconds += (1 - MEMORY_OF_SECONDS) * (seconds - self._mean_seconds)
         result = generation.result

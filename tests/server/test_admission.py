@@ -288,18 +288,35 @@ def test_a_defect_in_the_middle_of_a_start_leaves_nothing_counted() -> None:
 
 
 def test_admission_counts_all_or_none() -> None:
-    admission = Admission(Limits(requests_per_user=3, requests_per_key=4))
+    admission = Admission(Limits(requests_per_user=2, requests_per_key=4))
     me, you = Caller("me"), Caller("you")
-    admission.admit(me, "me/a", 2)
-    with pytest.raises(APIError, match="requests_per_user is 3"):
-        admission.admit(me, "me/a", 2)
+    releases = [admission.admit(me, "me/a"), admission.admit(me, "me/a")]
+    with pytest.raises(APIError, match=r"'me/a' has 2 .* requests_per_user is 2"):
+        admission.admit(me, "me/a")
     with pytest.raises(APIError, match=r"'me' has 2 .* asks for 3 more; requests_per_key is 4"):
         admission.admit(me, None, 3)
     assert admission.in_flight == 2
-    admission.admit(you, "you/a", 3)
-    admission.admit(me, None, 2)
-    for caller, user, count in ((me, "me/a", 2), (me, None, 2), (you, "you/a", 3)):
-        for _ in range(count):
-            admission.release(caller, user)
+    releases += [admission.admit(you, "you/a", 3)] * 3
+    releases += [admission.admit(me, None, 2)] * 2
+    for release in releases:
+        release()
     assert admission.in_flight == 0
     assert (admission._by_key, admission._by_user) == ({}, {})  # names of the past take no memory
+
+
+def test_several_answers_are_one_request_of_their_user() -> None:
+    admission = Admission(Limits(requests_per_user=1))
+    release = admission.admit(Caller(), "me", 8)
+    for _ in range(8):
+        with pytest.raises(APIError, match="'me' has 1 requests"):
+            admission.admit(Caller(), "me")
+        release()
+    admission.admit(Caller(), "me")
+
+
+def test_a_session_may_ask_for_several_answers() -> None:
+    body = {"model": MODEL, "prompt": "ab", "n": 3, "user": "me"}
+    settings = mock_settings(limits={"requests_per_user": 1})
+    with in_process_server(settings) as server, nothing_stays(server):
+        for _ in range(2):
+            assert len(post(server, "/v1/completions", body).json()["choices"]) == 3
