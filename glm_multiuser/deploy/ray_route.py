@@ -13,7 +13,7 @@ from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.server.errors import ANTHROPIC_PATH
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.kserve.infer_codec import JSON_LENGTH, decompress, split
-from glm_multiuser.server.request_context import SESSION_HEADER
+from glm_multiuser.server.request_context import session_named
 
 STEP_PATH = "/llm/generate"
 STORED_PATH = "/v1/responses/"
@@ -63,7 +63,7 @@ def user_of(path: str, headers: Headers, body: bytes, caller: Caller, most: int)
     if path == STEP_PATH:
         # The text so far is in the replica that started: the id decides, not the session.
         return f"{caller.key}/{_member(_json(body), 'cache_id')}"
-    session = headers.get(SESSION_HEADER) or _session_in(path, headers, body, most)
+    session = session_named(headers) or _session_in(path, headers, body, most)
     return caller.user(session) or ""
 
 

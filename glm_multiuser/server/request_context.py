@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Optional
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
@@ -28,7 +29,16 @@ def caller_of(request: Request) -> Caller:
 
 def session_of(request: Request, from_body: Optional[str] = None) -> Optional[str]:
     """The session inside the caller's key: the header, else what the protocol's body names."""
-    return request.headers.get(SESSION_HEADER) or from_body
+    return session_named(request.headers) or from_body
+
+
+def session_named(headers: Headers) -> str:
+    """The header X-Session-Id, in UTF-8 as names in bodies are, else in Latin-1; empty: none."""
+    name = headers.get(SESSION_HEADER, "")
+    try:
+        return name.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return name
 
 
 def deadline_of(request: Request) -> Optional[float]:

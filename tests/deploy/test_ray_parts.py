@@ -67,6 +67,7 @@ SEQUENCE = {"parameters": {"sequence_id": 7}}
         (make_request("/v1/completions", {"prompt": "ab", "user": "u"}), "red/u"),
         (make_request("/v1/completions", {"prompt": "ab", "user": "u"}, x_session_id="h"), "red/h"),
         (make_request("/v1/completions", {"prompt": "ab"}), None),
+        (make_request("/v1/completions", {"prompt": "ab"}, x_session_id="\u4f60"), "red/\u4f60"),
         (make_request("/v1/responses", {"input": "ab", "user": "u"}), "red/u"),
         (make_request("/v1/messages", {**MESSAGES, "metadata": {"user_id": "u"}}), "red/u"),
         (make_request("/v1/messages", MESSAGES, x_session_id="h"), "red/h"),

@@ -21,6 +21,7 @@ from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
     BLUE,
     FAILS,
+    HTTP,
     KEYS,
     RED,
     Wire,
@@ -191,6 +192,22 @@ def test_a_session_whose_name_cannot_be(session: str) -> None:
         assert response.status_code == 400
         assert f"has {len(session)} characters" in response.json()["error"]
         assert is_idle(server)
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [(b"\xe4\xbd\xa0", "\u4f60"), (b"Ren\xc3\xa9", "Ren\u00e9"), (b"Ren\xe9", "Ren\u00e9")],
+)
+def test_a_session_has_one_name_in_headers_and_bodies(sent: bytes, name: str) -> None:
+    settings = mock_settings(limits={"requests_per_user": 1})
+    with in_process_server(settings) as server, nothing_stays(server), SingleSteps():
+        body = {"model": MODEL, "prompt": "ab", "user": name}
+        asked = in_background(post, server, "/v1/completions", body)
+        server.wait_until_running(1)
+        named = [(b"x-session-id", sent)]
+        again = HTTP.post(f"{server.url}/", json={"prompt": "ab"}, headers=named)
+        assert_refused(again, 429, "user_busy")
+    assert asked.result(PATIENCE).status_code == 200
 
 
 @pytest.mark.slow
