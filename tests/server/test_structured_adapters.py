@@ -147,7 +147,7 @@ def test_a_call_that_is_cut_off(messages: anthropic.Anthropic, responses: openai
     tool: Any = {"type": "function", "strict": None, "name": "get_weather", "parameters": SCHEMA}
     body: Any = {"tools": [tool], "tool_choice": "required", **SAMPLING}
     response = responses.responses.create(
-        model=MODEL, input="q", max_output_tokens=CUT_INSIDE, **body
+        model=MODEL, input="q", max_output_tokens=CUT_INSIDE, store=True, user="me", **body
     )
     assert response.status == "incomplete"
     (item,) = response.output
@@ -156,6 +156,10 @@ def test_a_call_that_is_cut_off(messages: anthropic.Anthropic, responses: openai
     assert item.arguments.startswith("{")
     with pytest.raises(json.JSONDecodeError):
         json.loads(item.arguments)
+    after = responses.responses.create(
+        model=MODEL, input="q", max_output_tokens=1, previous_response_id=response.id, user="me"
+    )
+    assert after.previous_response_id == response.id
 
 
 def test_what_cannot_be_served_is_named(

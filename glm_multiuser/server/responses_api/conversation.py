@@ -44,12 +44,15 @@ def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
 
 
 def messages_after(chat: Chat, output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages that go before those of the next request: all but instructions."""
+    """The messages that go before those of the next request: all but instructions.
+
+    A call that was cut off is left out: its arguments are not JSON.
+    """
     texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
     calls = [
         chat_call(item["call_id"], item["name"], item["arguments"])
         for item in output
-        if item["type"] == "function_call"
+        if item["type"] == "function_call" and item["status"] == "completed"
     ]
     answer = {"role": "assistant", "content": "".join(texts), "tool_calls": calls or None}
     messages = chat.fields["messages"][chat.places.count("instructions") :]
