@@ -54,6 +54,7 @@ class EventStream(EventSourceResponse):
             ping_message_factory=ping,
             sep="\n",
         )
+        del self.headers["connection"]  # keep-alive: uvicorn says whether the connection closes
         self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -144,6 +144,13 @@ def shared() -> Iterator[InProcessServer]:
         yield server
 
 
+def test_a_stream_says_once_whether_the_connection_ends(shared: InProcessServer) -> None:
+    body = {"prompt": "ab", "stream": True}
+    assert "connection" not in post(shared, "/", body).headers
+    closed = post(shared, "/", body, connection="close")
+    assert closed.headers.get_list("connection") == ["close"]
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
