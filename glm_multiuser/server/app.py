@@ -19,7 +19,7 @@ from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.server import anthropic, health, openai, responses_api, simple, status, step
 from glm_multiuser.server.bodies import problem_of
 from glm_multiuser.server.cors import ClientCORSMiddleware
-from glm_multiuser.server.disconnect import ClientDisconnected
+from glm_multiuser.server.disconnect import CLIENT_CLOSED_REQUEST, ClientDisconnected
 from glm_multiuser.server.errors import BAD_REQUEST, APIError, api_error_of, error_response
 from glm_multiuser.server.hosts import HostMiddleware, RootPathMiddleware
 from glm_multiuser.server.keys import KeyRing
@@ -47,8 +47,6 @@ CORS_HEADERS = (
     *("anthropic-beta", "anthropic-dangerous-direct-browser-access"),
 )
 """Of requests from other origins; besides what `ClientCORSMiddleware` lets pass."""
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that disconnected; it appears in the log only."""
 
 
 def create_app(service: Service) -> ASGIApp:

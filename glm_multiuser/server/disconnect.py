@@ -10,6 +10,9 @@ from starlette.requests import Request
 
 Result = TypeVar("Result")
 
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that disconnected; it appears in the log only."""
+
 
 class ClientDisconnected(Exception):
     """The client closed its connection before the response was sent."""

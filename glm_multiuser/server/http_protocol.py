@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Optional
+from typing import Any, Callable, Optional
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
@@ -28,7 +28,12 @@ PIPELINED = 32
 
 
 class HTTPProtocol(UpgradesIgnored):
-    """uvicorn's protocol, which has no limits on header size or on idle clients."""
+    """uvicorn's protocol, which has no limits on header size or on idle clients.
+
+    Args:
+        on_response: called with the status of each response that is written here.
+        options: of uvicorn's protocol.
+    """
 
     url = b""
     _header_timer: Optional[asyncio.TimerHandle] = None
@@ -39,6 +44,10 @@ class HTTPProtocol(UpgradesIgnored):
     _refusal: Optional[APIError] = None
     _running: Optional[RequestResponseCycle] = None
     """The request that is being answered; `cycle` is the one that was received last."""
+
+    def __init__(self, *, on_response: Callable[[int], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._on_response = on_response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -108,6 +117,7 @@ class HTTPProtocol(UpgradesIgnored):
             lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
             head = [STATUS_LINE[error.status], *lines, b"connection: close\r\n\r\n"]
             self.transport.write(b"".join([*head, bytes(response.body)]))
+            self._on_response(error.status)
         self.transport.close()
 
     def pause_writing(self) -> None:

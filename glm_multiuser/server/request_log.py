@@ -11,6 +11,7 @@ from typing import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glm_multiuser.server.disconnect import CLIENT_CLOSED_REQUEST
 from glm_multiuser.server.logs import FIELDS, request_id
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class RequestLogMiddleware:
 
     Args:
         app: the application.
-        on_response: called with the status of every response.
+        on_response: called with the status of every response that is sent.
     """
 
     def __init__(self, app: ASGIApp, on_response: Callable[[int], None]) -> None:
@@ -59,7 +60,7 @@ class RequestLogMiddleware:
             if not status:
                 raise
         finally:
-            if status:
+            if status not in (0, CLIENT_CLOSED_REQUEST):
                 self.on_response(status)
             client, caller = scope.get("client"), state.get("caller")
             fields = {

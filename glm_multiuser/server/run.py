@@ -10,6 +10,8 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 
@@ -124,9 +126,11 @@ class ServerLifecycle:
         self.listening = listening
         self.service = Service(self.settings, open_llm)
         self.stop_requested = asyncio.Event()
+        # Where a class is expected, but only called.
+        protocol: Any = partial(HTTPProtocol, on_response=self.service.record_response)
         config = uvicorn.Config(
             create_app(self.service),
-            http=HTTPProtocol,
+            http=protocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from glm_multiuser.server.http_protocol import HEADER_FIELDS, URL_BYTES
 from glm_multiuser.server.metrics import GAUGES
 from tests.engine.mixed_runner import MixedRunner
 from tests.engine.mock_runner import BYTES_PER_TOKEN
@@ -104,9 +105,24 @@ def test_every_end_is_counted_by_its_name() -> None:
         assert_becomes(
             lambda: by_last_label(server, "glm_requests_total"), {**outcomes, "refused": 1}
         )
-        # 499 is for the client that had disconnected.
-        statuses = {"200": 5, "404": 1, "429": 1, "499": 1, "500": 1, "504": 1}
+        # The client that had disconnected got none.
+        statuses = {"200": 5, "404": 1, "429": 1, "500": 1, "504": 1}
         assert_becomes(lambda: by_last_label(server, "glm_http_responses_total"), statuses)
+
+
+def test_responses_before_a_request_is_read_are_counted() -> None:
+    heads = {
+        "400": b"no HTTP\r\n\r\n",
+        "414": b"GET /" + b"x" * URL_BYTES + b" HTTP/1.1\r\n\r\n",
+        "431": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (HEADER_FIELDS + 1) + b"\r\n",
+    }
+    with in_process_server() as server:
+        for head in heads.values():
+            wire = Wire(server.url)
+            wire.send(head)
+            wire.read_to_end()
+            wire.close()
+        assert by_last_label(server, "glm_http_responses_total") == dict.fromkeys(heads, 1)
 
 
 def test_every_way_to_be_refused_is_counted() -> None:
