@@ -18,6 +18,8 @@ from glm_multiuser.server.metrics import CONTENT_TYPE
 SESSIONS = "/v1/sessions"
 HEALTH = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 STATISTICS = re.compile(r"/v2/models(/[^/]+)?(/versions/[^/]+)?/stats")
+SHARED = ("on_disk", "disk_bytes")
+"""Of sessions: replicas share the folder, so each has counted the same files."""
 CHANGES = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 
 
@@ -132,12 +134,17 @@ def _status(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
     longest = max(len(rate["last_minute"]) for rate in rates)
     # Replicas that started later have a shorter past.
     padded = [[0] * (longest - len(one["last_minute"])) + one["last_minute"] for one in rates]
+    sessions = [one["sessions"] for one in contents.values()]
     return {
         **first,
         "state": "ready" if "ready" in states else states[0],
         "loading": next((one["loading"] for one in contents.values() if one["loading"]), None),
         "models": _models([one["models"] for one in contents.values()]),
         "slots": slots,
+        "sessions": {
+            **_sum(sessions),
+            **{name: max(one[name] for one in sessions) for name in SHARED},
+        },
         "cache_bytes": _sum([one["cache_bytes"] for one in contents.values()]),
         "queue": _sum([one["queue"] for one in contents.values()]),
         "tokens_per_second": {

@@ -57,6 +57,15 @@ def test_the_next_replica_goes_on(tmp_path: Path) -> None:
             both = [second, third]
             listed = merged("/v1/sessions", [await one.call(listing) for one in both])
             assert {"id": "anna", "place": "slot"}.items() <= listed["data"][0].items()
+            status = make_request("/status", b"", "GET")
+            told = [await one.call(status) for one in both]
+            (one, other) = (json.loads(answer.body)["sessions"] for answer in told)
+            assert (one["restored"], other["on_disk"]) == (1, 1)
+            total = merged("/status", told)["sessions"]
+            assert (total["on_disk"], total["disk_bytes"]) == (1, one["disk_bytes"])
+            for name in ("in_memory", "memory_bytes", "restored", "restored_tokens"):
+                assert total[name] == one[name] + other[name]
+            assert merged("/status", told[::-1])["sessions"] == total
             gone = [await one.call(forget) for one in both]
             assert merged("/v1/sessions/anna", gone)["deleted"] is True
             assert cached(await third.call(chat("hello", "again"))) == 0
