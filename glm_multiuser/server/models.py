@@ -225,7 +225,11 @@ class ModelHost:
         if model.engine is not None:
             model.set_state("unloading", reason)
             seconds = self._settings.drain_seconds if drain is None else drain
-            await asyncio.to_thread(model.engine.close, seconds)
+            try:
+                await asyncio.to_thread(model.engine.close, seconds)
+            except Exception as error:
+                model.set_state("failed", f"it could not be closed: {error}")
+                raise
             model.engine = None
         model.lost = False
         model.set_state("unloaded", reason)

@@ -17,6 +17,8 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+DRAIN_SECONDS_MAX = 86_400
+"""A day. Threads cannot wait for ever: the limit is `threading.TIMEOUT_MAX`."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class ServerSettings:
         30.0,
         "Graceful shutdown: seconds that running requests get",
         low=0,
+        high=DRAIN_SECONDS_MAX,
         option="--drain",
     )
     memory_gib: Optional[float] = setting(

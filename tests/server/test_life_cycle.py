@@ -237,8 +237,11 @@ def test_settings_that_cannot_be() -> None:
         ServerSettings(())
     with pytest.raises(ConfigError, match="models has one twice"):
         mock_settings(names=("one", "two", "one"))
-    with pytest.raises(ConfigError, match=r"drain_seconds is -0\.1; it must be at least 0"):
-        mock_settings(drain_seconds=-0.1)
+    for seconds in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(
+            ConfigError, match=f"drain_seconds is {seconds}; it must be between 0 and 86400"
+        ):
+            mock_settings(drain_seconds=seconds)
 
 
 # As a process.

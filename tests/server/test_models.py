@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -131,6 +132,23 @@ def test_a_model_that_is_unloaded_ends_what_runs_and_takes_nothing_new() -> None
         assert ask(server, "ab", model="two").status_code == 200
         finish(server, server.service.models.load("one"))
         assert ask(server, first, model="one").json()["response"] == answer_alone(first)
+
+
+def test_a_model_that_cannot_be_closed_has_failed_and_can_be_tried_again() -> None:
+    with in_process_server() as server:
+        llm: Any = server.llm()
+        llm.close = partial(_fail, "no such device")
+        with pytest.raises(OSError, match="no such device"):
+            finish(server, server.service.models.unload("mock"))
+        why = "model 'mock' is failed: it could not be closed: no such device"
+        assert refused(server, "mock") == (503, why)
+        del llm.close
+        finish(server, server.service.models.load("mock"))
+        assert ask(server, "ab").status_code == 200
+
+
+def _fail(message: str, seconds: float) -> None:
+    raise OSError(message)
 
 
 def _stream(prompt: str, model: str) -> dict[str, Any]:
