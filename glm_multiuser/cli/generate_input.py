@@ -101,8 +101,12 @@ def read_object(job: Job, line: str) -> Job:
 
 
 def _with_numbers(biases: Mapping[str, object]) -> dict[Union[int, str], object]:
-    """JSON writes token ids as texts."""
-    return {int(one) if one.isdecimal() else one: bias for one, bias in biases.items()}
+    """JSON writes token ids as texts; what is none stays a text, which is rejected."""
+    return {int(one) if _is_token_id(one) else one: bias for one, bias in biases.items()}
+
+
+def _is_token_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10  # Python reads 4,300 digits
 
 
 def failed(job: Job, problem: str) -> Job:

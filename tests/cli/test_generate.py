@@ -243,6 +243,14 @@ def test_parameters_of_a_line(glm_tiny: Path) -> None:
     assert third.params == replace(options, seed=1)
 
 
+@pytest.mark.parametrize("token", ["1" * 5000, "1" * 10, "\u0663", "x", "-1"])
+def test_what_is_no_token_is_the_error_of_its_line(token: str) -> None:
+    lines = [json.dumps({"prompt": "a", "logit_bias": {token: 1}}), "b"]
+    first, second = read_jobs(lines, SamplingParams())
+    assert str(first.error).startswith("logit_bias")
+    assert second.error is None
+
+
 def test_log_probabilities_of_prompt_and_answer_are_in_the_row() -> None:
     shape = CausalConfig("qwen2", 64, 32, 1, 2, 1, 16, 32, 64, (1,), 16)
     params = {"max_tokens": 2, "ignore_eos": True, "logprobs": 1, "prompt_logprobs": 2}
