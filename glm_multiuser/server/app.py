@@ -29,6 +29,7 @@ from glm_multiuser.server.request_log import RequestLogMiddleware
 from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.service import Service
 from glm_multiuser.server.settings import ServerSettings
+from glm_multiuser.version import own_version
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def create_app(service: Service) -> ASGIApp:
     app = FastAPI(
         title="glm_multiuser",
         description="Many users on one GLM.",
+        version=own_version(),
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         servers=[{"url": service.settings.root_path}] if service.settings.root_path else None,

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.server.asking import get
 from tests.server.in_process import PATIENCE, InProcessServer, in_process_server, mock_settings
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
@@ -55,9 +55,9 @@ def schemathesis(server: InProcessServer, folder: Path, phases: str, *arguments:
 @pytest.mark.slow
 def test_every_path_of_every_protocol_is_described() -> None:
     with in_process_server() as server:
-        paths = httpx.get(f"{server.url}/openapi.json", trust_env=False, timeout=PATIENCE).json()[
-            "paths"
-        ]
+        described, version = (get(server, path).json() for path in ("/openapi.json", "/version"))
+    assert described["info"]["version"] == version["version"]
+    paths = described["paths"]
     assert {"/", "/llm/generate", "/status", "/metrics", "/v1/chat/completions"} <= set(paths)
     assert {"/v1/messages", "/v1/messages/count_tokens"} <= set(paths)
     assert {"/v1/responses", "/v1/responses/{response_id}"} <= set(paths)
