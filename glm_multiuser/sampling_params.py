@@ -129,6 +129,16 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", pairs)
 
 
+def biases_by_id(biases: Mapping[Any, Any]) -> dict[Any, Any]:
+    """`logit_bias` of JSON, which writes token ids as texts. What is none stays a text, which is
+    rejected: Python reads no more than 4,300 digits, and no vocabulary has ids of ten."""
+
+    def is_id(one: Any) -> bool:
+        return isinstance(one, str) and one.isascii() and one.isdecimal() and len(one) < 10
+
+    return {int(one) if is_id(one) else one: bias for one, bias in biases.items()}
+
+
 def invalid(field: str, problem: str, place: Optional[int] = None) -> InvalidParameterError:
     """The error of a field, or of the entry at `place` of one."""
     name = field if place is None else f"{field}[{place}]"

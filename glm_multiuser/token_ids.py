@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 
@@ -43,8 +44,10 @@ def check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:
     """
     if isinstance(prompt, TokenIds) and prompt.vocab_size == vocab_size:
         return prompt
-    # Bytes are a sequence of whole numbers, and those of a text would be read as token ids.
-    if not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, (bytes, bytearray)):
+    # Bytes are a sequence of whole numbers, and those of a text would be read as token ids. Python
+    # 3.9 has no Sequence in `array`.
+    is_sequence = isinstance(prompt, (Sequence, np.ndarray, array))
+    if not is_sequence or isinstance(prompt, (bytes, bytearray)):
         raise InvalidParameterError(
             f"prompt is {shown(prompt)}; it must be a text or a sequence of token ids",
             field="prompt",

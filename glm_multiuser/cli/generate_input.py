@@ -5,16 +5,14 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 from glm_multiuser.errors import ConfigError, GLMMultiUserError, InvalidParameterError
 from glm_multiuser.grammar import Grammar
-
-if TYPE_CHECKING:
-    from glm_multiuser.sampling_params import SamplingParams
+from glm_multiuser.sampling_params import SamplingParams, biases_by_id
 
 STDIN = Path("-")
 OWN_FIELDS = ("prompt", "history", "user", "json_schema")
@@ -92,21 +90,12 @@ def read_object(job: Job, line: str) -> Job:
             return failed(job, f"{name} is no field; those are {', '.join((*OWN_FIELDS, *known))}")
     try:
         if isinstance(values.get("logit_bias"), dict):
-            values["logit_bias"] = _with_numbers(values["logit_bias"])
+            values["logit_bias"] = biases_by_id(values["logit_bias"])
         if schema is not None:
             values["grammar"] = Grammar.json_schema(schema)
         return replace(job, params=replace(job.params, **values))
     except InvalidParameterError as error:
         return replace(job, error=error)
-
-
-def _with_numbers(biases: Mapping[str, object]) -> dict[Union[int, str], object]:
-    """JSON writes token ids as texts; what is none stays a text, which is rejected."""
-    return {int(one) if _is_token_id(one) else one: bias for one, bias in biases.items()}
-
-
-def _is_token_id(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 10  # Python reads 4,300 digits
 
 
 def failed(job: Job, problem: str) -> Job:

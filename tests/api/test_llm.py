@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+from array import array
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -243,8 +244,8 @@ def test_prompts_that_are_refused(
     assert runner_of(llm_of_ids).calls == []
 
 
-def test_token_ids_may_be_an_array(llm_of_ids: MultiUserLLM) -> None:
-    prompt: Any = np.array([3, 1, 2])
+@pytest.mark.parametrize("prompt", [np.array([3, 1, 2]), array("i", [3, 1, 2])])
+def test_token_ids_may_be_an_array(llm_of_ids: MultiUserLLM, prompt: Any) -> None:
     llm_of_ids.submit(prompt, params=GREEDY).result()
     assert prompts_of(llm_of_ids) == [(3, 1, 2)]
 

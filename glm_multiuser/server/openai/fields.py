@@ -19,7 +19,12 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from glm_multiuser.sampling_params import LOGIT_BIASES_MAX, STOP_LENGTH_MAX, STOP_MAX
+from glm_multiuser.sampling_params import (
+    LOGIT_BIASES_MAX,
+    STOP_LENGTH_MAX,
+    STOP_MAX,
+    biases_by_id,
+)
 from glm_multiuser.server.bodies import ONE_OF
 from glm_multiuser.server.settings import Limits
 
@@ -190,11 +195,7 @@ def _biases(value: Any) -> Any:
     """{token id: bias}; JSON writes ids as texts, and llama.cpp's clients nothing as []."""
     if not isinstance(value, dict):
         return None if value == [] else value
-    return {int(one) if _is_token_id(one) else one: bias for one, bias in value.items()}
-
-
-def _is_token_id(text: Any) -> bool:
-    return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10
+    return biases_by_id(value)
 
 
 LogitBias = Annotated[
