@@ -132,11 +132,8 @@ class MultiUserLLM(InputProcessor):
         folder = local_path(folder, config.check_fits)
         model_config = read_model_config(folder)
         tokenizer = load_tokenizer(folder)
-        ends = (
-            tokenizer.stop_token_ids
-            if tokenizer is not None
-            else read_end_ids(folder, model_config.vocab_size)
-        )
+        vocab_size = model_config.vocab_size
+        ends = tokenizer.stop_token_ids if tokenizer else read_end_ids(folder, vocab_size)
         defaults = _default_params(folder)
         source = load_weights(folder, model_config)
         return cls._start(model_config, config, source, progress, tokenizer, ends, defaults)

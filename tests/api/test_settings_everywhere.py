@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import pytest
@@ -84,7 +85,8 @@ def run_command(*arguments: str) -> Any:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The settings of every engine, which is not started."""
     configs: list[Any] = []
-    for name in ("read_model_config", "load_tokenizer", "load_weights"):
+    monkeypatch.setattr(llm, "read_model_config", lambda *_: SimpleNamespace(vocab_size=100))
+    for name in ("load_tokenizer", "load_weights"):
         monkeypatch.setattr(llm, name, lambda *_: None)
     monkeypatch.setattr(llm, "read_generation_defaults", lambda *_: {})
     monkeypatch.setattr(MultiUserLLM, "_start", lambda model, config, *_: configs.append(config))
