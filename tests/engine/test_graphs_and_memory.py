@@ -243,6 +243,7 @@ def test_bytes_per_user_are_those_of_the_caches(llm: MultiUserLLM) -> None:
     assert_bytes_per_user(llm)
 
 
+@pytest.mark.rare
 def test_cells_of_fewer_users_change_nothing_but_the_layout(
     expected: list[Heard],
 ) -> None:
@@ -287,7 +288,10 @@ def test_a_slot_that_held_nan_is_new_memory(llm: MultiUserLLM, expected: list[He
     assert llm.stats().compiles_after_ready == 0
 
 
-@pytest.mark.parametrize(("breaks", "length"), [("_forward", 27), ("_replace_cache", 5)])
+@pytest.mark.parametrize(
+    ("breaks", "length"),
+    [("_forward", 27), pytest.param("_replace_cache", 5, marks=pytest.mark.rare)],
+)
 def test_a_prompt_that_the_device_broke_off_leaves_no_trace(
     llm: MultiUserLLM,
     expected: list[Heard],

@@ -71,8 +71,8 @@ def levels_of(folder: Path, wanted: Iterable[str]) -> set[str]:
     return {name for name in LEVELS if library.glm_force_level(name.encode())}
 
 
-# Those between have nothing that the first and the last of a kind lack.
-OFTEN = ("avx2", "avx512", "amx")
+# The last of a kind has nearly all that others have.
+OFTEN = ("avx2", "amx")
 
 
 @needs_compiler

@@ -29,10 +29,9 @@ EMULATED: dict[str, list[str]] = {
     "avx512bf16": [*AVX512, VNNI, BF16],
     "amx": [*AVX512, VNNI, BF16, "-DGLM_EMULATE_AMX"],
 }
-OFTEN = ("avx512bf16", "amx")
-"""They have nearly all instructions of the others."""
-OF_THESE = "amx or attention or bfloat16"
-"""The tests of both: elsewhere the level `avx512bf16` has nothing that `amx` has not."""
+OFTEN = ("amx",)
+"""It has nearly all instructions of the others."""
+OTHERS = tuple(name for name in EMULATED if name not in ("plain", *OFTEN))
 PRODUCTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups")
 TESTS = (*PRODUCTS, "attention", "rows", "levels")
 EXAMPLES = 4
@@ -62,6 +61,13 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("others") / "others.so"
+    emulate(made, OTHERS)
+    return made
+
+
 def python_with(path: Path, *arguments: str, level: str = "") -> str:
     """What Python prints that calls the operators of this library."""
     environment = {
@@ -81,34 +87,33 @@ def python_with(path: Path, *arguments: str, level: str = "") -> str:
     return result.stdout
 
 
-def run_tests(library: Path, levels: Sequence[str], which: str = "not plain") -> None:
+def run_tests(library: Path, levels: Sequence[str]) -> None:
     here = "from tests.kernels.calling import levels_here; print(*levels_here())"
     assert {*python_with(library, "-c", here).split()} == {"plain", *levels}
-    command = [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}", "-k", which]
+    command = [f"--confcutdir={HERE}", f"--rootdir={HERE.parent.parent}", "-k", "not plain"]
     command += [str(HERE / f"test_{name}.py") for name in TESTS]
     assert " passed" in python_with(library, *PYTEST, *command)
 
 
 @pytest.mark.slow
 def test_levels(emulated: Path) -> None:
-    run_tests(emulated, OFTEN, f"not plain and ({OF_THESE})")
+    run_tests(emulated, OFTEN)
 
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_other_levels(tmp_path: Path) -> None:
-    others = [name for name in EMULATED if name not in ("plain", "amx")]
-    emulate(tmp_path / "emulated.so", others)
-    run_tests(tmp_path / "emulated.so", others)
+def test_other_levels(others: Path) -> None:
+    run_tests(others, OTHERS)
 
 
 @pytest.mark.slow
 @pytest.mark.rare
-@pytest.mark.parametrize("name", OFTEN)
-def test_whole_models(emulated: Path, name: str) -> None:
+@pytest.mark.parametrize(("made", "name"), [("emulated", "amx"), ("others", "avx512bf16")])
+def test_whole_models(made: str, name: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(made)
     command = ["-p", "tests.kernels.library_for_tests", "-m", "not rare", "-k", "not portable"]
     command += ["tests/models/test_golden_native.py", "tests/e2e/test_flagship.py"]
-    assert " passed" in python_with(emulated, *PYTEST, *command, level=name)
+    assert " passed" in python_with(path, *PYTEST, *command, level=name)
 
 
 @pytest.mark.slow

@@ -15,9 +15,8 @@ TESTS = "tests/st/test_model/test_glm_model"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "version", [*(pytest.param(one, marks=pytest.mark.rare) for one in VERSIONS[:-1]), VERSIONS[-1]]
-)
+@pytest.mark.rare
+@pytest.mark.parametrize("version", VERSIONS)
 def test_they_pass(version: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     tree = unpacked(tmp_path / version, request.config.cache, version)
     run(["git", "apply", *map(str, patches_of(version))], tree)
