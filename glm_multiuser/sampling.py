@@ -55,8 +55,6 @@ class TokenMatcher(Protocol):
 
     complete: bool
     """Whether the answer ends here."""
-    must_end: bool
-    """Whether only stop tokens are allowed next."""
 
     def accept(self, token_id: int) -> None:
         """Takes the next token in."""
@@ -134,8 +132,7 @@ class RowSampler:
 
     @property
     def _holds_back(self) -> bool:
-        must_end = self.matcher is not None and self.matcher.must_end
-        return self.generated < self.params.min_tokens and self._stops.size > 0 and not must_end
+        return self.generated < self.params.min_tokens and self._stops.size > 0
 
     @property
     def complete(self) -> bool:

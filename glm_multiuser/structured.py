@@ -200,8 +200,6 @@ class GrammarMatcher:
         self._never = never
         self._mask: Future[Mask] = Future()
         self.complete = False
-        self.must_end = False
-        """Whether nothing but a stop token is allowed next."""
         self._compute()
 
     def accept(self, token_id: int) -> None:
@@ -250,9 +248,8 @@ class GrammarMatcher:
         mask: Mask = np.unpackbits(bits, count=self._vocab_size + 1, bitorder="little").view(bool)
         may_end, mask = bool(mask[-1]), mask[:-1]
         mask[self._never] = False
-        self.must_end = not mask.any()
         mask[self._stops] = may_end
-        if self.must_end and not (may_end and self._stops.size):
+        if not mask.any():
             raise GenerationError("the grammar allows no token of this vocabulary next")
         return mask
 

@@ -23,7 +23,7 @@ DRAWS = 3000
 class FixedMatcher:
     """Allows the same tokens everywhere."""
 
-    complete = must_end = False
+    complete = False
 
     def accept(self, token_id: int) -> None:
         pass
