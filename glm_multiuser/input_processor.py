@@ -25,7 +25,7 @@ USER_BITS_MAX = 63
 
 
 class InputProcessor:
-    """Makes the requests of one model; `MultiUserLLM` adds the engine that they enter.
+    """Makes the requests of one model; `GenerationMixin` hands them to an engine.
 
     Args:
         tokenizer: None: prompts are token ids.
@@ -171,7 +171,7 @@ class InputProcessor:
     ) -> tuple[Request, AnswerCollector]:
         """A request, and what makes its answer of the events that `deliver` is called with.
 
-        Other arguments and errors are those of `MultiUserLLM.submit`, but for a full queue.
+        Other arguments and errors are those of `GenerationMixin.submit`, but for a full queue.
         """
         token_ids = self.prompt_token_ids(prompt, history)
         reader = reader or self._reader_of(prompt)

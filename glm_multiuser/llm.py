@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import queue
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any, Callable, Optional, Union
 
-from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.build import build_runner
 from glm_multiuser.checkpoint import read_end_ids, read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.config import AnyModelConfig, EngineConfig
-from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine, SlotReport
-from glm_multiuser.engine.request import Event, Request, holder_of
+from glm_multiuser.engine.request import holder_of
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
-from glm_multiuser.errors import (
-    CheckpointError,
-    EngineClosedError,
-    GenerationError,
-    InvalidParameterError,
-    SessionError,
-    shown,
-)
-from glm_multiuser.handle import AsyncHandle, Handle
-from glm_multiuser.input_processor import (
-    History,
-    InputProcessor,
-    Params,
-    Prompt,
-    User,
-    check_owner,
-    slot_name,
-)
+from glm_multiuser.errors import CheckpointError, InvalidParameterError, SessionError
+from glm_multiuser.generation import GenerationMixin
+from glm_multiuser.input_processor import check_owner, slot_name
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
@@ -48,12 +29,11 @@ from glm_multiuser.sessions.opening import open_store
 from glm_multiuser.sessions.session import SessionInfo
 from glm_multiuser.settings import takes
 from glm_multiuser.stats import EngineStats
-from glm_multiuser.structured import GrammarMatcher
-from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer, load_tokenizer
+from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from glm_multiuser.weights import WeightSource, load_weights, random_weights
 
 
-class MultiUserLLM(InputProcessor):
+class MultiUserLLM(GenerationMixin):
     """One GLM model on one device, for many users at the same time.
 
     Made by `from_pretrained` or `from_config`. Every method may be called from any thread.
@@ -174,166 +154,6 @@ class MultiUserLLM(InputProcessor):
         seconds = time.monotonic() - start
         default_params = default_params or SamplingParams()
         return cls(runner, config, tokenizer, default_params, stops, seconds, saving)
-
-    @keyword_only_since("0.2", "params", "user", "history", "reader")
-    def submit(
-        self,
-        prompt: Prompt,
-        *,
-        user: User = None,
-        history: History = (),
-        params: Params = None,
-        reader: Optional[AnswerReader] = None,
-        group: str = "",
-        owner: bytes = b"",
-        matcher: Optional[GrammarMatcher] = None,
-    ) -> Handle:
-        """Puts a request into the queue and returns immediately.
-
-        Args:
-            prompt: a question, or token ids that are used as they are.
-            user: whose slot; requests of one user run one after the other. None: anonymous, the
-                request takes any slot.
-            history: earlier rounds, (question, answer) pairs or {"role", "content"} messages.
-            params: default: those of the checkpoint's generation_config.json.
-            reader: of this answer alone, from `tokenizer.answer_reader(tools)`: text is its
-                content then, and the result has its calls. None: for a question one without
-                tools; for token ids none, so that text is as the model writes it.
-            group: a tenant. Groups share slots and queue: the next slot goes to the group that has
-                the fewest, and a group may always have its share of `max_queue`.
-            owner: a secret of the tenant, such as a digest of its API key. Users of two owners are
-                two, whatever their names: a slot and a session on disk belong to owner and user.
-            matcher: of the grammar in `params`, from `compile_grammar`; None: compiled here.
-
-        Raises:
-            InvalidParameterError: a field out of its range, a grammar that cannot be served.
-            PromptTooLongError: no room for an answer.
-            UserBusyError, QueueFullError: too many requests are waiting; nothing was lost.
-            EngineClosedError: the engine accepts no more requests.
-        """
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        request, answer = self._request(
-            prompt, events.put, history, user, params, reader, group, owner, matcher
-        )
-        return Handle(answer, events, self._enqueue(request))
-
-    @keyword_only_since("0.2", "params", "user", "history", "reader")
-    def asubmit(
-        self,
-        prompt: Prompt,
-        *,
-        user: User = None,
-        history: History = (),
-        params: Params = None,
-        reader: Optional[AnswerReader] = None,
-        group: str = "",
-        owner: bytes = b"",
-        matcher: Optional[GrammarMatcher] = None,
-    ) -> AsyncHandle:
-        """`submit` for asyncio: no coroutine, but to be called where an event loop runs.
-
-        Arguments and errors are those of `submit`. A grammar takes milliseconds to compile: for
-        that, call `compile_grammar` in another thread.
-        """
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def deliver(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        request, answer = self._request(
-            prompt, deliver, history, user, params, reader, group, owner, matcher
-        )
-        return AsyncHandle(answer, events, self._enqueue(request))
-
-    @keyword_only_since("0.2", "history", "user", "params")
-    def stream_chat(
-        self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
-    ) -> Handle:
-        """Streams the answer: `for piece in llm.stream_chat(...)`. Raises as `submit` does."""
-        return self.submit(prompt, user=user, history=history, params=params)
-
-    @keyword_only_since("0.2", "history", "user", "params")
-    def chat(
-        self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
-    ) -> tuple[str, list[Any]]:
-        """-> the answer, and the history with this round added.
-
-        Raises:
-            GenerationError: the request failed.
-            EngineClosedError: the engine is closed, or was before the answer was complete.
-                Otherwise as `submit`.
-        """
-        history = history or ()
-        # Token ids, because `process_response` reads an answer as the model writes it.
-        token_ids = self.prompt_token_ids(prompt, history)
-        result = self.submit(token_ids, user=user, params=params).result()
-        if result.finish_reason == "error":
-            raise result.error or GenerationError("the request failed")
-        if result.finish_reason == "cancelled":
-            raise EngineClosedError("the engine was closed before the answer was complete")
-        answer = result.text
-        # That would make a text which the grammar does not allow.
-        if self.tokenizer and (params or self.default_params).grammar is None:
-            answer = self.tokenizer.process_response(answer)
-        added: list[Any] = [(prompt, answer)]
-        if any(isinstance(item, dict) for item in history):
-            added = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-        return answer, [*history, *added]
-
-    @keyword_only_since("0.2", "history", "user", "params")
-    async def astream_chat(
-        self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
-    ) -> AsyncIterator[Piece]:
-        """`stream_chat` for asyncio: pieces arrive without blocking the event loop."""
-        # Closed immediately, and not some time later, when the consumer goes away.
-        with self.asubmit(prompt, user=user, history=history, params=params) as handle:
-            async for piece in handle:
-                yield piece
-
-    def generate(
-        self,
-        prompts: Iterable[Prompt],
-        params: Union[SamplingParams, Sequence[SamplingParams], None] = None,
-    ) -> list[GenerationResult]:
-        """Answers many prompts, spread over the slots; results come in the order of the prompts.
-
-        Args:
-            prompts: questions or token ids.
-            params: for all, or one for each.
-
-        Raises:
-            RequestError: a prompt or its parameters are rejected; nothing runs then.
-        """
-        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
-            raise InvalidParameterError(
-                f"prompts is {shown(prompts)}; it must be a list of texts or of token ids"
-            )
-        prompts = list(prompts)
-        all_ids = [self.prompt_token_ids(prompt) for prompt in prompts]
-        each = list(params) if isinstance(params, Sequence) else [params] * len(all_ids)
-        if len(each) != len(all_ids):
-            raise InvalidParameterError(
-                f"params has {len(each)} entries for {len(all_ids)} prompts; it must have as many",
-                field="params",
-            )
-        readers = [self._reader_of(prompt) for prompt in prompts]
-        matchers = [
-            self._matcher_of(one or self.default_params, token_ids, reader)
-            for token_ids, one, reader in zip(all_ids, each, readers)
-        ]
-        wanted = list(zip(all_ids, each, readers, matchers))
-        for token_ids, one, reader, matcher in wanted:
-            # Or it is rejected.
-            self._request(token_ids, lambda event: None, params=one, reader=reader, matcher=matcher)
-        handles = []
-        for token_ids, one, reader, matcher in wanted:
-            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-            request, answer = self._request(
-                token_ids, events.put, params=one, reader=reader, matcher=matcher
-            )
-            handles.append(Handle(answer, events, self._enqueue(request, wait=True)))
-        return [handle.result() for handle in handles]
 
     def resize(self, users: int, progress: Optional[Progress] = None) -> None:
         """Changes the number of slots while requests run: they pause, keep their caches, go on.
@@ -513,11 +333,6 @@ class MultiUserLLM(InputProcessor):
 
     def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
         self.close(drain=30.0 if kind is None else 0.0)
-
-    def _enqueue(self, request: Request, wait: bool = False) -> Callable[[], None]:
-        """-> its cancel. With `wait`, returns as soon as there is room in the queue."""
-        self._engine.submit(request, wait)
-        return lambda: self._engine.cancel(request)
 
 
 def _default_params(folder: Path) -> SamplingParams:

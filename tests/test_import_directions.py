@@ -19,6 +19,7 @@ LAYERS = (
     {
         "llm",
         "input_processor",
+        "generation",
         "stats",
         "build",
         "structured",
