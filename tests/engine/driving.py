@@ -14,6 +14,9 @@ from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.store import SessionStore
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
 
+LONG: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+"""Answers as long as they are allowed to be."""
+
 PATIENCE = 180.0
 """Seconds after which a test that would hang fails instead; shared machines may stall
 for most of a minute."""
@@ -153,3 +156,62 @@ def alone(prompt: Sequence[int], **params: Any) -> Asked:
     asked = Asked(prompt, **params)
     run(engine, asked)
     return asked
+
+
+def steps_of(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        assert engine.step()
+
+
+def engine_with_work(before: Callable[[Call], None]) -> tuple[Engine, MockRunner, list[Asked]]:
+    """Two slots, two that run, one that waits."""
+    engine, runner = hand_engine(2, before)
+    asked = [Asked([n], max_tokens=8, **LONG) for n in (1, 2, 3)]
+    for one in asked:
+        engine.submit(one.request)
+    steps_of(engine, 4)
+    return engine, runner, asked
+
+
+def threaded_engine(
+    thread: DeviceThread, users: int, before: Callable[[Call], None], max_queue: int = 100
+) -> tuple[Engine, MockRunner]:
+    runner = MockRunner(users, before)
+    return Engine(runner, users, max_queue, 100, thread), runner
+
+
+def in_background(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Runs `function` in a thread of its own -> what waits for its result or raises its error."""
+    outcome: list[Any] = []
+
+    def body() -> None:
+        try:
+            outcome.append((function(), None))
+        except Exception as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=body, daemon=True)  # a test that fails can end
+    thread.start()
+
+    def join() -> Any:
+        thread.join(PATIENCE)
+        assert outcome, "the call did not return"
+        result, error = outcome[0]
+        if error is not None:
+            raise error
+        return result
+
+    return join
+
+
+class FailOnce:
+    """A device that breaks in the first call of a kind, or in one with a certain request."""
+
+    def __init__(self, kind: str, asked: Any = None) -> None:
+        self.kind, self.asked, self.failed = kind, asked, False
+
+    def __call__(self, call: Call) -> None:
+        wanted = self.asked is None or self.asked.request in call.requests.values()
+        if call.kind == self.kind and wanted and not self.failed:
+            self.failed = True
+            raise RuntimeError("the device broke")
