@@ -187,7 +187,9 @@ class Engine(StepLoop):
             return None
 
     def _check_idle(self, holder: Hashable) -> None:
-        if self._scheduler.slots.is_busy(holder):
+        with self._lock:
+            busy = self._scheduler.has_begun(holder)
+        if busy:
             raise UserBusyError(f"user {user_of(holder)!r} has a request running", field="user")
 
     def session_infos(self, owner: bytes) -> list[SessionInfo]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Callable, Optional
 
 from glm_multiuser.engine.request import Request
@@ -227,10 +228,18 @@ class Scheduler:
     def forget(self, holder: Hashable) -> None:
         """Keeps nothing of a user: no idle slot, and none when its request has ended that runs, or
         that a resize has paused."""
-        paused = (request for request in self.waiting if request.saved_past is not None)
-        for request in (*self.running.values(), *paused):
-            request.forgotten |= request.holder == holder
+        for request in self._begun(holder):
+            request.forgotten = True
         self.slots.forget(holder)
+
+    def has_begun(self, holder: Hashable) -> bool:
+        """Whether a request of this user runs, or was paused by a resize."""
+        return next(self._begun(holder), None) is not None
+
+    def _begun(self, holder: Hashable) -> Iterator[Request]:
+        paused = (request for request in self.waiting if request.saved_past is not None)
+        begun = chain(self.running.values(), paused)
+        return (request for request in begun if request.holder == holder)
 
     def pause(self, slots: Slots) -> list[tuple[int, Request]]:
         """Puts everything that runs in front of the queue and starts over with other slots.

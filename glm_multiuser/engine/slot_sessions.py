@@ -184,8 +184,9 @@ class SlotSessions:
         return [(user_of(holder), one) for holder, one in held if one.identity.owner == owner]
 
     def _restores(self, request: Request) -> Optional[Identity]:
-        """Of the session that its prompt may begin with; None if it may not."""
-        return request.identity if self._reuse and request.params.reuses_prompt else None
+        """Of the session that its prompt may begin with; None if it may not, or has begun."""
+        may_begin = request.params.reuses_prompt and request.saved_past is None
+        return request.identity if self._reuse and may_begin else None
 
     def _drop(self, user: Hashable) -> None:
         """The user's slot is about to change."""

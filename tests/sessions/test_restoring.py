@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from glm_multiuser.engine import slot_sessions
+from glm_multiuser.errors import UserBusyError
 from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.session import Session
@@ -116,3 +117,42 @@ def test_a_later_request_of_the_user_waits_while_it_is_read(
     entered = list(dict.fromkeys(runner.requests_of("prefill")))
     assert entered == [asked[2].request, asked[0].request, asked[1].request]
     engine.store.close()
+
+
+def test_a_paused_request_waits_for_no_file(tmp_path: Path) -> None:
+    """Its caches are saved; what was read for it as well would never be taken."""
+    folder = SlowFolder(tmp_path)
+    engine, _ = hand_engine(2, chunk=8, store=SessionStore(folder=folder))
+    asked = [Asked([number], f"user {number}", **GREEDY) for number in (1, 2)]
+    for one in asked:
+        engine.submit(one.request)
+    folder.go.set()
+    wait_until(lambda: engine.step() and engine.numbers()[0] == 2)
+    folder.go.clear()
+    engine.resize(3, lambda *args: None)
+    finish(engine)
+    folder.go.set()
+    for one in asked:
+        assert one.look().end is not None
+        assert one.token_ids == alone(one.request.prompt_token_ids, **GREEDY).token_ids
+    engine.store.close()
+
+
+def test_a_user_whose_request_is_paused_is_busy() -> None:
+    engine, _ = hand_engine(2, chunk=8)
+    asked = [Asked([number], number, **GREEDY) for number in (1, 2)]
+    for one in asked:
+        engine.submit(one.request)
+    engine.step()
+    engine.step()
+    engine.resize(1, lambda *args: None)
+    engine.step()
+    assert engine.numbers() == (1, 0, 1)
+    for name in (1, 2):
+        with pytest.raises(UserBusyError, match=f"user {name} has a request running"):
+            engine.export(name)
+        with pytest.raises(UserBusyError, match=f"user {name} has a request running"):
+            engine.forget(name, only_idle=True)
+    finish(engine)
+    for name in (1, 2):
+        engine.forget(name, only_idle=True)
