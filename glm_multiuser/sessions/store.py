@@ -193,8 +193,6 @@ class SessionStore:
             OSError: a file could not be removed.
         """
         self._drop_all(identity)
-        with self._lock:
-            self._names.pop(identity.name, None)
         if self.folder is None:
             return
         try:

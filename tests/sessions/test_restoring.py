@@ -156,3 +156,18 @@ def test_a_user_whose_request_is_paused_is_busy() -> None:
     finish(engine)
     for name in (1, 2):
         engine.forget(name, only_idle=True)
+
+
+def test_a_session_has_its_users_name_again_after_forget() -> None:
+    engine, _ = hand_engine(1, chunk=8, store=SessionStore(memory=1 << 20))
+    running, waiting = Asked([1, 2], "bob", **GREEDY), Asked([1, 2, 3], "bob", **GREEDY)
+    engine.submit(running.request)
+    engine.step()
+    engine.submit(waiting.request)
+    engine.forget("bob")
+    engine.store.forget(engine.store.identity(b"", "bob"))
+    run(engine, Asked([5], "alice", **GREEDY))
+    assert [(one.user, one.place) for one in engine.session_infos(b"")] == [
+        ("alice", "slot"),
+        ("bob", "memory"),
+    ]
