@@ -178,11 +178,19 @@ class ModelHost:
         self.stop_loading()
         async with self._changing:
             for model in self:
-                await self._close(model, "the server is shutting down", drain=0.0)
+                try:
+                    await self._close(model, "the server is shutting down", drain=0.0)
+                except Exception:  # the others have sessions to save
+                    logger.exception("model %s could not be closed", model.name)
 
     async def _restart(self, model: Model, failure: Exception) -> None:
         logger.error("engine failed", extra={FIELDS: {"model": model.name, "error": str(failure)}})
-        await self._close(model, f"its engine failed: {failure}", drain=0.0)
+        try:
+            await self._close(model, f"its engine failed: {failure}", drain=0.0)
+        except Exception:
+            logger.exception("model %s could not be closed", model.name)
+            model.lost = True
+            return
         await self._open_again(model)
 
     async def _open_again(self, model: Model) -> None:

@@ -403,3 +403,23 @@ def test_a_model_that_somebody_changed_meanwhile_is_not_started_again(
         assert model.state == "unloaded"
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_failed_and_cannot_be_closed_is_lost(host: ModelHost) -> None:
+    model = host.get(None)
+    failed: Any = StubEngine(RuntimeError("no such device"))
+    failed.close = partial(_fail, "no such device")
+    model.engine, model.state = failed, "ready"
+    asyncio.run(host.restart_failed())
+    assert (model.state, model.lost) == ("failed", True)
+
+
+def test_a_model_that_cannot_be_closed_leaves_the_others_to_be() -> None:
+    host = ModelHost(mock_settings(names=("one", "two")), Device().open_llm, lambda name, llm: None)
+    engines: list[Any] = [StubEngine(None), StubEngine(None)]
+    engines[0].close = partial(_fail, "no such device")
+    for model, engine in zip(host, engines):
+        model.engine, model.state = engine, "ready"
+    asyncio.run(host.close())
+    assert [model.state for model in host] == ["failed", "unloaded"]
+    assert engines[1].closed
