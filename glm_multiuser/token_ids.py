@@ -44,10 +44,12 @@ def check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:
     """
     if isinstance(prompt, TokenIds) and prompt.vocab_size == vocab_size:
         return prompt
+    if isinstance(prompt, np.ndarray):
+        prompt = prompt.tolist()  # a number where it has no dimensions
     # Bytes are a sequence of whole numbers, and those of a text would be read as token ids. Python
     # 3.9 has no Sequence in `array`.
-    is_sequence = isinstance(prompt, (Sequence, np.ndarray, array))
-    if not is_sequence or isinstance(prompt, (bytes, bytearray)):
+    is_sequence = isinstance(prompt, (Sequence, array))
+    if not is_sequence or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise InvalidParameterError(
             f"prompt is {shown(prompt)}; it must be a text or a sequence of token ids",
             field="prompt",

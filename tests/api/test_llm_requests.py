@@ -29,6 +29,7 @@ from tests.engine.mock_runner import (
 
 WHOLE = "token ids are whole numbers from 0 to 49"
 SEQUENCE = "it must be a text or a sequence of token ids"
+VIEW = memoryview(b"a")
 
 
 # What goes in
@@ -131,7 +132,9 @@ def test_ids_for_another_vocabulary_are_checked(llm: MultiUserLLM) -> None:
         ([-1], InvalidParameterError, f"prompt[0] is -1; {WHOLE}"),
         (None, InvalidParameterError, f"prompt is None; {SEQUENCE}"),
         (5, InvalidParameterError, f"prompt is 5; {SEQUENCE}"),
+        (np.array(5), InvalidParameterError, f"prompt is 5; {SEQUENCE}"),
         (b"abc", InvalidParameterError, f"prompt is b'abc'; {SEQUENCE}"),
+        (VIEW, InvalidParameterError, f"prompt is {VIEW!r}; {SEQUENCE}"),
         ({1: 2}, InvalidParameterError, f"prompt is {{1: 2}}; {SEQUENCE}"),
         ([10**5000], InvalidParameterError, f"prompt[0] is <int>; {WHOLE}"),
         ([True], InvalidParameterError, f"prompt[0] is True; {WHOLE}"),
