@@ -90,6 +90,10 @@ def test_what_convert_refuses(run: Callable[..., Any], tmp_path: Path) -> None:
     result = run("convert", content.write(tmp_path / "other.gguf"), tmp_path / "new")
     assert result.exit_code == 2
     assert "has rope.dimension_sections; its rows are in another order" in result.stderr
+    del content.metadata["general.architecture"]
+    result = run("convert", content.write(tmp_path / "other.gguf"), tmp_path / "new")
+    assert result.exit_code == 2
+    assert "general.architecture of" in result.stderr
     assert not (tmp_path / "new").exists()
 
 
