@@ -193,7 +193,8 @@ class ServerLifecycle:
         logger.info("draining", extra={FIELDS: {"running": service.running}})
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settings.drain_seconds
-        while service.running and loop.time() < end:
+        # Those too whose prompt is being read, or whose grammar waits to be compiled.
+        while service.admission.in_flight and loop.time() < end:
             await asyncio.sleep(POLL_SECONDS)
         # Not awaited: a generation of the step API may have no reader at the moment.
         service.abort_all(APIError(503, "shutting_down", "the server ended before this request"))

@@ -223,6 +223,20 @@ def test_no_grammar_is_compiled_for_a_full_queue() -> None:
         assert {one.result(PATIENCE).status_code for one in asked} == {200}
 
 
+def test_a_server_that_ends_waits_for_grammars_to_be_compiled() -> None:
+    aborted: list[int] = []
+    with in_process_server(mock_settings(), chatglm3_llm) as server:
+        service: Any = server.service
+        service.abort_all = lambda error: aborted.append(service.admission.in_flight)
+        with held_compiler(server) as compiled:
+            asked = in_background(choose, server, "a")
+            wait_until(lambda: compiled)
+            server.end()
+            wait_until(lambda: service.state == "draining")
+        assert asked.result(PATIENCE).status_code == 200
+    assert aborted == [0]
+
+
 def assert_full(response: httpx.Response, why: str) -> None:
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (429, "queue_full")
