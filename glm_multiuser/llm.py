@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -21,10 +21,11 @@ from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import CheckpointError, InvalidParameterError, SessionError
 from glm_multiuser.generation import GenerationMixin
-from glm_multiuser.input_processor import check_owner, slot_name
+from glm_multiuser.input_processor import User, check_owner, slot_name
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
+from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.opening import open_store
 from glm_multiuser.sessions.session import SessionInfo
 from glm_multiuser.settings import takes
@@ -222,13 +223,12 @@ class MultiUserLLM(GenerationMixin):
             path: of the file, which becomes readable for its owner only.
 
         Raises:
+            InvalidParameterError: no user, or no owner.
             UserBusyError: a request of the user is running.
             SessionError: nothing is kept of this user, or the file cannot be written.
         """
-        name, store = slot_name(user), self._engine.store
-        check_owner(owner)
-        session = self._engine.export(holder_of(name, owner))
-        session = session or store.read(store.identity(owner, name))
+        holder, identity = self._session_of(user, owner)
+        session = self._engine.export(holder) or self._engine.store.read(identity)
         if session is None:
             raise SessionError(f"user {user!r} has no session: no slot holds it, and no store")
         try:
@@ -249,18 +249,18 @@ class MultiUserLLM(GenerationMixin):
             path: of the file.
 
         Raises:
+            InvalidParameterError: no user, or no owner.
             UserBusyError: a request of the user is running.
             SessionError: the file is missing or damaged, or it belongs to another model, other
                 weights, or settings that give other bits.
         """
-        name, store = slot_name(user), self._engine.store
-        check_owner(owner)
+        holder, identity = self._session_of(user, owner)
         try:
             session = read_file(Path(path), self._fingerprint())
         except OSError as error:
             raise SessionError(f"no session is read from {path}: {error}") from error
-        self._engine.forget(holder_of(name, owner), only_idle=True)
-        store.bring(store.identity(owner, name), session)
+        self._engine.forget(holder, only_idle=True)
+        self._engine.store.bring(identity, session)
 
     def forget(self, user: Union[int, str], *, owner: bytes = b"") -> None:
         """Drops what is kept of a user: the prefix cache in its slot, its session in memory and on
@@ -274,11 +274,10 @@ class MultiUserLLM(GenerationMixin):
             EngineClosedError: sessions are kept on disk, and the engine is closed.
             SessionError: a file could not be removed.
         """
-        name, store = slot_name(user), self._engine.store
-        check_owner(owner)
-        self._engine.forget(holder_of(name, owner))
+        holder, identity = self._session_of(user, owner)
+        self._engine.forget(holder)
         try:
-            store.forget(store.identity(owner, name))
+            self._engine.store.forget(identity)
         except OSError as error:
             raise SessionError(f"the session of user {user!r} is not removed: {error}") from error
 
@@ -293,6 +292,14 @@ class MultiUserLLM(GenerationMixin):
         """
         check_owner(owner)
         return self._engine.session_infos(owner)
+
+    def _session_of(self, user: User, owner: bytes) -> tuple[Hashable, Identity]:
+        """Who holds its slot, and whose it is."""
+        if user is None:
+            raise InvalidParameterError("user is None; it must be an int or a str", "user")
+        check_owner(owner)
+        name = slot_name(user)
+        return holder_of(name, owner), self._engine.store.identity(owner, name)
 
     def _fingerprint(self) -> str:
         """What saved keys and values belong to; reads every weight the first time."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
 
 from glm_multiuser.engine import slot_sessions
-from glm_multiuser.errors import UserBusyError
+from glm_multiuser.errors import InvalidParameterError, UserBusyError
 from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.session import Session
 from glm_multiuser.sessions.store import SessionStore
 from tests.engine.driving import PATIENCE, Asked, alone, finish, hand_engine, run, wait_until
 from tests.engine.mock_runner import Call, written
+from tests.sessions.talking import causal_llm
 
 LENGTH = 30
 HELD = tuple(range(1, LENGTH + 1))
@@ -171,3 +172,16 @@ def test_a_session_has_its_users_name_again_after_forget() -> None:
         ("alice", "slot"),
         ("bob", "memory"),
     ]
+
+
+def test_nobody_has_no_session(tmp_path: Path) -> None:
+    nobody: Any = None
+    with causal_llm(2) as llm:
+        asks: list[Callable[[], None]] = [
+            lambda: llm.save_session(nobody, tmp_path / "file"),
+            lambda: llm.load_session(nobody, tmp_path / "file"),
+            lambda: llm.forget(nobody),
+        ]
+        for ask in asks:
+            with pytest.raises(InvalidParameterError, match="user is None; it must be an int or a"):
+                ask()
