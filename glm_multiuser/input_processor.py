@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import AnonymousUser, Event, Request
-from glm_multiuser.errors import InvalidParameterError, PromptTooLongError
+from glm_multiuser.errors import InvalidParameterError, PromptTooLongError, shown
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.structured import GrammarCompiler, GrammarMatcher
@@ -195,7 +195,7 @@ class InputProcessor:
 
     def _check(self, params: SamplingParams, group: str) -> None:
         if not isinstance(group, str):
-            raise InvalidParameterError(f"group is {group!r}; it must be a str", "group")
+            raise InvalidParameterError(f"group is {shown(group)}; it must be a str", "group")
         if params.stop and self.tokenizer is None:
             raise InvalidParameterError(
                 f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",
@@ -227,7 +227,9 @@ def slot_name(user: User) -> Hashable:
     if user is None:
         return AnonymousUser()
     if isinstance(user, bool) or not isinstance(user, (int, str)):
-        raise InvalidParameterError(f"user is {user!r}; it must be an int, a str or None", "user")
+        raise InvalidParameterError(
+            f"user is {shown(user)}; it must be an int, a str or None", "user"
+        )
     if isinstance(user, int) and user.bit_length() > USER_BITS_MAX:
         raise InvalidParameterError(
             f"user is an int of {user.bit_length()} bits; it may have at most {USER_BITS_MAX}",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from glm_multiuser.errors import shown
 from glm_multiuser.server.keys import SESSION_LENGTH_MAX
 
 ROUNDS_MAX = 1024
@@ -80,8 +81,8 @@ def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Option
     given = problem.get("input")
     if problem.get("type") == ONE_OF and isinstance(given, dict):
         given = given.get("type")
-    shown = f", not {_shown(given)}" if field and not isinstance(given, dict) else ""
-    return field, f"{field or 'body'}: {problem.get('msg', 'invalid')}{shown}"
+    instead = f", not {shown(given)}" if field and not isinstance(given, dict) else ""
+    return field, f"{field or 'body'}: {problem.get('msg', 'invalid')}{instead}"
 
 
 def with_round(
@@ -97,8 +98,3 @@ def with_round(
 def as_history(items: Sequence[Union[tuple[str, str], HistoryMessage]]) -> list[Any]:
     """As `MultiUserLLM.submit` takes it."""
     return [item.model_dump() if isinstance(item, HistoryMessage) else item for item in items]
-
-
-def _shown(value: object, longest: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= longest else text[:longest] + "..."

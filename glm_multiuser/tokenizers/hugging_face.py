@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.errors import InvalidParameterError, shown
 from glm_multiuser.tokenizers.answers import CLOSING, OPENING, AnswerReader, TaggedAnswerReader
 from glm_multiuser.tokenizers.base import ChatTokenizer, Vocabulary
 from glm_multiuser.tokenizers.calls import read_json_arguments, write_json
@@ -30,7 +30,7 @@ from glm_multiuser.tokenizers.forms import (
     text_without,
 )
 from glm_multiuser.tokenizers.messages import Message, read_messages, read_tools
-from glm_multiuser.tokenizers.text import Objects, check_text, short_repr, unfinished_match
+from glm_multiuser.tokenizers.text import Objects, check_text, unfinished_match
 from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
 
 MARK_LENGTH = 12
@@ -156,7 +156,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def _check_tools(self, tools: Objects) -> None:
         if tools and not self._takes_tools:
             raise InvalidParameterError(
-                f"tools is {short_repr(tools)}; the chat template of this checkpoint does not "
+                f"tools is {shown(tools)}; the chat template of this checkpoint does not "
                 f"mention tools and {OPENING}, so it must be empty",
                 field="tools",
             )

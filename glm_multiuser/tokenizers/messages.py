@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.errors import InvalidParameterError, shown
 from glm_multiuser.tokenizers.calls import (
     DEEPEST,
     ToolCall,
@@ -14,7 +14,7 @@ from glm_multiuser.tokenizers.calls import (
     read_json_arguments,
     write_json,
 )
-from glm_multiuser.tokenizers.text import Objects, check_list, check_text, invalid, short_repr
+from glm_multiuser.tokenizers.text import Objects, check_list, check_text, invalid
 
 ROLES = ("system", "user", "assistant")
 MESSAGE = '{"role", "content"} message'
@@ -147,7 +147,7 @@ def refuse_tools(tools: Sequence[Any], family: str) -> None:
     """Raises InvalidParameterError for tools that are offered to a family without them."""
     if tools:
         raise InvalidParameterError(
-            f"tools is {short_repr(tools)}; {family} was not trained on tools, so it must be empty",
+            f"tools is {shown(tools)}; {family} was not trained on tools, so it must be empty",
             field="tools",
         )
 
@@ -159,7 +159,7 @@ def _read_message(item: Any, name: str, with_tools: bool) -> Message:
     roles = (*ROLES, "tool") if with_tools else ROLES
     if role not in roles:
         raise InvalidParameterError(
-            f"{name} has role {short_repr(role)}; it must be one of {', '.join(roles)}",
+            f"{name} has role {shown(role)}; it must be one of {', '.join(roles)}",
             field="messages",
         )
     calls: tuple[ToolCall, ...] = ()
@@ -265,7 +265,7 @@ def _read_item(item: Any, name: str) -> tuple[str, list[str]]:
         role = item.get("role")
         if role not in ROLES:
             raise InvalidParameterError(
-                f"{name} has role {short_repr(role)}; it must be one of {', '.join(ROLES)}",
+                f"{name} has role {shown(role)}; it must be one of {', '.join(ROLES)}",
                 field="history",
             )
         return str(role), [_text(item.get("content"), f"{name}['content']")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.errors import InvalidParameterError, shown
 
 Objects = Sequence[Mapping[str, Any]]
 """JSON objects, such as messages and tools in OpenAI's shape."""
@@ -39,13 +39,7 @@ def check_list(value: object, name: str, items: str, field: str) -> None:
 
 def invalid(name: str, value: object, wanted: str, field: str) -> InvalidParameterError:
     """The error for a value that is something else than it must be."""
-    return InvalidParameterError(f"{name} is {short_repr(value)}; it must be {wanted}", field)
-
-
-def short_repr(value: object, longest: int = 60) -> str:
-    """The value for a message, cut so that a large one does not fill the log."""
-    text = repr(value)
-    return text if len(text) <= longest else text[:longest] + "..."
+    return InvalidParameterError(f"{name} is {shown(value)}; it must be {wanted}", field)
 
 
 def unfinished_match(text: str, word: str) -> int:

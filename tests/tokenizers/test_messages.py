@@ -51,6 +51,7 @@ def knows_tools(tokenizer: ChatTokenizer) -> bool:
         (5, "messages is 5"),
         ([], "messages is empty"),
         (["a"], r"messages\[0\] is 'a'"),
+        ([10**5000], r"messages\[0\] is <int>"),
         ([{"role": "friend", "content": "a"}], r"messages\[0\] has role 'friend'.*one of system"),
         ([{"content": "a"}], r"messages\[0\] has role None"),
         ([{"role": ["user"], "content": "a"}], r"messages\[0\] has role \['user'\]"),

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from glm_multiuser.errors import shown
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.kserve.signature import Element
 
@@ -32,11 +33,11 @@ def from_json(name: str, datatype: str, data: Sequence[Any]) -> list[Element]:
     elements = list(_flat(data))
     for place, element in enumerate(elements):
         if datatype == "BYTES" and not isinstance(element, str):
-            raise wrong(name, f"has {_shown(element)} at place {place}; it must hold strings")
+            raise wrong(name, f"has {shown(element)} at place {place}; it must hold strings")
         if datatype == "INT16" and (type(element) is not int or element not in INT16_RANGE):
             raise wrong(
                 name,
-                f"has {_shown(element)} at place {place}; it must hold whole numbers from "
+                f"has {shown(element)} at place {place}; it must hold whole numbers from "
                 f"{INT16_RANGE[0]} to {INT16_RANGE[-1]}",
             )
     return elements
@@ -86,8 +87,3 @@ def _flat(data: Sequence[Any]) -> Iterator[Any]:
             yield from _flat(item)
         else:
             yield item
-
-
-def _shown(value: object, longest: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= longest else text[:longest] + "..."
