@@ -69,7 +69,9 @@ class GrammarCompiler:
         self._library = _library()
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self.stop_token_ids = np.array(sorted(stop_token_ids), np.intp)
+        # A tokenizer may have more tokens than the model.
+        stops = sorted(one for one in stop_token_ids if one < vocab_size)
+        self.stop_token_ids = np.array(stops, np.intp)
         self._lock = threading.Lock()
 
     @cached_property

@@ -11,6 +11,7 @@ import pytest
 
 from glm_multiuser.errors import GenerationError, InvalidParameterError
 from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured import GrammarCompiler
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.checkpoint.gguf_content import gguf_model
 from tests.structured.walking import compiler_of, tool, walk
@@ -97,6 +98,13 @@ def test_no_character_of_content_is_lost(small_tokenizer: ChatTokenizer, text: s
         answer = walk(compiler, small_tokenizer, Grammar.choice([text]), seed)
         tokens = small_tokenizer.answer_tokens(exact=True)
         assert (answer.text, b"".join(map(tokens.add, answer.token_ids))) == (text, text.encode())
+
+
+def test_a_stop_token_that_the_model_does_not_have(small_tokenizer: ChatTokenizer) -> None:
+    size = small_tokenizer.vocab_size
+    compiler = GrammarCompiler(small_tokenizer, size, (*small_tokenizer.stop_token_ids, size))
+    answer = walk(compiler, small_tokenizer, Grammar.choice(["yes"]), seed=0)
+    assert (answer.text, answer.complete) == ("yes", True)
 
 
 def test_choices(small_tokenizer: ChatTokenizer) -> None:
