@@ -41,7 +41,10 @@ PAGE_HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    # Parts of two versions of the page would not fit together.
+    "Cache-Control": "no-cache",
 }
+"""Of the page and of everything it consists of."""
 CORS_HEADERS = (
     *("authorization", "content-type", "x-session-id", "x-request-timeout"),
     *("openai-organization", "openai-project", "user-agent", "x-api-key", "anthropic-version"),
@@ -106,11 +109,11 @@ def wrap_middleware(
 
 
 class _PageFiles(StaticFiles):
-    """Not cached: parts of two versions of the page would not fit together."""
+    """With the headers of the page."""
 
     def file_response(self, *args: Any, **settings: Any) -> Response:
         response = super().file_response(*args, **settings)
-        response.headers["Cache-Control"] = "no-cache"
+        response.headers.update(PAGE_HEADERS)
         return response
 
 

@@ -147,13 +147,14 @@ def test_no_spelling_of_a_path_gets_around_the_door(locked: InProcessServer, pat
 
 
 def test_the_page_and_its_files_need_no_key_but_are_read_only(locked: InProcessServer) -> None:
-    page = get(locked, "/")
-    assert page.status_code == 200
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    files = re.findall(r'(?:src|href)="/?(static/[^"]+)"', page.text)
+    files = re.findall(r'(?:src|href)="/?(static/[^"]+)"', get(locked, "/").text)
     assert files
-    for file in files:
-        assert get(locked, f"/{file}").status_code == 200
+    for file in ["", "static/index.html", *files]:
+        answer = get(locked, f"/{file}")
+        assert answer.status_code == 200
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-cache"
         assert HTTP.post(f"{locked.url}/{file}").status_code == 401
 
 
