@@ -25,11 +25,13 @@ document.querySelector("#open-settings").addEventListener("click", () => dialog.
 document.addEventListener("open-settings", () => dialog.open());
 
 const panelButton = document.querySelector("#toggle-live");
+let panelShown = kept.read("panel") !== false;
 panelButton.addEventListener("click", () => {
-  kept.write("panel", kept.read("panel") === false);
-  showPanel(kept.read("panel") !== false);
+  panelShown = !panelShown;
+  kept.write("panel", panelShown);
+  showPanel(panelShown);
 });
-showPanel(kept.read("panel") !== false);
+showPanel(panelShown);
 
 function showPanel(shown) {
   document.body.toggleAttribute("data-no-panel", !shown);

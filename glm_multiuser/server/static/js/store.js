@@ -1,7 +1,8 @@
 /** What the browser keeps between visits. Nothing here throws: a page that cannot keep its history
  * is still a page to talk in, so errors are reported to the listeners and work goes on. */
 
-const PREFIX = "glm-multiuser.";
+// Servers under two paths of one proxy have the same storage. As in first_paint.js.
+const PREFIX = `glm-multiuser${location.pathname.replace(/\/$/, "")}.`;
 
 class Store extends EventTarget {
   #area;
@@ -63,6 +64,8 @@ class Store extends EventTarget {
   }
 
   #report(trouble) {
+    // Once: who has dismissed it need not hear of it at every token.
+    if (this.troubles.has(trouble)) return;
     this.troubles.add(trouble);
     this.dispatchEvent(new CustomEvent("trouble", { detail: trouble }));
   }
