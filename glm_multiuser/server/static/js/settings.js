@@ -12,9 +12,13 @@ class Settings extends EventTarget {
 
   constructor() {
     super();
-    this.#values = readable(kept.read("settings"));
-    this.rememberKey = typeof kept.read("key") === "string";
-    this.key = text(this.rememberKey ? kept.read("key") : session.read("key"));
+    this.#read();
+    kept.watch((name) => {
+      if (name !== "settings" && name !== "key") return;
+      // Saved here later, older ones would undo what another tab has changed.
+      this.#read();
+      this.dispatchEvent(new Event("change"));
+    });
   }
 
   get language() {
@@ -35,6 +39,12 @@ class Settings extends EventTarget {
     const fields = NUMBERS.filter((name) => name in this.#values);
     const numbers = Object.fromEntries(fields.map((name) => [name, this.#values[name]]));
     return this.#values.model ? { model: this.#values.model, ...numbers } : numbers;
+  }
+
+  #read() {
+    this.#values = readable(kept.read("settings"));
+    this.rememberKey = typeof kept.read("key") === "string";
+    this.key = text(this.rememberKey ? kept.read("key") : session.read("key"));
   }
 
   change(values, key, rememberKey) {
