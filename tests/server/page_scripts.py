@@ -102,3 +102,22 @@ LOW_CONTRAST = """
 }
 """
 """How many texts can be seen, and those with less contrast than WCAG's level AA asks for."""
+
+ANSWERS_BY_HAND = """
+window.answers = [];
+const realFetch = window.fetch;
+window.fetch = (path, options) => {
+  if (!String(path).endsWith("chat/completions")) return realFetch(path, options);
+  let controller;
+  const body = new ReadableStream({ start: (made) => { controller = made; } });
+  options.signal.addEventListener("abort", () => controller.error(options.signal.reason));
+  const send = (data) => controller.enqueue(new TextEncoder().encode(`data: ${data}\\n\\n`));
+  const choose = (choice) => send(JSON.stringify({ choices: [{ delta: {}, ...choice }] }));
+  window.answers.push({
+    write: (content) => choose({ delta: { content } }),
+    end: () => { choose({ finish_reason: "stop" }); send("[DONE]"); controller.close(); },
+  });
+  return Promise.resolve(new Response(body));
+};
+"""
+"""Before the page's own scripts: the test writes its answers piece by piece."""

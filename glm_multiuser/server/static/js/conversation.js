@@ -21,8 +21,8 @@ const LONGEST_TITLE = 60;
 
 /**
  * A round is a question with its answer. Its state is "held" (the browser has no connection left),
- * "waiting", "streaming", "done", "stopped" (by the user), "interrupted" (the page went away) or
- * "failed".
+ * "waiting", "streaming", "done", "stopped" (by the user), "interrupted" (the page went away),
+ * "elsewhere" (another tab receives it) or "failed".
  *
  * Events: "rounds" (rounds came or went), "round" (detail: the round that changed), "name" (or what
  * takes its place, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round).
@@ -100,8 +100,17 @@ export class Conversation extends EventTarget {
     if (this.busy) return;
     // All of it before anybody hears of it: what is heard is kept, and the other tab reads that.
     Object.assign(this, { name, model });
-    this.#setRounds(rounds);
+    this.#setRounds(this.#updated(rounds));
     this.#emit("model");
+  }
+
+  /** Rounds that are there already stay the same objects: the user may be editing their question. */
+  #updated(rounds) {
+    let same = true;
+    return rounds.map((round, place) => {
+      same &&= this.rounds[place]?.question === round.question;
+      return same ? Object.assign(this.rounds[place], round) : round;
+    });
   }
 
   #setRounds(rounds) {

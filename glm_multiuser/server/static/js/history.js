@@ -6,9 +6,11 @@ import { KINDS } from "./failures.js";
 import { kept } from "./store.js";
 
 const SAVE_EVERY = 500;
-const UNDER_WAY = ["held", "waiting", "streaming"];
+const UNDER_WAY = ["held", "waiting", "streaming", "elsewhere"];
 const STATES = ["done", "stopped", "interrupted", "failed", ...UNDER_WAY];
 const waiting = new Map();
+/** Conversations that are kept with an answer under way. */
+const answering = new Set();
 let leaving = false;
 
 /** A conversation without messages. */
@@ -35,7 +37,7 @@ export function keptIds() {
 export function keptConversation(id) {
   const value = kept.read(keyOf(id));
   if (value === undefined) return null;
-  const read = readConversation(value);
+  const read = readConversation(value, "interrupted");
   if (read === null) {
     kept.reject(keyOf(id));
     return null;
@@ -43,8 +45,11 @@ export function keptConversation(id) {
   return new Conversation({ id, ...read });
 }
 
-/** What another tab kept, or null where it makes no sense. */
-export function readConversation(value) {
+/**
+ * What was kept, or null where it makes no sense.
+ * @param underWay the state of an answer that was under way then.
+ */
+export function readConversation(value, underWay) {
   const { number, name, model, rounds } = value ?? {};
   const good =
     Number.isInteger(number) &&
@@ -52,7 +57,7 @@ export function readConversation(value) {
     Array.isArray(rounds) &&
     rounds.every(isRound);
   if (!good) return null;
-  return { number, name, model: textOf(model), rounds: rounds.map(settled) };
+  return { number, name, model: textOf(model), rounds: rounds.map((round) => readRound(round, underWay)) };
 }
 
 export function keyOf(id) {
@@ -78,21 +83,34 @@ export function keepSoon(conversation) {
 export function keep(conversation) {
   cancel(conversation);
   if (leaving) return;
-  const { id, number, name, model, rounds } = conversation;
+  if (conversation.busy) answering.add(conversation);
+  else answering.delete(conversation);
+  write(conversation, conversation.rounds);
+}
+
+function write({ id, number, name, model }, rounds) {
   kept.write(keyOf(id), { number, name, model, rounds });
 }
 
 export function forget(conversation) {
   cancel(conversation);
+  answering.delete(conversation);
   kept.remove(keyOf(conversation.id));
 }
 
 /**
- * Keeps what is waiting to be kept when the page goes away. From then on nothing is kept: the
- * browser now cuts the connections, and no answer has failed by that.
+ * Keeps what is waiting to be kept when the page goes away, and that its answers end here. From then
+ * on nothing is kept: the browser now cuts the connections, and no answer has failed by that.
  */
 window.addEventListener("pagehide", () => {
-  for (const conversation of [...waiting.keys()]) keep(conversation);
+  for (const conversation of new Set([...waiting.keys(), ...answering])) {
+    cancel(conversation);
+    const { rounds } = conversation;
+    write(
+      conversation,
+      rounds.map((round) => readRound(round, "interrupted")),
+    );
+  }
   leaving = true;
 });
 
@@ -113,16 +131,14 @@ function isRound(round) {
   );
 }
 
-/**
- * A kept round, without anything that this page does not know. An answer that was being
- * streamed when the page was closed is not continued.
- */
-function settled({ question, answer, calls, state, failure, finish, usage, seconds }) {
+/** A round without anything that this page does not know. */
+function readRound(round, underWay) {
+  const { question, answer, calls, state, failure, finish, usage, seconds } = round;
   return {
     question,
     answer,
     calls: Array.isArray(calls) ? calls.map(readCall) : [],
-    state: UNDER_WAY.includes(state) ? "interrupted" : state,
+    state: UNDER_WAY.includes(state) ? underWay : state,
     failure: state === "failed" ? readFailure(failure) : null,
     finish: typeof finish === "string" ? finish : null,
     usage: Number.isFinite(usage?.completion_tokens) ? usage : null,

@@ -10,7 +10,7 @@ import { QuestionView } from "./question_view.js";
 import { written } from "./tool_calls.js";
 import { jsonView, toolCallsView } from "./tool_calls_view.js";
 
-const MARKS = { stopped: "stopped", interrupted: "interrupted" };
+const MARKS = { stopped: "stopped", interrupted: "interrupted", elsewhere: "elsewhere" };
 const NOT_YET = { held: "held", waiting: "waiting" };
 // A long answer takes long to draw. Between two drawings it leaves the page this many times as
 // long to everything else: other answers, keys, buttons.
@@ -88,7 +88,7 @@ export class RoundView {
     this.#showFailure(state === "failed" ? failure : null);
     this.#copy.hidden = this.#asText() === "" || state === "streaming";
     // A failure has a button of its own for that.
-    this.#again.hidden = !canRedo || state === "failed";
+    this.#again.hidden = !canRedo || state === "failed" || state === "elsewhere";
     this.#showUsage();
     this.#onGrow();
   }

@@ -46,6 +46,7 @@ export const zh = {
   waiting: "正在等第一个字",
   stopped: "已停止。模型之后不会再看到这个问题。",
   interrupted: "页面离开时中断。模型之后不会再看到这个问题。",
+  elsewhere: "正在另一个标签页里回答。",
   emptyAnswer: "回答是空的。模型之后不会再看到这个问题。",
   cutOff: "达到 token 上限，回答到此为止。",
   usage: ({ tokens, seconds }) => `${tokens} 个 token，${seconds} 秒`,

@@ -68,21 +68,22 @@ export class Workspace {
     this.#panes.set(conversation.id, pane);
     this.#place.append(pane.node);
     this.#tabs.add(conversation);
-    conversation.addEventListener("round", () => {
-      if (!this.#follows) history.keepSoon(conversation);
-    });
-    for (const type of ["name", "model", "ended"]) {
-      conversation.addEventListener(type, () => this.#keepIfShown(conversation));
-    }
+    const keepOn = (types, keep) => {
+      for (const type of types) {
+        conversation.addEventListener(type, () => this.#keepIfShown(conversation, keep));
+      }
+    };
+    keepOn(["round"], history.keepSoon);
+    keepOn(["name", "model", "ended"], history.keep);
     pane.node.addEventListener("focusin", () => this.#select(conversation.id));
     this.#setRoles();
     this.#arrange();
   }
 
-  #keepIfShown(conversation) {
+  #keepIfShown(conversation, keep) {
     if (this.#follows) return;
-    // The answer of a conversation that was closed may end after it is gone.
-    if (this.#conversations.includes(conversation)) history.keep(conversation);
+    // The answer of a conversation that was closed ends after it is gone.
+    if (this.#conversations.includes(conversation)) keep(conversation);
   }
 
   #updatePanes() {
@@ -91,6 +92,8 @@ export class Workspace {
 
   #close(conversation) {
     const place = this.#conversations.indexOf(conversation);
+    // Another tab may have closed it while the user was asked.
+    if (place < 0) return;
     this.#takeAway(conversation);
     history.forget(conversation);
     if (this.#conversations.length === 0) this.#startWith(1);
@@ -141,7 +144,8 @@ export class Workspace {
   #followOtherTab(name, value) {
     if (name === "conversations") this.#followOrder();
     for (const conversation of this.#conversations) {
-      const read = name === history.keyOf(conversation.id) && history.readConversation(value);
+      const read =
+        name === history.keyOf(conversation.id) && history.readConversation(value, "elsewhere");
       if (!read) continue;
       // Written back, it could undo what the other tab has changed since.
       this.#follows = true;
@@ -152,6 +156,8 @@ export class Workspace {
 
   #followOrder() {
     const ids = history.keptIds();
+    // Never empty, unless somebody has damaged it.
+    if (ids.length === 0) return;
     for (const conversation of this.#conversations) {
       if (!ids.includes(conversation.id)) this.#takeAway(conversation);
     }
