@@ -33,14 +33,16 @@ const KIND_OF_CODE = {
   user_busy: "busy",
   key_busy: "busy",
 };
-const KIND_OF_STATUS = { 401: "key", 429: "full", 503: "unavailable" };
+// 502 comes from a proxy that does not reach the server.
+const KIND_OF_STATUS = { 401: "key", 429: "full", 502: "unreachable", 503: "unavailable" };
 
 /** The failure that a response with an error status stands for. */
 export async function failureOf(response) {
   const text = await response.text().catch(() => "");
   const error = errorIn(text);
   const retryAfter = secondsUntil(response.headers.get("Retry-After"));
-  return new Failure(kindOf(response.status, error), error?.message ?? "", retryAfter);
+  const detail = error?.message ?? `HTTP ${response.status}`;
+  return new Failure(kindOf(response.status, error), detail, retryAfter);
 }
 
 /** The failure inside a stream whose event is `{"error": {...}}`. */
@@ -53,7 +55,7 @@ function errorIn(text) {
     const { error } = JSON.parse(text);
     return typeof error?.message === "string" ? error : null;
   } catch {
-    // A proxy in between answers in HTML; its status says enough.
+    // A proxy in between answers in HTML.
     return null;
   }
 }
