@@ -585,7 +585,7 @@ def test_an_answer_that_attacks_is_only_text(visit: Visit) -> None:
           .filter((one) => !one.matches(".copy-code"))
           .flatMap((one) => one.getAttributeNames())"""
     )
-    assert set(attributes) <= {"href", "target", "rel", "class", "title", "tabindex"}
+    assert set(attributes) <= {"href", "target", "rel", "class", "title", "tabindex", "dir"}
     for link in answer.locator("a[href]").all():
         assert re.match("https://(example.com|evil.example)/", str(link.get_attribute("href")))
         link.hover()

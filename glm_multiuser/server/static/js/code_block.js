@@ -10,6 +10,7 @@ export function codeBlock(pre) {
   const frame = element("div", { class: "scroll", tabindex: 0 });
   const copy = copyTextButton("copyCode", () => code.textContent.replace(/\n$/, ""));
   const bar = element("div", { class: "code-bar" }, element("span", {}, language), copy);
-  pre.replaceWith(element("div", { class: "code" }, bar, frame));
+  // Code is written from left to right, also in an answer that is not.
+  pre.replaceWith(element("div", { class: "code", dir: "ltr" }, bar, frame));
   frame.append(pre);
 }

@@ -2,6 +2,7 @@
 
 import { element, icon } from "./dom.js";
 import { describe, say } from "./i18n.js";
+import { isComposing } from "./input_method.js";
 
 export class Composer {
   #conversation;
@@ -13,7 +14,7 @@ export class Composer {
   constructor(conversation, onSend) {
     this.#conversation = conversation;
     const id = `message-${conversation.id}`;
-    this.#field = element("textarea", { id, rows: 1, enterkeyhint: "send", autocomplete: "off" });
+    this.#field = element("textarea", { id, dir: "auto", rows: 1, enterkeyhint: "send", autocomplete: "off" });
     describe(this.#field, "placeholder", "messageHere");
     this.node = element(
       "form",
@@ -46,8 +47,7 @@ export class Composer {
 
   #onKey(event, onSend) {
     if (event.key !== "Enter" || event.shiftKey) return;
-    // This Enter chooses a word in an input method. Safari says so only by the key code.
-    if (event.isComposing || event.keyCode === 229) return;
+    if (isComposing(event)) return;
     event.preventDefault();
     // What was typed during an answer stays until the answer has ended.
     if (!this.#conversation.busy) this.#send(onSend);

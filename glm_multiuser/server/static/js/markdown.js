@@ -77,6 +77,7 @@ function fragmentOf(markdown) {
     node.replaceWith(frame);
     frame.append(node);
   }
+  for (const block of fragment.children) block.dir ||= "auto";
   return fragment;
 }
 

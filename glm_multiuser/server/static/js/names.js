@@ -9,6 +9,7 @@ export function nameOf({ name, number }) {
 
 /** Shows the title in `node`, and returns the node. */
 export function sayTitle(node, { title, number }) {
+  node.dir = "auto";
   if (title === "") return say(node, "unnamed", { number });
   unsay(node);
   node.textContent = title;

@@ -2,6 +2,7 @@
 
 import { element, iconButton } from "./dom.js";
 import { describe } from "./i18n.js";
+import { isComposing } from "./input_method.js";
 import { ModelChoice } from "./model_choice.js";
 import { sayTitle } from "./names.js";
 
@@ -38,7 +39,7 @@ export class PaneHeader {
 
   #rename() {
     const before = document.activeElement;
-    const field = element("input", { class: "new-name", maxlength: LONGEST_NAME });
+    const field = element("input", { class: "new-name", dir: "auto", maxlength: LONGEST_NAME });
     describe(field, "label", "newName");
     field.value = this.#name.textContent;
     let open = true;
@@ -53,7 +54,7 @@ export class PaneHeader {
     };
     field.addEventListener("blur", () => end(this.#changed(field.value)));
     field.addEventListener("keydown", (event) => {
-      if (event.isComposing) return;
+      if (isComposing(event)) return;
       if (event.key === "Enter") {
         // The button that gets the focus back would take it for a press.
         event.preventDefault();

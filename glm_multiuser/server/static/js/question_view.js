@@ -2,6 +2,7 @@
 
 import { element, iconButton, textButton } from "./dom.js";
 import { say } from "./i18n.js";
+import { isComposing } from "./input_method.js";
 
 export class QuestionView {
   #question;
@@ -20,7 +21,7 @@ export class QuestionView {
       "div",
       { class: "asked" },
       this.#open,
-      element("p", { class: "question" }, question),
+      element("p", { class: "question", dir: "auto" }, question),
     );
     this.node = element("div", {}, this.#shown);
   }
@@ -33,7 +34,8 @@ export class QuestionView {
   }
 
   #edit() {
-    const field = element("textarea", { rows: 1, enterkeyhint: "send", autocomplete: "off" });
+    const attributes = { dir: "auto", rows: 1, enterkeyhint: "send", autocomplete: "off" };
+    const field = element("textarea", attributes);
     field.value = this.#question;
     const form = element(
       "form",
@@ -58,8 +60,7 @@ export class QuestionView {
   }
 
   #onKey(event, field) {
-    // Such a key chooses a word in an input method. Safari says so only by the key code.
-    if (event.isComposing || event.keyCode === 229) return;
+    if (isComposing(event)) return;
     if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
       this.#submit(field);
