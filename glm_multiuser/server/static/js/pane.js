@@ -5,6 +5,7 @@ import { confirmed } from "./confirm.js";
 import { element, textButton } from "./dom.js";
 import { titleOf } from "./failure_view.js";
 import { describe, say } from "./i18n.js";
+import { isComposing } from "./input_method.js";
 import { labelWithTitle, nameOf } from "./names.js";
 import { PaneHeader } from "./pane_header.js";
 import { RoundView } from "./round_view.js";
@@ -65,7 +66,7 @@ export class Pane {
     on("busy", () => this.#showBusy());
     on("ended", (round) => this.#announceEnd(round));
     this.node.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || event.isComposing || !this.#conversation.busy) return;
+      if (event.key !== "Escape" || isComposing(event) || !this.#conversation.busy) return;
       this.#conversation.stop();
       this.focus();
     });
@@ -73,6 +74,8 @@ export class Pane {
       const { scrollTop, scrollHeight, clientHeight } = this.#log;
       this.#followsEnd = scrollHeight - scrollTop - clientHeight < NEARLY_AT_END;
     });
+    // It also gets another size, for example none behind a tab, and its first one after a reload.
+    new ResizeObserver(() => this.#followEnd()).observe(this.#log);
   }
 
   #ask(question) {

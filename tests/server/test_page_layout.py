@@ -1,0 +1,190 @@
+"""How the web page shows texts: scrolling, writing directions, wide tables, narrow screens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Callable
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.server.in_process import InProcessServer
+from tests.server.page_scripts import ANSWERS_BY_HAND
+from tests.server.page_visit import (
+    COMPLETIONS,
+    NARROW,
+    PATIENCE_MS,
+    Visit,
+    answering,
+    eventually,
+    stream_of,
+    visitors,
+)
+
+pytestmark = pytest.mark.slow
+
+LINES = "".join(f"line {number}\n\n" for number in range(100))
+ARABIC = """مرحبا بالعالم!
+
+- نقطة `code`
+
+> اقتباس
+
+| عمود | آخر |
+| --- | --- |
+| ١ | ٢ |
+
+```python
+x = "مرحبا"  # مرحبا
+```
+
+English!
+"""
+
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.fixture
+def visitor(browser: Browser, mock: InProcessServer) -> Iterator[Callable[..., Visit]]:
+    with visitors(browser, mock.url) as come:
+        yield come
+
+
+@pytest.fixture
+def visit(visitor: Callable[..., Visit]) -> Visit:
+    return visitor()
+
+
+def answer(visit: Visit, text: str, question: str = "hello") -> None:
+    """Gets this answer in the first conversation."""
+    visit.page.route(COMPLETIONS, answering(stream_of([text])))
+    visit.ask(question)
+    visit.wait_for_answer()
+
+
+def wait_for_end(log: Locator) -> None:
+    """Returns when the end of a conversation is in sight."""
+    eventually(
+        lambda: bool(
+            log.evaluate(
+                """(node) => node.scrollTop > 0
+                  && node.scrollHeight - node.scrollTop - node.clientHeight < 2"""
+            )
+        ),
+        "the end of the conversation is not in sight",
+    )
+
+
+# Scrolling
+
+
+def test_the_end_stays_in_sight_when_the_room_changes(visit: Visit) -> None:
+    log = visit.pane().locator(".log")
+    answer(visit, LINES)
+    wait_for_end(log)
+    visit.page.reload()
+    wait_for_end(log)
+    visit.field().fill("several\nlines\nof\ntext\n")
+    wait_for_end(log)
+    visit.page.set_viewport_size({"width": 900, "height": 500})
+    wait_for_end(log)
+
+
+def test_who_has_scrolled_up_stays_there(visit: Visit) -> None:
+    log = visit.pane().locator(".log")
+    answer(visit, LINES)
+    wait_for_end(log)
+    log.evaluate("(node) => { node.scrollTop = 100; }")
+    visit.page.evaluate("() => new Promise((resolve) => requestAnimationFrame(resolve))")
+    visit.field().fill("several\nlines\nof\ntext\n")
+    visit.page.evaluate("() => new Promise((resolve) => requestAnimationFrame(resolve))")
+    assert log.evaluate("(node) => node.scrollTop") == 100
+
+
+def test_an_answer_that_grew_behind_a_tab_shows_its_end(visitor: Callable[..., Visit]) -> None:
+    visit = visitor(viewport=NARROW, open_page=False)
+    visit.context.add_init_script(f"{{{ANSWERS_BY_HAND}}}")
+    visit.open()
+    page = visit.page
+    page.get_by_role("textbox", name="Message").fill("hello")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => answers.length > 0")
+    log = page.locator(".log").first
+    page.evaluate("(text) => answers[0].write(text)", LINES)
+    wait_for_end(log)
+    page.get_by_role("tab", name="Conversation 2").click()
+    page.evaluate("(text) => { answers[0].write(text); answers[0].end(); }", f"{LINES}the end")
+    page.locator("[data-state=done]").wait_for(state="attached")
+    page.get_by_role("tab", name="hello").click()
+    wait_for_end(log)
+
+
+# Writing
+
+
+def direction(node: Locator) -> str:
+    return str(node.evaluate("(node) => getComputedStyle(node).direction"))
+
+
+def test_what_is_written_from_right_to_left_is_shown_so(visit: Visit) -> None:
+    answer(visit, ARABIC, question="كيف الحال؟")
+    blocks = visit.answer()
+    for selector in (".question", ".pane-name"):
+        assert direction(visit.pane().locator(selector)) == "rtl"
+    for selector in ("p >> nth=0", "ul", "blockquote", "table"):
+        assert direction(blocks.locator(selector)) == "rtl"
+    for selector in ("pre", "p >> nth=-1"):
+        assert direction(blocks.locator(selector)) == "ltr"
+    visit.field().fill("مرحبا")
+    assert direction(visit.field()) == "rtl"
+
+
+def test_enter_that_chooses_a_word_renames_nothing(visit: Visit) -> None:
+    visit.pane().get_by_role("button", name="Rename").click()
+    field = visit.page.get_by_role("textbox", name="New name")
+    field.fill("ni")
+    field.dispatch_event("keydown", {"key": "Enter", "keyCode": 229})  # as Safari says it
+    field.fill("你")
+    field.press("Enter")
+    expect(visit.pane().locator(".pane-name")).to_have_text("你")
+
+
+# Narrow
+
+
+def test_a_wide_table_scrolls_and_its_words_stay_whole(visitor: Callable[..., Visit]) -> None:
+    visit = visitor(viewport={"width": 360, "height": 740})
+    names = ["temperature", "top_probability", "max_tokens", "presence_penalty", "seed"]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (names, ["-"] * 5, ["0"] * 5))
+    visit.page.route(COMPLETIONS, answering(stream_of([table])))
+    visit.page.get_by_role("textbox", name="Message").fill("table")
+    visit.page.keyboard.press("Enter")
+    cells = visit.page.locator("th")
+    expect(cells).to_have_text(names)
+    lines = cells.evaluate_all(
+        """(nodes) => nodes.map(
+          (node) => Math.floor(node.clientHeight / parseFloat(getComputedStyle(node).lineHeight)),
+        )"""
+    )
+    assert lines == [1] * 5
+    frame = visit.page.locator(".markdown .scroll")
+    assert frame.evaluate("(node) => node.scrollWidth > node.clientWidth")
+    assert visit.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+# Refusals of a proxy
+
+
+@pytest.mark.parametrize(
+    ("status", "title"),
+    [(502, "The server cannot be reached."), (413, "The server rejected this question.")],
+)
+def test_a_proxy_that_refuses_in_html(visit: Visit, status: int, title: str) -> None:
+    visit.refused = {status}
+    visit.page.route(
+        COMPLETIONS, lambda route: route.fulfill(status=status, body="<h1>Refused</h1>")
+    )
+    visit.ask("hello")
+    expect(visit.failure()).to_have_text(title)
+    expect(visit.pane().locator(".failure-detail")).to_have_text(re.compile(f"^HTTP {status}$"))
