@@ -18,6 +18,7 @@ from tests.server.page_visit import (
     Visit,
     answering,
     eventually,
+    refusing,
     stream_of,
     visitors,
 )
@@ -102,6 +103,39 @@ def test_who_has_scrolled_up_stays_there(visit: Visit) -> None:
     assert log.evaluate("(node) => node.scrollTop") == 100
 
 
+@pytest.fixture
+def by_hand(visitor: Callable[..., Visit]) -> Visit:
+    """Answers are written by the test."""
+    visit = visitor(open_page=False)
+    visit.context.add_init_script(f"{{{ANSWERS_BY_HAND}}}")
+    visit.open()
+    return visit
+
+
+def test_who_scrolls_up_slowly_during_an_answer_gets_away_from_its_end(by_hand: Visit) -> None:
+    page, log = by_hand.page, by_hand.pane().locator(".log")
+    by_hand.ask("hello")
+    page.wait_for_function("() => answers.length > 0")
+    page.evaluate("(text) => answers[0].write(text)", LINES)
+    wait_for_end(log)
+    end = log.evaluate("(node) => node.scrollTop")
+    log.hover()
+    page.mouse.wheel(0, -10)
+    eventually(lambda: bool(log.evaluate("(node) => node.scrollTop") < end), "it did not scroll")
+    page.evaluate("(text) => { answers[0].write(text); answers[0].end(); }", LINES)
+    by_hand.wait_for_answer()
+    assert log.evaluate("(node) => node.scrollTop") < end
+    page.mouse.wheel(0, 100_000)
+    wait_for_end(log)
+
+
+def test_a_double_click_on_send_does_not_stop_the_answer(by_hand: Visit) -> None:
+    by_hand.field().fill("hello")
+    by_hand.pane().get_by_role("button", name="Send").dblclick()
+    by_hand.page.evaluate("() => { answers[0].write('yes'); answers[0].end(); }")
+    assert by_hand.wait_for_answer() == "yes"
+
+
 def test_an_answer_that_grew_behind_a_tab_shows_its_end(visitor: Callable[..., Visit]) -> None:
     visit = visitor(viewport=NARROW, open_page=False)
     visit.context.add_init_script(f"{{{ANSWERS_BY_HAND}}}")
@@ -151,6 +185,15 @@ def test_enter_that_chooses_a_word_renames_nothing(visit: Visit) -> None:
 
 
 # Narrow
+
+
+def test_every_button_fits_whatever_state_the_server_is_in(visitor: Callable[..., Visit]) -> None:
+    visit = visitor(viewport={"width": 320, "height": 568})
+    visit.refused = {401}
+    visit.page.route("**/status", refusing(401, "missing_api_key", "why"))
+    state = visit.page.get_by_text("API key needed", exact=True)
+    for part in (state, *visit.page.locator(".bar button:visible").all()):
+        expect(part).to_be_in_viewport(ratio=1)
 
 
 def test_a_wide_table_scrolls_and_its_words_stay_whole(visitor: Callable[..., Visit]) -> None:

@@ -27,6 +27,10 @@ export class Composer {
       event.preventDefault();
       this.#sendOrStop(onSend);
     });
+    this.#button.addEventListener("click", (event) => {
+      // The second click of a double click would stop what the first one has sent.
+      if (event.detail > 1) event.preventDefault();
+    });
     this.#field.addEventListener("keydown", (event) => this.#onKey(event, onSend));
     this.update();
   }

@@ -12,6 +12,8 @@ import { RoundView } from "./round_view.js";
 import { written } from "./tool_calls.js";
 
 const EXAMPLES = ["example1", "example2", "example3"];
+// Pixels; positions are fractions where the page is zoomed.
+const AT_END = 2;
 const NEARLY_AT_END = 40;
 
 export class Pane {
@@ -20,6 +22,7 @@ export class Pane {
   #header;
   #composer;
   #followsEnd = true;
+  #scrolledTo = 0;
   #news = element("p", { class: "visually-hidden", role: "status" });
   #log = element("div", { class: "log", role: "log", "aria-live": "off", tabindex: 0 });
 
@@ -72,7 +75,10 @@ export class Pane {
     });
     this.#log.addEventListener("scroll", () => {
       const { scrollTop, scrollHeight, clientHeight } = this.#log;
-      this.#followsEnd = scrollHeight - scrollTop - clientHeight < NEARLY_AT_END;
+      // Slowly up is away from the end, too.
+      const near = scrollTop < this.#scrolledTo ? AT_END : NEARLY_AT_END;
+      this.#followsEnd = scrollHeight - scrollTop - clientHeight < near;
+      this.#scrolledTo = scrollTop;
     });
     // It also gets another size, for example none behind a tab, and its first one after a reload.
     new ResizeObserver(() => this.#followEnd()).observe(this.#log);
@@ -178,7 +184,9 @@ export class Pane {
   }
 
   #followEnd() {
-    if (this.#followsEnd) this.#log.scrollTop = this.#log.scrollHeight;
+    if (!this.#followsEnd) return;
+    this.#log.scrollTop = this.#log.scrollHeight;
+    this.#scrolledTo = this.#log.scrollTop;
   }
 
   #invitation() {
