@@ -53,6 +53,18 @@ async () => {
 """
 """Whether the first and the second paragraph are the old ones after the second has grown."""
 
+MARKDOWN = """
+async (texts) => {
+  const { showMarkdown } = await import("/static/js/markdown.js");
+  return texts.map((text) => {
+    const node = document.createElement("div");
+    showMarkdown(node, text);
+    return node.firstElementChild.innerHTML;
+  });
+}
+"""
+"""The first block of each of these texts, as HTML."""
+
 TEXTS = """
 async () => {
   const { en } = await import("/static/js/texts_en.js");

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 from tests.server.in_process import InProcessServer
-from tests.server.page_scripts import ANSWERS_BY_HAND
+from tests.server.page_scripts import ANSWERS_BY_HAND, MARKDOWN
 from tests.server.page_visit import (
     COMPLETIONS,
     NARROW,
@@ -90,6 +90,15 @@ def test_the_end_stays_in_sight_when_the_room_changes(visit: Visit) -> None:
     wait_for_end(log)
     visit.page.set_viewport_size({"width": 900, "height": 500})
     wait_for_end(log)
+
+
+def test_an_empty_conversation_is_read_from_its_beginning(visitor: Callable[..., Visit]) -> None:
+    visit = visitor(viewport={"width": 800, "height": 360})
+    log = visit.pane().locator(".log")
+    assert log.evaluate("(node) => node.scrollHeight > node.clientHeight")
+    visit.field().fill("several\nlines\nof\ntext\n")
+    visit.page.evaluate("() => new Promise((resolve) => requestAnimationFrame(resolve))")
+    expect(visit.pane().get_by_text("A conversation of its own")).to_be_in_viewport(ratio=1)
 
 
 def test_who_has_scrolled_up_stays_there(visit: Visit) -> None:
@@ -182,6 +191,38 @@ def test_enter_that_chooses_a_word_renames_nothing(visit: Visit) -> None:
     field.fill("你")
     field.press("Enter")
     expect(visit.pane().locator(".pane-name")).to_have_text("你")
+
+
+BESIDE_CJK = {
+    "这是**“重要”**的": "这是<strong>“重要”</strong>的",
+    "**注意：**请看": "<strong>注意：</strong>请看",
+    "他说**好。**然后": "他说<strong>好。</strong>然后",
+    "**Note:**中文": "<strong>Note:</strong>中文",
+    "*中文*，**强调**。": "<em>中文</em>，<strong>强调</strong>。",
+    "**`code`：**说明": "<strong><code>code</code>：</strong>说明",
+    "日本語**「強調」**です": "日本語<strong>「強調」</strong>です",
+    "**한국어(영어)**를": "<strong>한국어(영어)</strong>를",
+    "_中文_文": "_中文_文",
+    "2 * 3 * 4，5*6": "2 * 3 * 4，5*6",
+    "a **b:** c**d:**e": "a <strong>b:</strong> c**d:**e",
+}
+"""As markdown-it 15.0.3 with markdown-it-cjk-friendly 3.0.0 has them."""
+
+
+def test_emphasis_beside_chinese_japanese_and_korean(visit: Visit) -> None:
+    found = visit.page.evaluate(MARKDOWN, list(BESIDE_CJK))
+    assert dict(zip(BESIDE_CJK, found)) == BESIDE_CJK
+
+
+def test_an_address_ends_where_chinese_goes_on(visit: Visit) -> None:
+    answer(visit, "见https://example.com/a?b=1。然后（https://example.com/c）")
+    links = visit.answer().get_by_role("link")
+    expect(links).to_have_text(["https://example.com/a?b=1", "https://example.com/c"])
+    addresses = links.evaluate_all("(nodes) => nodes.map((node) => node.href)")
+    assert addresses == ["https://example.com/a?b=1", "https://example.com/c"]
+    expect(visit.answer()).to_have_text(
+        "见https://example.com/a?b=1。然后（https://example.com/c）"
+    )
 
 
 # Narrow

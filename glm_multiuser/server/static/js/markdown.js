@@ -3,6 +3,7 @@
 
 import "../vendor/dompurify/purify.min.js";
 import { Marked } from "../vendor/marked/marked.esm.js";
+import { tokenizer } from "./cjk.js";
 import { codeBlock } from "./code_block.js";
 import { element } from "./dom.js";
 import { lowerHeadings } from "./headings.js";
@@ -26,6 +27,7 @@ const RULES = {
 const parser = new Marked({
   gfm: true,
   breaks: true,
+  tokenizer,
   renderer: {
     // Shown as it was written, so that no word of an answer gets lost.
     html: ({ text, block }) => (HARMLESS_TAG.test(text.trim()) ? text : literal(text, block)),

@@ -81,7 +81,9 @@ export class Pane {
       this.#scrolledTo = scrollTop;
     });
     // It also gets another size, for example none behind a tab, and its first one after a reload.
-    new ResizeObserver(() => this.#followEnd()).observe(this.#log);
+    new ResizeObserver(() => {
+      if (this.#views.size > 0) this.#followEnd();
+    }).observe(this.#log);
   }
 
   #ask(question) {
