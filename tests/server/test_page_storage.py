@@ -125,6 +125,18 @@ def test_another_tab_shows_that_an_answer_is_under_way(visit: Visit) -> None:
     expect(mark.nth(1)).to_contain_text("Interrupted when the page was left.")
 
 
+def test_what_another_tab_clears_in_mid_stream_does_not_come_back(visit: Visit) -> None:
+    other = other_tab(visit)
+    visit.ask("a secret question")
+    write(visit.page, "a secret answer")
+    expect(other.locator(".markdown")).to_have_text("a secret answer")
+    other.get_by_role("button", name="Clear").first.click()
+    other.get_by_role("alertdialog").get_by_role("button", name="Clear").click()
+    expect(visit.pane().locator(".round")).to_have_count(0)
+    expect(visit.pane().get_by_role("button", name="Send")).to_be_visible()
+    assert "secret" not in json.dumps(visit.kept())
+
+
 def test_what_another_tab_changes_leaves_an_open_editor_alone(visit: Visit) -> None:
     visit.ask("one")
     write(visit.page, "answer", end=True)

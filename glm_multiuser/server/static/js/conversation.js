@@ -95,9 +95,10 @@ export class Conversation extends EventTarget {
     this.#emit("model");
   }
 
-  /** Takes over what another tab made of this conversation. */
+  /** Takes over what another tab made of this conversation, during an answer only that it is cleared. */
   replace({ name, model, rounds }) {
-    if (this.busy) return;
+    if (this.busy && rounds.length > 0) return;
+    if (this.busy) this.clear();
     // All of it before anybody hears of it: what is heard is kept, and the other tab reads that.
     Object.assign(this, { name, model });
     this.#setRounds(this.#updated(rounds));
