@@ -72,6 +72,14 @@ def compiled_graphs(cell: nn.Cell) -> int:
     return len(cell.compile_cache)
 
 
+def drop_graphs(cell: nn.Cell) -> None:
+    """Frees the graphs that were compiled for this cell, as MindSpore does with the cell; the next
+    calls compile new ones."""
+    if cell.compile_cache:
+        nn_cell._cell_graph_executor.del_net_res(cell, cell.compile_cache)
+        cell.compile_cache.clear()
+
+
 def soc_version() -> str:
     """The kind of Ascend card, as MindSpore names it; empty on a CPU."""
     return str(MSContext.get_instance().get_ascend_soc_version())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import mindspore as ms
 import numpy as np
@@ -28,6 +28,7 @@ from glm_multiuser.errors import (
     InvalidParameterError,
     PromptTooLongError,
 )
+from glm_multiuser.mindspore_internals import drop_graphs
 from glm_multiuser.model_config import ChatGLM6BConfig
 from glm_multiuser.models.chatglm_6b import GLMForPreTraining
 from glm_multiuser.models.positions import PrefixPositions
@@ -67,16 +68,14 @@ class StreamChat:
 
         Raises:
             ConfigError: the model was made without users, so it caches nothing.
-            InvalidParameterError: no such user, or a token id out of range.
+            InvalidParameterError: no such user, no such index, a token id out of range, or a token
+                that is not the one behind what this user's cache holds.
             PromptTooLongError: the sequence does not fit.
         """
-        if self.layout.users == 0:
-            raise ConfigError(
-                "layout has 0 users; make the model with layout=CellLayout.plan(users, seq_length)"
-            )
-        if not 0 <= int(user) < self.layout.users:
+        number = self._check_user(user)
+        if not 0 <= current_index < len(input_ids):
             raise InvalidParameterError(
-                f"user is {int(user)}; the users of this model are 0 to {self.layout.users - 1}"
+                f"current_index is {current_index}; input_ids has {len(input_ids)} tokens"
             )
         length, capacity = current_index + 1, self.layout.seq_length
         if length > capacity:
@@ -84,9 +83,44 @@ class StreamChat:
                 f"the sequence has {length} tokens; the caches of this model hold {capacity}"
             )
         token_ids = [*check_token_ids(input_ids[:length], self.config.vocab_size)]
+        cached = self.__dict__.setdefault("cached_tokens", {})
+        # A key is added to what is at its position, so each can be written only once.
+        if not is_first_iteration and current_index != cached.get(number, 0):
+            raise InvalidParameterError(
+                f"current_index is {current_index}; user {number} has {cached.get(number, 0)} "
+                "cached tokens, so it must be that or a first iteration"
+            )
+        cached.pop(number, None)  # what an error leaves there is not known
         positions = positions or PrefixPositions.of(token_ids, self.config)
         run = self._take_prompt if is_first_iteration else self._take_token
-        return DEVICE_THREAD.call(partial(run, token_ids, user, positions))
+        logits = DEVICE_THREAD.call(partial(self._run, run, token_ids, user, positions))
+        cached[number] = length
+        return logits
+
+    def _run(self, run: Callable[..., NDArray[Any]], *arguments: Any) -> NDArray[Any]:
+        try:
+            return run(*arguments)
+        except Exception:
+            self._drop_graphs()  # MindSpore never runs a graph again that has failed once
+            raise
+
+    def _drop_graphs(self) -> None:
+        model: Any = self
+        self.__dict__.pop("replace_cache", None)
+        drop_graphs(model)
+
+    def _check_user(self, user: Union[int, Tensor]) -> int:
+        """Returns the number of a user; raises as `_incremental_infer` does."""
+        if self.layout.users == 0:
+            raise ConfigError(
+                "layout has 0 users; make the model with layout=CellLayout.plan(users, seq_length)"
+            )
+        number = int(user)
+        if not 0 <= number < self.layout.users:
+            raise InvalidParameterError(
+                f"user is {number}; the users of this model are 0 to {self.layout.users - 1}"
+            )
+        return number
 
     def _take_prompt(
         self, token_ids: list[int], user: Union[int, Tensor], positions: PrefixPositions
@@ -147,9 +181,10 @@ class StreamChat:
             top_k: 1 is greedy.
             top_p: nucleus mass.
             repetition_penalty: 1.0 is none.
-            max_length: tokens at most, prompt included.
+            max_length: tokens at most, prompt included; never more than the caches hold.
             eos_token_id: what ends the answer; one or several.
-            streamer: gets the token ids by `put` and the end by `end`, if given.
+            streamer: gets the token ids of the answer by `put`, and `end` even if this generator
+                fails or is closed early.
             pad_token_id: accepted for MindFormers' callers; prompts are cut at their real length.
             tokenizer: makes the text; a `ChatTokenizer`.
             tlock: held around every graph call, and nothing else.
@@ -157,39 +192,55 @@ class StreamChat:
 
         Yields:
             Text as it becomes final.
+
+        Raises:
+            ConfigError: the model was made without users.
+            InvalidParameterError: no tokenizer, no such user, or a token id or a setting out of
+                range.
+            PromptTooLongError: the prompt leaves no room for an answer.
+            GenerationError: logits that are not finite.
         """
         del pad_token_id
-        if tokenizer is None:
-            raise InvalidParameterError("tokenizer is None; it is what makes text of token ids")
-        token_ids = [int(token_id) for token_id in np.asarray(origin_inputs).reshape(-1)]
-        stops = tuple(np.atleast_1d(eos_token_id).tolist())
-        params = SamplingParams(
-            temperature=0.0 if top_k == 1 else 1.0,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-        )
-        sampler = RowSampler(params, token_ids, stops, self.config.vocab_size)
-        positions = PrefixPositions.of(token_ids, self.config)
-        detokenizer = tokenizer.detokenizer()
-        user = Tensor(qi, ms.int32)
-        prompt_length = len(token_ids)
-        for length in range(prompt_length, max_length):
-            first = length == prompt_length
-            with tlock or nullcontext():
-                logits = self._incremental_infer(token_ids, length - 1, first, user, positions)
-            choice = choose(logits, [sampler])[0]
-            if choice is None:
-                raise GenerationError(f"the logits of user {qi} are not finite")
-            if choice.token_id in stops:
-                break
-            sampler.accept(choice.token_id)
-            token_ids.append(choice.token_id)
+        with ExitStack() as stack:
             if streamer is not None:
-                streamer.put([choice.token_id])
-            yield detokenizer.push([choice.token_id])
-        if streamer is not None:
-            streamer.end()
+                stack.callback(streamer.end)
+            if tokenizer is None:
+                raise InvalidParameterError("tokenizer is None; it is what makes text of token ids")
+            self._check_user(qi)
+            token_ids = [int(token_id) for token_id in np.asarray(origin_inputs).reshape(-1)]
+            prompt_length, most = len(token_ids), min(max_length, self.layout.seq_length)
+            if prompt_length == 0:
+                raise InvalidParameterError("origin_inputs has 0 tokens; it must have at least 1")
+            if prompt_length >= most:
+                raise PromptTooLongError(
+                    f"the prompt has {prompt_length} tokens; with max_length {max_length} and "
+                    f"caches that hold {self.layout.seq_length} it may have at most {most - 1}"
+                )
+            stops = tuple(np.atleast_1d(eos_token_id).tolist())
+            params = SamplingParams(
+                temperature=0.0 if top_k == 1 else 1.0,
+                top_k=top_k,
+                top_p=top_p,
+                repetition_penalty=repetition_penalty,
+            )
+            sampler = RowSampler(params, token_ids, stops, self.config.vocab_size)
+            positions = PrefixPositions.of(token_ids, self.config)
+            detokenizer = tokenizer.detokenizer()
+            user = Tensor(qi, ms.int32)
+            for length in range(prompt_length, most):
+                first = length == prompt_length
+                with tlock or nullcontext():
+                    logits = self._incremental_infer(token_ids, length - 1, first, user, positions)
+                choice = choose(logits, [sampler])[0]
+                if choice is None:
+                    raise GenerationError(f"the logits of user {qi} are not finite")
+                if choice.token_id in stops:
+                    break
+                sampler.accept(choice.token_id)
+                token_ids.append(choice.token_id)
+                if streamer is not None:
+                    streamer.put([choice.token_id])
+                yield detokenizer.push([choice.token_id])
         yield detokenizer.flush()
 
 
@@ -215,6 +266,8 @@ class GLMForMultiUser(GLMForPreTraining, StreamChat):
     def set_layout(self, layout: CellLayout) -> None:
         super().set_layout(layout)
         self.batches = PaddedBatches(self, layout)
+        self.__dict__.pop("cached_tokens", None)
+        self._drop_graphs()
 
     def construct(
         self,

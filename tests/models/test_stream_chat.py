@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Optional
@@ -18,17 +17,13 @@ from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.errors import (
-    ConfigError,
-    GenerationError,
-    InvalidParameterError,
-    PromptTooLongError,
-)
-from glm_multiuser.mindformers.glm_for_multi_user import GLMForMultiUser, StreamChat
+from glm_multiuser.errors import ConfigError, InvalidParameterError, PromptTooLongError
+from glm_multiuser.mindformers.glm_for_multi_user import GLMForMultiUser
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from glm_multiuser.weights import load_weights, weights_of
 from tests.golden_data import golden_folder
 from tests.models.golden_cases import read_reference, worst
+from tests.models.test_stream_chat_ends import Recorder
 
 USERS, NEW = 4, 8
 
@@ -44,20 +39,6 @@ def make_model(folder: Path, layout: CellLayout) -> GLMForMultiUser:
         return model
 
     return DEVICE_THREAD.call(make)
-
-
-class Recorder:
-    """A streamer as MindFormers' callers pass it."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.ends = 0
-
-    def put(self, token_ids: Sequence[int]) -> None:
-        self.token_ids += token_ids
-
-    def end(self) -> None:
-        self.ends += 1
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +152,47 @@ def test_a_user_is_an_int_or_a_tensor(small: GLMForMultiUser) -> None:
             assert int(logits[0].argmax()) == case.greedy["fp32"][step]
 
 
+def test_a_token_that_is_not_the_next_one_is_rejected(small: GLMForMultiUser) -> None:
+    token_ids, user = [5, 6, 7, 8], Tensor(2, ms.int32)
+    small._incremental_infer(token_ids, 1, True, user)
+    small._incremental_infer(token_ids, 2, False, user)
+    expected = small._incremental_infer(token_ids, 3, False, user)
+    with pytest.raises(InvalidParameterError, match="current_index is 3; user 2 has 4 cached"):
+        small._incremental_infer(token_ids, 3, False, user)
+    small._incremental_infer(token_ids, 1, True, user)
+    with pytest.raises(InvalidParameterError, match="current_index is 3; user 2 has 2 cached"):
+        small._incremental_infer(token_ids, 3, False, user)
+    small._incremental_infer(token_ids, 2, False, user)
+    assert (small._incremental_infer(token_ids, 3, False, user) == expected).all()
+    for index, first in ((-1, True), (4, True), (4, False)):
+        with pytest.raises(InvalidParameterError, match=f"current_index is {index}; .* 4 tokens"):
+            small._incremental_infer(token_ids, index, first, user)
+
+
+def test_more_users_at_run_time(small: GLMForMultiUser) -> None:
+    token_ids, last = [5, 6, 7], Tensor(4, ms.int32)
+    expected = small._incremental_infer(token_ids, 1, True, Tensor(2, ms.int32))
+    DEVICE_THREAD.call(lambda: small.set_layout(CellLayout.plan(5, 24, 16)))
+    with pytest.raises(InvalidParameterError, match="user 2 has 0 cached tokens"):
+        small._incremental_infer(token_ids, 2, False, Tensor(2, ms.int32))
+    logits = small._incremental_infer(token_ids, 1, True, last)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_a_graph_that_failed_is_compiled_again(small: GLMForMultiUser) -> None:
+    def fail() -> None:
+        inputs = [np.zeros(16), np.zeros((2, 16)), np.ones((1, 2)), np.array(99)]
+        small(*(Tensor(values, ms.int32) for values in inputs), 0)[2].asnumpy()
+
+    user = Tensor(2, ms.int32)
+    expected = small._incremental_infer([5, 6], 1, True, user)
+    with pytest.raises((RuntimeError, IndexError), match="ind"):
+        DEVICE_THREAD.call(fail)
+    with pytest.raises(RuntimeError, match="previous step"):
+        small._incremental_infer([5, 6], 1, True, user)
+    assert (small._incremental_infer([5, 6], 1, True, user) == expected).all()
+
+
 def test_a_model_without_caches_cannot_chat(folder: Path, tokenizer: ChatTokenizer) -> None:
     model = DEVICE_THREAD.call(lambda: GLMForMultiUser(ModelConfig.from_folder(folder)))
     with pytest.raises(ConfigError, match="layout has 0 users"):
@@ -193,86 +215,6 @@ def test_a_token_id_out_of_range_is_rejected(small: GLMForMultiUser, token_id: i
 def test_no_tokenizer(small: GLMForMultiUser) -> None:
     with pytest.raises(InvalidParameterError, match="tokenizer is None"):
         next(small._stream_chat([5, 6], 1, 1.0, 1.0, 8, 9))
-
-
-class Scripted(StreamChat):
-    """Answers every prompt by the same tokens, and remembers what it was called with."""
-
-    config = ModelConfig(
-        vocab_size=30,
-        hidden_size=8,
-        num_layers=1,
-        num_attention_heads=2,
-        inner_hidden_size=8,
-        mask_token_id=20,
-        gmask_token_id=21,
-        bos_token_id=24,
-        eos_token_id=25,
-    )
-    layout = CellLayout.plan(2, 16)
-
-    def __init__(self, answer: Sequence[int], lock: Optional[threading.Lock] = None) -> None:
-        self.answer = list(answer)
-        self.lock = lock
-        self.position_ids: list[list[list[int]]] = []
-        self.locked: list[bool] = []
-
-    def __call__(
-        self, input_ids: Tensor, position_ids: Tensor, *rest: object
-    ) -> tuple[None, None, Tensor]:
-        self.position_ids.append(position_ids.asnumpy().tolist())
-        if self.lock:
-            self.locked.append(self.lock.locked())
-        logits = np.full((1, self.config.vocab_size), 0 if self.answer else np.nan, np.float32)
-        if self.answer:
-            logits[0, self.answer.pop(0)] = 1
-        return None, None, Tensor(logits)
-
-
-def pieces_of(model: Scripted, tokenizer: ChatTokenizer, prompt: list[int]) -> Iterator[str]:
-    return model._stream_chat(
-        [prompt], 1, 1.0, 1.0, 16, 25, tokenizer=tokenizer, tlock=model.lock, qi=1
-    )
-
-
-def test_the_lock_is_held_for_graph_calls_and_nothing_else(tokenizer: ChatTokenizer) -> None:
-    model = Scripted([12, 13, 14, 25], threading.Lock())
-    pieces = 0
-    for _ in pieces_of(model, tokenizer, [5, 6, 21, 24]):
-        pieces += 1
-        assert model.lock is not None
-        assert not model.lock.locked()
-    assert model.locked == [True] * 4
-    assert pieces == 4
-
-
-def test_the_answer_ends_at_the_longest_length(tokenizer: ChatTokenizer) -> None:
-    model = Scripted([12] * 20)
-    assert len(list(pieces_of(model, tokenizer, [5, 6, 21, 24]))) == 12 + 1
-    assert len(model.answer) == 20 - 12
-
-
-def test_logits_that_are_not_finite(tokenizer: ChatTokenizer) -> None:
-    pieces = pieces_of(Scripted([12]), tokenizer, [5, 6, 21, 24])
-    next(pieces)
-    with pytest.raises(GenerationError, match="user 1"):
-        next(pieces)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "answer", "first"),
-    [([5, 20, 6, 24], [21, 7, 8], 1), ([5, 6, 7], [8, 24, 7], 2), ([5, 6, 7], [20, 7, 8], 2)],
-    ids=["[gMASK]", "<sop>", "[MASK]"],
-)
-def test_an_answer_moves_no_positions(
-    tokenizer: ChatTokenizer, prompt: list[int], answer: list[int], first: int
-) -> None:
-    # As in `MultiUserLLM` and the original's chat(): the prompt decides.
-    model = Scripted([*answer, 25])
-    list(pieces_of(model, tokenizer, prompt))
-    context_length = prompt.index(24) if 24 in prompt else len(prompt)
-    start = len(prompt) - context_length + 1
-    assert model.position_ids[1:] == [[[first], [start + step]] for step in range(3)]
 
 
 @pytest.mark.parametrize("user", [-1, 3, 7])
