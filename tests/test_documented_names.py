@@ -13,6 +13,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 IMPORT = re.compile(r"^ *from (glm_multiuser[\w.]*) import ([\w, ]+)", re.MULTILINE)
 FULL_NAME = re.compile(r"`(glm_multiuser(?:\.\w+)+)\b")
+MEMBER = re.compile(r"`([A-Z]\w+)\.(\w+)")
+PACKAGE = "".join(path.read_text("utf-8") for path in ROOT.glob("glm_multiuser/**/*.py"))
 
 
 def imported(document: str) -> set[str]:
@@ -48,7 +50,25 @@ def test_every_name_is_there(path: Path) -> None:
     assert sorted(name for name in names if not is_there(name)) == []
 
 
+def missing_members(document: str) -> list[str]:
+    """`Class.member` of classes of this package, where nothing in it has the member's name."""
+    return [
+        f"{owner}.{member}"
+        for owner, member in MEMBER.findall(document)
+        if re.search(rf"^class {owner}\b", PACKAGE, re.MULTILINE)
+        and not re.search(rf"\b{member}\b", PACKAGE)
+    ]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_member_is_there(path: Path) -> None:
+    assert missing_members(path.read_text("utf-8")) == []
+
+
 def test_a_name_that_is_gone_is_noticed() -> None:
+    assert missing_members("`MultiUserLLM._gone`, `MultiUserLLM.chat`, `numpy.gone`") == [
+        "MultiUserLLM._gone"
+    ]
     assert is_there("glm_multiuser.config.EngineConfig")
     assert not is_there("glm_multiuser.models.registry.make_model")
     assert not is_there("glm_multiuser.config.Nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Callable
 
@@ -144,6 +145,16 @@ def test_a_32_gb_card_holds_more_users_than_the_published_service(
     assert plan["users"] >= least > field
     assert plan["total_bytes"] <= 32 * 10**9 < plan["total_bytes"] + plan["bytes_per_user"]
     assert [step["users"] for step in plan["decode_steps"]][-1] == plan["users"]
+
+
+def test_the_example_of_the_documentation(run: Callable[..., Any]) -> None:
+    text = (Path(__file__).parents[2] / "docs/planning.md").read_text(encoding="utf-8")
+    words = ("plan", "--model", "chatglm-6b", "--device-memory", "32GiB", "--seq-length", 1024)
+    printed = dict(re.findall(r"│ (\w+) .*? │ ([\d.]+)", run(*words).stdout))
+    for name in ("workspace", "users"):
+        row = re.search(rf"^\| {name} .*\| (\d+)[^|]*\|$", text, re.MULTILINE)
+        assert row is not None
+        assert int(row[1]) == round(float(printed[name]))
 
 
 def test_a_cpu_has_a_roofline_only_if_it_is_told_how_fast_it_is(run: Callable[..., Any]) -> None:
