@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
-from tests.server.in_process import MODEL, InProcessServer
+from tests.server.in_process import MODEL
 from tests.server.openai_reading import OTHER
-from tests.server.page_visit import (
+from tests.server.page.visit import (
     COMPLETIONS,
     NARROW,
-    PATIENCE_MS,
     WIDE,
     Visit,
     answering,
     refusing,
     status_of,
     stream_of,
-    visitors,
 )
 
 pytestmark = pytest.mark.slow
 
-AXE = Path(__file__).resolve().parents[2] / ".browser/node_modules/axe-core/axe.min.js"
+AXE = Path(__file__).resolve().parents[3] / ".browser/node_modules/axe-core/axe.min.js"
 SECOND = "Conversation 2"
 CODE = """Two ways:
 
@@ -47,19 +44,6 @@ plain <i>text</i>
   const a = 1;
   ```
 """
-
-expect.set_options(timeout=PATIENCE_MS)
-
-
-@pytest.fixture
-def visitor(browser: Browser, mock: InProcessServer) -> Iterator[Callable[..., Visit]]:
-    with visitors(browser, mock.url) as come:
-        yield come
-
-
-@pytest.fixture
-def visit(visitor: Callable[..., Visit]) -> Visit:
-    return visitor()
 
 
 def answer_with(page: Page, text: str = "", **options: Any) -> None:
@@ -356,6 +340,8 @@ def test_the_live_panel_is_scrolled_with_the_keyboard(visitor: Callable[..., Vis
     visit = visitor(viewport={"width": 1440, "height": 300})
     panel = visit.page.get_by_role("group", name="Live")
     last = visit.page.get_by_text("Compiles after ready")
+    # From then on it keeps its height.
+    expect(panel.locator('[data-part="compiles"]')).to_have_text("0")
     expect(last).not_to_be_in_viewport()
     visit.pane(SECOND).get_by_role("button", name="Send").focus()
     visit.page.keyboard.press("Tab")

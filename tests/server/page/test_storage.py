@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.server.in_process import InProcessServer, in_process_server, mock_settings
-from tests.server.page_scripts import ANSWERS_BY_HAND
-from tests.server.page_visit import (
+from tests.server.in_process import in_process_server, mock_settings
+from tests.server.page.scripts import ANSWERS_BY_HAND
+from tests.server.page.visit import (
     COMPLETIONS,
-    PATIENCE_MS,
     Visit,
     answering,
     stream_of,
@@ -39,14 +37,6 @@ FILL_STORAGE = """
   }
 }
 """
-
-expect.set_options(timeout=PATIENCE_MS)
-
-
-@pytest.fixture
-def visitor(browser: Browser, mock: InProcessServer) -> Iterator[Callable[..., Visit]]:
-    with visitors(browser, mock.url) as come:
-        yield come
 
 
 @pytest.fixture

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Callable
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, expect
 
-from tests.server.in_process import InProcessServer
-from tests.server.page_scripts import ANSWERS_BY_HAND, MARKDOWN
-from tests.server.page_visit import (
+from tests.server.page.scripts import ANSWERS_BY_HAND, MARKDOWN
+from tests.server.page.visit import (
     COMPLETIONS,
     NARROW,
-    PATIENCE_MS,
     Visit,
     answering,
     eventually,
     refusing,
     stream_of,
-    visitors,
 )
 
 pytestmark = pytest.mark.slow
@@ -42,19 +38,6 @@ x = "مرحبا"  # مرحبا
 
 English!
 """
-
-expect.set_options(timeout=PATIENCE_MS)
-
-
-@pytest.fixture
-def visitor(browser: Browser, mock: InProcessServer) -> Iterator[Callable[..., Visit]]:
-    with visitors(browser, mock.url) as come:
-        yield come
-
-
-@pytest.fixture
-def visit(visitor: Callable[..., Visit]) -> Visit:
-    return visitor()
 
 
 def answer(visit: Visit, text: str, question: str = "hello") -> None:

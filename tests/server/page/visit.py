@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from typing import Any, Callable, Optional
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Response, Route
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    Response,
+    Route,
+    expect,
+)
 
 from tests.server.process import ROOT
 
@@ -27,6 +36,8 @@ WIDE = {"width": 1440, "height": 900}
 NARROW = {"width": 390, "height": 844}
 PATIENCE_MS = 60_000
 COMPLETIONS = "**/v1/chat/completions"
+
+expect.set_options(timeout=PATIENCE_MS)
 
 REPORT_VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) => {

@@ -1,0 +1,158 @@
+"""What answers may contain, among it attacks, and how their stream is taken apart."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.server.page.scripts import CUT_EVERYWHERE, GROW, LEAVE_EARLY
+from tests.server.page.visit import (
+    COMPLETIONS,
+    Visit,
+    answering,
+    stream_of,
+)
+from tests.server.process import ServerProcess
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def url(server: ServerProcess) -> str:
+    return server.url
+
+
+# The stream, taken apart
+
+
+def test_events_are_found_wherever_the_stream_is_cut(visit: Visit) -> None:
+    stream = (
+        ": ping - 2026\r\n\r\n"
+        'data: {"你": "好👋"}\r\n\r\n'
+        ":ping\n\n"
+        "event: message\nid: 7\ndata:no space\ndata:  two lines\n\n"
+        "data: two more\r\ndata: lines\r\n\r\n"
+        "retry: 10\rdata: lone returns\r\r"
+        "data\n\n"
+        "data: [DONE]\n\ndata: never finished"
+    ).encode()
+    expected = [
+        '{"你": "好👋"}',
+        "no space\n two lines",
+        "two more\nlines",
+        "lone returns",
+        "",
+        "[DONE]",
+    ]
+    length = len(stream)
+    cuts = [[at, length] for at in range(length + 1)]
+    cuts += [[*pair, length] for pair in itertools.combinations(range(8, 48), 2)]
+    cuts.append(list(range(1, length + 1)))
+    results = visit.page.evaluate(CUT_EVERYWHERE, {"bytes": list(stream), "cuts": cuts})
+    assert [cut for cut, found in zip(cuts, results) if found != expected] == []
+
+
+def test_leaving_a_stream_early_closes_it(visit: Visit) -> None:
+    assert visit.page.evaluate(LEAVE_EARLY) == ["1", True]
+
+
+# What an answer may contain
+
+
+def test_markdown_is_shown_as_such(visit: Visit) -> None:
+    markdown = (
+        "# Title\n\n**bold** [link](https://example.com/a?b=1&c) `code`\n\n"
+        "| a | b |\n| - | -: |\n| 1 | 2 |\n\n3. three\n\n```python\nx < 1\n```\n\n"
+        "- [x] done\n\nH<sub>2</sub>O"
+    )
+    visit.page.route(COMPLETIONS, answering(stream_of(re.findall(r"..?", markdown, re.S))))
+    visit.ask("**not bold** <i>here</i>")
+    visit.wait_for_answer()
+    answer = visit.answer()
+    for tag, text in {
+        "h4": "Title",
+        "strong": "bold",
+        "p code": "code",
+        "td >> nth=1": "2",
+        "ol[start='3'] li": "three",
+        "pre code": "x < 1\n",
+        "sub": "2",
+    }.items():
+        assert answer.locator(tag).text_content() == text
+    link = answer.get_by_role("link", name="link")
+    assert link.get_attribute("href") == "https://example.com/a?b=1&c"
+    assert link.get_attribute("target") == "_blank"
+    assert link.get_attribute("rel") == "noopener noreferrer"
+    expect(visit.pane().locator(".question")).to_have_text("**not bold** <i>here</i>")
+    expect(visit.pane().locator(".question *")).to_have_count(0)
+
+
+ATTACKS = (
+    "<script>window.pwned=1</script><img src=x onerror=window.pwned=1>",
+    "text <img src='https://evil.example/a.png' onerror='window.pwned=1'> text",
+    "![a picture](https://evil.example/b.png)",
+    "[click](javascript:window.pwned=1) <a href='javascript:window.pwned=1'>click</a>",
+    "[click](data:text/html,<script>window.pwned=1</script>)",
+    "<svg onload=window.pwned=1><style>@import 'https://evil.example/c.css'</style></svg>",
+    "<iframe srcdoc='<script>parent.pwned=1</script>'></iframe><form action=/x><input name=a>",
+    "<div id=settings class=failure style='position:fixed;inset:0'>over everything</div>",
+    "<math><mtext><table><mglyph><style><!--</style>"
+    "<img title='--&gt;&lt;img src=1 onerror=window.pwned=1&gt;'>",
+    '```"><img src=x onerror=window.pwned=1>\ncode\n```',
+    "[a](https://example.com/'onmouseover='window.pwned=1 \"t' onmouseover='window.pwned=1\")",
+)
+
+
+def test_an_answer_that_attacks_is_only_text(visit: Visit) -> None:
+    visit.page.route(COMPLETIONS, answering(stream_of("\n\n".join(ATTACKS))))
+    visit.ask("attack")
+    visit.wait_for_answer()
+    answer = visit.answer()
+    expect(answer).to_contain_text("<script>window.pwned=1</script><img src=x onerror=")
+    expect(answer).to_contain_text("a picture")
+    for tag in ("script", "img", "svg", "style", "iframe", "form", "input", "math", "[id]"):
+        expect(answer.locator(tag)).to_have_count(0)
+    attributes = answer.evaluate(
+        """(node) => [...node.querySelectorAll("*")]
+          .filter((one) => !one.matches(".copy-code"))
+          .flatMap((one) => one.getAttributeNames())"""
+    )
+    assert set(attributes) <= {"href", "target", "rel", "class", "title", "tabindex", "dir"}
+    for link in answer.locator("a[href]").all():
+        assert re.match("https://(example.com|evil.example)/", str(link.get_attribute("href")))
+        link.hover()
+    assert visit.page.evaluate("() => window.pwned") is None
+
+
+def test_absurd_nesting_is_shown_as_it_is(visit: Visit) -> None:
+    visit.page.route(COMPLETIONS, answering(stream_of([">" * 20_000 + " deep"])))
+    visit.ask("nest")
+    expect(visit.answer()).to_contain_text("deep")
+    visit.wait_for_answer()
+
+
+def test_only_what_changed_in_a_growing_answer_is_drawn_anew(visit: Visit) -> None:
+    assert visit.page.evaluate(GROW) == [True, False, "second"]
+
+
+def test_an_answer_is_announced_once_and_not_token_by_token(visit: Visit) -> None:
+    visit.page.evaluate(
+        """() => {
+          window.said = [];
+          for (const node of document.querySelectorAll(".pane [role=status]")) {
+            const hear = () => window.said.push(node.textContent);
+            new MutationObserver(hear).observe(node, { childList: true });
+          }
+        }"""
+    )
+    visit.page.route(COMPLETIONS, answering(stream_of(["one ", "two ", "three"])))
+    visit.ask("count")
+    visit.wait_for_answer()
+    assert visit.page.evaluate("() => window.said") == [
+        "Conversation 1 is answering",
+        "Conversation 1 answered: one two three",
+    ]
+    assert visit.pane().get_by_role("log").get_attribute("aria-live") == "off"
