@@ -17,14 +17,15 @@ def show_progress(progress: Optional[Progress]) -> Iterator[Progress]:
     if progress is not None:
         yield progress
         return
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None where it was closed
         yield lambda done, total, what: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.description}")
+    text = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 

@@ -17,7 +17,10 @@ from glm_multiuser.cli import bench, chat, convert, demo, generate, patch, plan,
 from glm_multiuser.cli.interrupts import end
 from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.screen import print_error
-from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.errors import EngineClosedError, GenerationError, GLMMultiUserError
+
+LATER = (EngineClosedError, GenerationError)
+"""Errors of what ran already; all others reject it beforehand."""
 
 
 class _Commands(typer.core.TyperGroup):
@@ -28,7 +31,7 @@ class _Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except GLMMultiUserError as error:
             print_error(error)
-            raise typer.Exit(2) from None
+            raise typer.Exit(1 if isinstance(error, LATER) else 2) from None
         except KeyboardInterrupt:
             end()
 
@@ -85,7 +88,7 @@ app.command("convert")(convert.command)
 
 def run() -> None:
     """Runs the command of this process; a file that cannot be read or written is one line."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (None if closed)
+    open_streams()
     for stream in (sys.stdin, sys.stdout):
         # Not every terminal and pipe can show what a model says, or sends UTF-8.
         if isinstance(stream, io.TextIOWrapper):
@@ -101,6 +104,13 @@ def run() -> None:
     except (OSError, UnicodeError) as error:
         print_error(error)
         give_up()
+
+
+def open_streams() -> None:
+    """Standard streams that were closed (`<&-`), which are None, are empty and take everything."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def give_up() -> None:

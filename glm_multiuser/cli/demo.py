@@ -43,7 +43,7 @@ def command(
 
     The exit code is 1 if one of them is not.
     """
-    users = settings["users"]
+    users = EngineConfig(**pick(EngineConfig, settings)).users  # checked before it is counted to
     asked = questions(users) if prompts is None else prompts_of(prompts, users)
     params = loading.sampling_params(**pick(Sampling, settings), temperature=0.0)
     with loading.open_llm(checkpoint, **settings) as llm:

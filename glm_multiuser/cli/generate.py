@@ -56,6 +56,8 @@ def command(
     jobs = list(read_jobs(read_lines(file), params))
     if not jobs:
         raise ConfigError(f"{'stdin' if file == STDIN else file} has no prompts")
+    if out is not None and file != STDIN and out.exists() and out.samefile(file):
+        raise ConfigError(f"out is {out}, which is the file of prompts; it must be another one")
     with ExitStack() as stack:
         rows = stack.enter_context(Rows(out))
         if resume:

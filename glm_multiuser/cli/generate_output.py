@@ -63,6 +63,8 @@ class Rows:
         """
         if self.out is None:
             raise ConfigError("--resume needs --out, the file to go on with")
+        if not self.out.is_file():
+            raise ConfigError(f"out is {self.out}; --resume needs a file that it can read")
         content = self.out.read_bytes()
         end = content.rfind(b"\n") + 1
         for line in content[:end].split(b"\n")[:-1]:

@@ -23,19 +23,20 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def output() -> Console:
-    """Results. Made anew for each use, because tests exchange sys.stdout under it."""
-    return Console(highlight=False, soft_wrap=False)
+    """Results. Made anew for each use, because tests exchange sys.stdout under it. Without markup,
+    because names of folders may have brackets."""
+    return Console(highlight=False, markup=False)
 
 
 def wide_output(width: int) -> Console:
     """Results in a wide table; a pipe has no width that would have to be kept."""
     console = output()
-    return console if console.is_terminal else Console(highlight=False, width=width)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=width)
 
 
 def messages() -> Console:
     """Everything that is not a result, so that stdout can be piped into the next program."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False)
 
 
 def print_error(error: BaseException) -> None:
