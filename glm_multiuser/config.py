@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Optional
 
 from glm_multiuser.errors import ConfigError
@@ -28,6 +29,21 @@ def prompt_lengths(seq_length: int) -> tuple[int, ...]:
     """The lengths that prompts are padded to: powers of two, and the longest that may come."""
     powers = (SMALLEST_PROMPT << power for power in itertools.count())
     return (*itertools.takewhile(lambda length: length < seq_length, powers), seq_length)
+
+
+def folder_of(setting: str, folder: str) -> Path:
+    """The folder that a setting names, which may begin with `~` or `~user`.
+
+    Raises:
+        ConfigError: it cannot be the name of one.
+    """
+    try:
+        path = Path(folder).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{setting} is {folder!r}; there is no such user") from None
+    if "\0" in str(path):
+        raise ConfigError(f"{setting} is {folder!r}; a name must not have the character NUL")
+    return path
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,9 @@ class EngineConfig:
         for name in ("cache_memory", "session_memory", "session_disk"):
             if getattr(self, name) is not None:
                 bytes_of(name, getattr(self, name))
+        for name in ("weight_cache", "compile_cache_dir", "session_dir"):
+            if getattr(self, name) is not None:
+                folder_of(name, getattr(self, name))
         if self.compute_dtype == "int8" and self.weight_dtype not in (None, "int8", "int4"):
             raise ConfigError(
                 f"compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', or None for a "

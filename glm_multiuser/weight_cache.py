@@ -29,6 +29,7 @@ import numpy as np
 import xxhash
 
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
+from glm_multiuser.config import folder_of
 from glm_multiuser.device import cores
 from glm_multiuser.progress import Progress
 
@@ -59,12 +60,16 @@ MIB = 1 << 20
 
 def cache_folder(setting: Optional[str]) -> Optional[Path]:
     """Where packed weights are kept: in the folder that `weight_cache` or the environment variable
-    names, by default in `glm_multiuser` of `$XDG_CACHE_HOME` or `~/.cache`; None if it is "off"."""
+    names, by default in `glm_multiuser` of `$XDG_CACHE_HOME` or `~/.cache`; None if it is "off".
+
+    Raises:
+        ConfigError: it cannot be the name of a folder.
+    """
     folder = setting or os.environ.get(VARIABLE)
     if folder == OFF:
         return None
     if folder:
-        return Path(folder).expanduser()
+        return folder_of("weight_cache" if setting else VARIABLE, folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "glm_multiuser")
 
 

@@ -23,7 +23,7 @@ from typing import Any, Optional
 import mindspore as ms
 import xxhash
 
-from glm_multiuser.config import EngineConfig
+from glm_multiuser.config import EngineConfig, folder_of
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.mindspore_internals import (
     CACHE_ENABLED,
@@ -80,7 +80,7 @@ class CompileCache:
             "device": [engine.device_target, soc_version(), _variables()],
             "shapes": repr(shapes),
         }
-        folder = Path(engine.compile_cache_dir).expanduser()
+        folder = folder_of("compile_cache_dir", engine.compile_cache_dir)
         return cls(folder, json.dumps(depends_on, sort_keys=True))
 
     @contextlib.contextmanager

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from glm_multiuser.errors import SessionError
 from glm_multiuser.sessions.file import read_file, write_file
-from glm_multiuser.sessions.identity import Identity, read_secret
+from glm_multiuser.sessions.identity import SECRET_NAME, Identity, read_secret
 from glm_multiuser.sessions.session import Session
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".session"
+NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.session")
+REMAINS = re.compile(rf"\.({NAME.pattern}|{SECRET_NAME})-\w+\.part")
+"""Of partial files; whatever has another name belongs to somebody else, and stays."""
 REMAINS_SECONDS = 3600.0
 """Age of a partial file whose process has ended before it was whole."""
 
@@ -81,16 +86,18 @@ class SessionFolder:
             if time.time() - path.stat().st_mtime > self._ttl:
                 return None
             session = read_file(path, self._fingerprint, identity.name)
-            os.utime(path)
         except FileNotFoundError:
             return None
         except SessionError as error:
             logger.warning("a session is ignored: %s", error)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # read-only for us: it is ignored again
+                path.unlink()
             return None
         except OSError as error:
             self._failed("sessions are not read", error)
             return None
+        with suppress(OSError):  # read-only for us, or another server has removed it
+            os.utime(path)
         return session
 
     def forget(self, identity: Identity) -> None:
@@ -139,10 +146,10 @@ class SessionFolder:
         for entry in entries:
             try:
                 state = entry.stat(follow_symlinks=False)
-                if entry.name.endswith(SUFFIX):
+                if NAME.fullmatch(entry.name):
                     yield Found(state.st_mtime, state.st_size, Path(entry.path))
-                elif entry.name.endswith(".part") and time.time() - state.st_mtime > (
-                    REMAINS_SECONDS
+                elif (
+                    REMAINS.fullmatch(entry.name) and time.time() - state.st_mtime > REMAINS_SECONDS
                 ):
                     os.unlink(entry.path)
             except OSError:

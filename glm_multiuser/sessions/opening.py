@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Callable, Optional
 
-from glm_multiuser.config import EngineConfig
+from glm_multiuser.config import EngineConfig, folder_of
 from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.store import SessionStore
 from glm_multiuser.sizes import bytes_of
@@ -34,7 +33,7 @@ def open_store(
 
 
 def _open_folder(config: EngineConfig, fingerprint: Callable[[], str]) -> Optional[SessionFolder]:
-    path = Path(config.session_dir or "").expanduser()
+    path = folder_of("session_dir", config.session_dir or "")
     limit = bytes_of("session_disk", config.session_disk)
     try:
         return SessionFolder(path, limit, config.session_ttl, fingerprint())

@@ -52,6 +52,16 @@ def test_prompts_are_padded_to_powers_of_two(seq_length: int, lengths: tuple[int
         ("dtype", "bfloat16", "dtype is 'bfloat16'; it must be 'float32' or 'float16'"),
         ("kernels", "fast", "kernels is 'fast'; it must be one of auto, native, portable"),
         (
+            "compile_cache_dir",
+            "~nobody-here/x",
+            "compile_cache_dir is '~nobody-here/x'; there is no such user",
+        ),
+        (
+            "session_dir",
+            "a\0b",
+            r"session_dir is 'a\x00b'; a name must not have the character NUL",
+        ),
+        (
             "weight_dtype",
             "int3",
             "weight_dtype is 'int3'; it must be one of float32, bfloat16, float16, int8, int4",

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from glm_multiuser import MultiUserLLM, SamplingParams, weight_cache
+from glm_multiuser import ConfigError, MultiUserLLM, SamplingParams, weight_cache
 from glm_multiuser.backends.native import library
 from glm_multiuser.checkpoint.matching import Filled
 from glm_multiuser.device_thread import DEVICE_THREAD
@@ -427,5 +427,8 @@ class TestFolder:
         assert cache_folder(None) == Path("/elsewhere/glm_multiuser")
         monkeypatch.setenv(weight_cache.VARIABLE, "off")
         assert cache_folder(None) is None
+        monkeypatch.setenv(weight_cache.VARIABLE, "~nobody-here/x")
+        with pytest.raises(ConfigError, match=f"{weight_cache.VARIABLE} is '~nobody-here/x'"):
+            cache_folder(None)
         assert cache_folder("~/here") == Path("/somebody/here")
         assert cache_folder("off") is None

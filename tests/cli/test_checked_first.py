@@ -27,6 +27,8 @@ WRONG = {
     "--weight-dtype int3": "weight_dtype is 'int3'; it must be one of float32, bfloat16,",
     "--kernels fast": "kernels is 'fast'; it must be one of auto, native, portable",
     "--kernels portable --dtype float16 --users-per-cell 9": "users_per_cell is 9; it must be",
+    "--session-dir ~nobody-here/x": "session_dir is '~nobody-here/x'; there is no such user",
+    "--weight-cache ~nobody-here/x": "weight_cache is '~nobody-here/x'; there is no such user",
     "--kernels native --dtype float16": "kernels is 'native', but they compute in float32",
 }
 NOT_THERE = {

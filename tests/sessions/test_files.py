@@ -145,6 +145,45 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert not folder.save(identities[4], session_of(1000))  # alone it is too large
 
 
+def test_what_others_have_in_the_folder_stays(tmp_path: Path) -> None:
+    names = ("telegram.session", "film.mkv.part", ".film-abc.part", "x.session")
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(5000))
+        os.utime(tmp_path / name, (0, 0))
+    own = folder_at(tmp_path)
+    identity = identity_of(own.secret, b"", 1)
+    own.save(identity, session_of(3))
+    (saved,) = tmp_path.glob(f"{identity.name}*")
+    remains = [tmp_path / f".{saved.name}-ab1_.part", tmp_path / f".{SECRET_NAME}-ab1_.part"]
+    for path in (saved, *remains):
+        path.touch()
+        os.utime(path, (0, 0))
+    folder = folder_at(tmp_path, limit=1)
+    assert {path.name for path in tmp_path.iterdir()} == {*names, SECRET_NAME}
+    assert (folder.count, folder.nbytes) == (0, 0)
+
+
+def test_a_read_only_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_at(tmp_path)
+    good, bad = (identity_of(folder.secret, b"", number) for number in range(2))
+    for identity in (good, bad):
+        folder.save(identity, session_of(3))
+    damaged = next(tmp_path.glob(f"{bad.name}*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+
+    def read_only(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("glm_multiuser.sessions.folder.os.utime", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    assert same(folder.load(good), session_of(3))
+    assert folder.load(bad) is None
+    (record,) = caplog.records
+    assert "it is cut short" in record.message
+
+
 def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_at(tmp_path, ttl=HOUR)
     identity = identity_of(folder.secret, b"", 1)
