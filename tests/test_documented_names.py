@@ -1,12 +1,28 @@
-"""Whatever the documents import, or call by its full name, is there."""
+"""Whatever the documents import, or call by its full name, is there, and docs/api.md has every
+parameter, field and error."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from glm_multiuser import (
+    CausalConfig,
+    EngineConfig,
+    EngineStats,
+    ModelConfig,
+    MultiUserLLM,
+    SamplingParams,
+    answer,
+    errors,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -72,3 +88,39 @@ def test_a_name_that_is_gone_is_noticed() -> None:
     assert is_there("glm_multiuser.config.EngineConfig")
     assert not is_there("glm_multiuser.models.registry.make_model")
     assert not is_there("glm_multiuser.config.Nothing")
+
+
+API = (ROOT / "docs" / "api.md").read_text("utf-8")
+HEADINGS = re.findall(r"^### (`\w+\(.*)$", API, re.MULTILINE)
+METHODS = [method for line in HEADINGS for method in re.findall(r"`(\w+)\((.*?)\)(?: ->|`)", line)]
+DATACLASSES = [
+    *(answer.GenerationResult, answer.Logprob, answer.Piece, answer.Timings, answer.Usage),
+    *(CausalConfig, EngineConfig, EngineStats, ModelConfig, SamplingParams),
+]
+
+
+@pytest.mark.parametrize(("name", "documented"), METHODS, ids=[name for name, _ in METHODS])
+def test_parameters_are_those_of_the_method(name: str, documented: str) -> None:
+    function = getattr(MultiUserLLM, name)
+    found = inspect.signature(function).parameters.values()
+    shown = ast.parse(f"def documented({documented}): pass").body[0]
+    assert isinstance(shown, ast.FunctionDef)
+    by_name = [one.name for one in found if one.kind is one.KEYWORD_ONLY]
+    by_position = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert [one.arg for one in shown.args.args] == [one for one in by_position if one != "self"]
+    if shown.args.kwarg is None:
+        assert [one.arg for one in shown.args.kwonlyargs] == by_name
+
+
+@pytest.mark.parametrize("declared", DATACLASSES, ids=lambda declared: declared.__name__)
+def test_every_field_is_documented(declared: Any) -> None:
+    names = set(re.findall(r"`(\w+)`", API))
+    assert {one.name for one in fields(declared)} - names == set()
+
+
+def test_the_tree_of_errors_is_complete() -> None:
+    (tree,) = re.findall(r"^```text\n(GLMMultiUserError\n.*?)^```", API, re.DOTALL | re.MULTILINE)
+    classes = [one for one in vars(errors).values() if inspect.isclass(one)]
+    assert set(re.findall(r"\w+Error\b", tree)) == {
+        one.__name__ for one in classes if issubclass(one, errors.GLMMultiUserError)
+    }
