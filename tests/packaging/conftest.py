@@ -50,15 +50,22 @@ def quick_compiler(folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a source archive of a copy of the checkout, with the setuptools that is here."""
-    folder = tmp_path_factory.mktemp("wheel")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive of a copy of the checkout, by the setuptools that is here."""
+    folder = tmp_path_factory.mktemp("archive")
     sources = folder / "sources"
     shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*not_sources()))
-    archive = (sys.executable, "-m", "build", "--no-isolation", "--sdist", "-o", folder, sources)
-    run(*archive, folder=folder)
+    build = (sys.executable, "-m", "build", "--no-isolation", "--sdist", "-o", folder, sources)
+    run(*build, folder=folder)
     (packed,) = folder.glob("*.tar.gz")
-    shutil.unpack_archive(packed, folder / "unpacked")
+    return packed
+
+
+@pytest.fixture(scope="session")
+def wheel(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source archive."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.unpack_archive(archive, folder / "unpacked")
     (unpacked,) = (folder / "unpacked").iterdir()
     command = command_with("pip wheel").replace("/wheels", str(folder / "wheels"))
     variables = {"PATH": PROGRAMS, "CXX": quick_compiler(folder), **WITHOUT_ISOLATION}

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -25,6 +26,14 @@ MAX_BYTES = 20_000_000
 
 SIZES = ("--users", "2", "--seq-length", "128")
 QUESTION = "你好"
+
+
+def test_the_archive_has_no_tests(archive: Path) -> None:
+    with tarfile.open(archive) as packed:
+        names = [name.partition("/")[2] for name in packed.getnames()]
+    assert "tests/golden/chatglm_6b_3layers/expected.json" in names
+    assert "glm_multiuser/backends/native/cpu/program.cpp" in names
+    assert [name for name in names if name.startswith("tests/") and name.endswith(".py")] == []
 
 
 def test_the_wheel_is_small_and_for_many_systems(wheel: Path) -> None:
