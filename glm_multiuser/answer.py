@@ -224,7 +224,7 @@ class AnswerCollector:
         token_id = event.choice.token_id
         text, stopped = "", False
         if self._detokenizer and token_id not in self.request.stop_token_ids:
-            content = self._content(self._detokenizer.push([token_id]))
+            content = self._content(self._detokenizer.push([token_id]), token_id)
             text, stopped = self._stop_strings.feed(content)
         if stopped:
             if self.reader:
@@ -248,8 +248,15 @@ class AnswerCollector:
             return "", (*read.tool_calls, begun)
         return read.text, read.tool_calls
 
-    def _content(self, text: str) -> str:
-        return self.reader.feed(text) if self.reader else text
+    def _content(self, text: str, token_id: Optional[int] = None) -> str:
+        """The content in the text that `token_id`, or the end, has made final."""
+        if self.reader is None or self.tokenizer is None:
+            return text
+        name = self.tokenizer.separator
+        if token_id is None or token_id != self.tokenizer.separator_id:
+            return self.reader.take_text(text)
+        before = self.reader.take_text(text.removesuffix(name))
+        return before + self.reader.take_separator(name)
 
     def _finish(self, text: str, tokens: tuple[Token, ...], end: End) -> Piece:
         self._texts.append(text)

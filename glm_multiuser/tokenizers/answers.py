@@ -33,8 +33,19 @@ class AnswerReader:
     """
 
     def feed(self, delta: str) -> str:
-        """Takes the next decoded text and returns the content that is now certain, often ""."""
+        """Takes the next decoded text and returns the content that is now certain, often "".
+
+        A special token's name in it counts as the token, as `decode` writes it.
+        """
         return delta
+
+    def take_text(self, text: str) -> str:
+        """`feed` for text in which names of special tokens are spelled out, and are no tokens."""
+        return self.feed(text)
+
+    def take_separator(self, name: str) -> str:
+        """`feed` for the tokenizer's `separator`, which has this name."""
+        return self.feed(name)
 
     def finish(self) -> AnswerEnd:
         """Returns what was held back and the calls, once no more text will come."""

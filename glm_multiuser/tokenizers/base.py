@@ -110,6 +110,7 @@ class ChatTokenizer(ABC):
         separator: name of the special token that begins the next message of the same answer
             (`<|assistant|>` of ChatGLM3 and GLM-4). Answers show it, for `answer_reader` and
             `process_response`.
+        separator_id: its id; None: the vocabulary has none.
         vocab_size: one more than the highest id; a model's vocabulary may be padded.
         special: id of each special token by its name.
         special_ids: ids that no text becomes.
@@ -129,7 +130,7 @@ class ChatTokenizer(ABC):
     ) -> None:
         self._vocabulary = vocabulary
         self._replacements = replacements
-        self._separator = vocabulary.special.get(self.separator)
+        self.separator_id = vocabulary.special.get(self.separator)
         self._names = {one: name.encode("utf-8") for name, one in vocabulary.special.items()}
         self.special = vocabulary.special
         self.special_ids = frozenset(vocabulary.special.values())
@@ -210,7 +211,7 @@ class ChatTokenizer(ABC):
         return AnswerTokens(
             self._vocabulary,
             self._names,
-            self._separator,
+            self.separator_id,
             continued,
             strips,
             exact,

@@ -50,7 +50,7 @@ class HeaderTokenizer(ChatTokenizer):
 
     @property
     def call_token_ids(self) -> frozenset[int]:
-        return frozenset() if self._separator is None else frozenset([self._separator])
+        return frozenset() if self.separator_id is None else frozenset([self.separator_id])
 
     def content_header(self, *, continued: bool = False) -> str:
         if continued or not self._strips_answers:
@@ -72,11 +72,11 @@ class HeaderTokenizer(ChatTokenizer):
 
     def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
         """Messages with `SEPARATOR` between them; content comes first."""
-        if self._separator is None:
+        if self.separator_id is None:
             return super().calls_rule(calls, content)
         call = one_of(calls)
         text = sequence(literal("\n"), self._space(), content or ANY_TEXT)
-        next_call = sequence(special_token(self._separator), call)
+        next_call = sequence(special_token(self.separator_id), call)
         rules = [text, f"{call} ({next_call})*"]
         return one_of(rules if content else [*rules, f"{text} ({next_call})+"])
 
@@ -132,10 +132,13 @@ class HeaderAnswerReader(AnswerReader):
 
     def feed(self, delta: str) -> str:
         *ended, rest = (self._unsplit + delta).split(SEPARATOR)
-        content = "".join(self._take(text) + self._end_message() for text in ended)
+        content = "".join(self.take_text(text) + self._end_message() for text in ended)
         held = unfinished_match(rest, SEPARATOR)
         self._unsplit = rest[len(rest) - held :]
-        return content + self._take(rest[: len(rest) - held])
+        return content + self.take_text(rest[: len(rest) - held])
+
+    def take_separator(self, name: str) -> str:
+        return self._end_message()
 
     @property
     def ended_calls(self) -> Sequence[ToolCall]:
@@ -151,7 +154,7 @@ class HeaderAnswerReader(AnswerReader):
 
     def finish(self) -> AnswerEnd:
         rest, self._unsplit = self._unsplit, ""
-        return AnswerEnd(self._take(rest) + self._end_message(), tuple(self._calls))
+        return AnswerEnd(self.take_text(rest) + self._end_message(), tuple(self._calls))
 
     def _begin_message(self) -> None:
         self._header = ""
@@ -160,7 +163,7 @@ class HeaderAnswerReader(AnswerReader):
         self._in_content = False
         self._content_began = False
 
-    def _take(self, text: str) -> str:
+    def take_text(self, text: str) -> str:
         if self._in_content:
             return self._content(text)
         if self._called:

@@ -27,21 +27,22 @@ from tests.engine.mock_runner import MockRunner
 
 SEQ_LENGTH = 4096
 BYTES = 256
-END, MESSAGE = BYTES, BYTES + 1
-"""Ids behind those of the bytes: of the end, and of the beginning of a message."""
-VOCAB = BYTES + 2
+END, MESSAGE, NEXT = BYTES, BYTES + 1, BYTES + 2
+"""Ids behind those of the bytes: of the end, of the beginning of a message, and of `SEPARATOR`."""
+VOCAB = BYTES + 3
 CHUNK = 64
 
 
 class EchoTokenizer(ChatTokenizer):
-    """A token is a byte of UTF-8."""
+    """A token is a byte of UTF-8, or `SEPARATOR`."""
 
+    separator = SEPARATOR
     stop_token_ids = (END,)
     _strips_answers = True
 
     def __init__(self) -> None:
         pieces = {byte: bytes([byte]) for byte in range(BYTES)}
-        super().__init__(Vocabulary(lambda text: list(text.encode()), pieces, {}))
+        super().__init__(Vocabulary(_encode, pieces, {SEPARATOR: NEXT}))
         self.vocab_size = VOCAB
 
     def encode_messages(
@@ -63,6 +64,11 @@ class EchoTokenizer(ChatTokenizer):
         self, tools: Sequence[Mapping[str, Any]] = (), *, continued: bool = False
     ) -> AnswerReader:
         return HeaderAnswerReader(tools, read_python_call, continued=continued)
+
+
+def _encode(text: str) -> list[int]:
+    first, *others = text.split(SEPARATOR)
+    return [*first.encode(), *(one for other in others for one in (NEXT, *other.encode()))]
 
 
 class TaggedEchoTokenizer(EchoTokenizer):

@@ -14,7 +14,7 @@ from glm_multiuser.server.service import LONG_PROMPT
 from glm_multiuser.server.settings import ModelSettings
 from glm_multiuser.tokenizers import load_tokenizer
 from tests.server.asking import KEYS, RED, post
-from tests.server.echoing import BYTES, END, MESSAGE, SEQ_LENGTH, VOCAB, echo_llm
+from tests.server.echoing import BYTES, END, MESSAGE, NEXT, SEQ_LENGTH, VOCAB, echo_llm
 from tests.server.in_process import (
     FOLDER,
     MODEL,
@@ -134,7 +134,7 @@ def test_no_token_of_the_vocabulary_fails(echo: InProcessServer) -> None:
     every = list(range(VOCAB))
     text = answer_of(echo, "/detokenize", {"tokens": every})["prompt"]
     assert text.startswith(bytes(range(128)).decode())
-    assert {END, MESSAGE} == set(every[BYTES:])
+    assert {END, MESSAGE, NEXT} == set(every[BYTES:])
     assert answer_of(echo, "/detokenize", {"tokens": []}) == {"prompt": ""}
 
 

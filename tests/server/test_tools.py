@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glm_multiuser.tokenizers.headers import SEPARATOR
-from tests.server.echoing import EchoTokenizer, call, echo_llm, message, together
+from tests.server.echoing import END, EchoTokenizer, call, echo_llm, message, together
 from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
 from tests.server.openai_reading import (
     CHAT,
@@ -157,7 +157,7 @@ def test_stop_strings_are_looked_for_in_the_content_only(echo: InProcessServer) 
 def test_logprobs_and_token_ids_are_those_of_all_tokens(echo: InProcessServer) -> None:
     says = together(message("a"), CALL)
     choice = answer(echo, says, logprobs=True, return_token_ids=True)
-    assert len(choice.token_ids) == len(says.encode()) + 1
+    assert choice.token_ids == [*EchoTokenizer().encode(says), END]
     written = [entry["bytes"] for entry in choice.logprobs["content"]]
     assert b"".join(map(bytes, written)) == says.lstrip().encode()
 

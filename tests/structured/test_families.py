@@ -167,3 +167,27 @@ def test_content_or_strict_calls(small_tokenizer: ChatTokenizer, content: Any) -
         if content and answer.complete and not answer.calls:
             jsonschema.validate(json.loads(answer.text), content)
     assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("text", ["a<|assistant|>b", "<|assistant|>get_weather\n{}"])
+def test_a_spelled_special_token_splits_no_answer(
+    small_tokenizer: ChatTokenizer, text: str
+) -> None:
+    content = {"const": text}
+    parameters = {"type": "object", "properties": {"a": content}, "required": ["a"]}
+    tools = [tool("get_weather", {**parameters, "additionalProperties": False})]
+    compiler = compiler_of(small_tokenizer)
+    grammar = Grammar.tool_call(tools, required=False, content=content)
+    try:
+        small_tokenizer.answer_reader(tools)
+    except InvalidParameterError:
+        return  # test_calls has what happens then
+    kinds = set()
+    for seed in range(8):
+        answer = walk(compiler, small_tokenizer, grammar, seed, tools)
+        kinds.add(bool(answer.calls))
+        for call in answer.calls:
+            assert json.loads(call.arguments) == {"a": text}
+        if not answer.calls:
+            assert json.loads(answer.text) == text
+    assert kinds == {True, False}

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from glm_multiuser.answer import AnswerCollector
+from glm_multiuser.engine.request import End, Event, Request, Token
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import RowSampler, choose
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.structured import GrammarCompiler
-from glm_multiuser.tokenizers import ChatTokenizer, ContentReader
+from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.calls import ToolCall
 
 
@@ -41,36 +43,27 @@ def walk(
     """The answer of a model with random logits, read as a conversation's answer is."""
     params = SamplingParams(grammar=grammar, seed=seed, **wanted)
     matcher = compiler.compile(grammar)
-    stops = tokenizer.stop_token_ids
-    sampler = RowSampler(params, [1, 2], stops, compiler.vocab_size, matcher)
+    stops, size = tokenizer.stop_token_ids, compiler.vocab_size
+    request = Request([1, 2], params, "user", stops, longest, size, _ignore, matcher=matcher)
+    collector = AnswerCollector(request, tokenizer, tokenizer.answer_reader(tools))
+    sampler = RowSampler(params, [1, 2], stops, size, matcher)
     logits = np.random.default_rng(seed)
     token_ids: list[int] = []
     while not sampler.complete and len(token_ids) < longest:
-        scores = logits.normal(0, 3, (1, compiler.vocab_size)).astype(np.float32)
+        scores = logits.normal(0, 3, (1, size)).astype(np.float32)
         (choice,) = choose(scores, [sampler])
         assert choice is not None
         sampler.accept(choice.token_id)
         token_ids.append(choice.token_id)
-    return read(tokenizer, token_ids, sampler.complete, grammar, tools)
+        collector.take(Token(choice, 1.0))
+    collector.take(End("stop" if sampler.complete else "length", None, 0.0, 1.0))
+    assert collector.result is not None
+    result = collector.result
+    return Answer(result.text, result.tool_calls, token_ids, sampler.complete)
 
 
-def read(
-    tokenizer: ChatTokenizer,
-    token_ids: Sequence[int],
-    complete: bool,
-    grammar: Grammar,
-    tools: Sequence[Any] = (),
-) -> Answer:
-    reader = (
-        ContentReader(tokenizer.content_header())
-        if grammar.is_content
-        else tokenizer.answer_reader(tools)
-    )
-    detokenizer = tokenizer.detokenizer(exact=True)
-    shown = [one for one in token_ids if one not in tokenizer.stop_token_ids]
-    text = reader.feed(detokenizer.push(shown) + detokenizer.flush())
-    end = reader.finish()
-    return Answer(text + end.text, end.tool_calls, list(token_ids), complete)
+def _ignore(event: Event) -> None:
+    pass
 
 
 def tool(name: str, parameters: Optional[dict[str, Any]] = None) -> dict[str, Any]:
