@@ -153,8 +153,10 @@ def convert(
                 write_gguf_tokenizer(gguf, new)
             for name in COPIED if gguf is None else ():
                 for beside in (config_file.parent, folder):  # the latter replaces the former
-                    if (beside / name).is_file():
-                        shutil.copyfile(beside / name, new / name)
+                    for file in filter(Path.is_file, beside.glob(name)):
+                        copy = new / file.relative_to(beside)
+                        copy.parent.mkdir(exist_ok=True)
+                        shutil.copyfile(file, copy)
     except OSError as error:
         raise CheckpointError(f"cannot write {destination}: {error}") from error
 

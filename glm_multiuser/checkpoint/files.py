@@ -94,8 +94,10 @@ def filling(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         if folder.is_dir() and any(folder.iterdir()):
-            for path in temporary.iterdir():
-                os.replace(path, folder / path.name)
+            for path in filter(Path.is_file, temporary.rglob("*")):
+                place = folder / path.relative_to(temporary)
+                place.parent.mkdir(exist_ok=True)
+                os.replace(path, place)
         else:
             os.replace(temporary, folder)
     finally:

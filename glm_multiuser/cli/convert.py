@@ -60,8 +60,8 @@ def command(
 def print_folder(folder: Path) -> None:
     """The files of the folder with their sizes."""
     typer.echo(f"{folder}/")
-    for path in sorted(folder.iterdir()):
-        typer.echo(f"  {path.name:26}{decimal(path.stat().st_size):>10}")
+    for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+        typer.echo(f"  {path.relative_to(folder)!s:26}{decimal(path.stat().st_size):>10}")
 
 
 def how_to_load(folder: Path) -> str:

@@ -16,7 +16,7 @@ from glm_multiuser.tokenizers import chatglm2, chatglm_6b, glm4, tokenizer_json
 from glm_multiuser.tokenizers.answers import AnswerEnd, AnswerReader, ContentReader
 from glm_multiuser.tokenizers.base import AnswerTokens, ChatTokenizer, Vocabulary
 from glm_multiuser.tokenizers.calls import ToolCall
-from glm_multiuser.tokenizers.chat_template import TEMPLATE_FILE, ChatTemplate
+from glm_multiuser.tokenizers.chat_template import MORE_TEMPLATES, TEMPLATE_FILE, ChatTemplate
 from glm_multiuser.tokenizers.chatglm2 import ChatGLM2Tokenizer
 from glm_multiuser.tokenizers.chatglm_6b import ChatGLM6BTokenizer
 from glm_multiuser.tokenizers.folder import end_token_ids, read_tokenizer_config
@@ -61,8 +61,9 @@ TOKENIZER_FILES = (
     tokenizer_json.VOCABULARY_FILE,
     *tokenizer_json.OLDER_FILES,
     TEMPLATE_FILE,
+    MORE_TEMPLATES,
 )
-"""A folder with any of these has a tokenizer."""
+"""Names and patterns; a folder with any of these names has a tokenizer."""
 
 
 def load_tokenizer(folder: Union[str, Path]) -> Optional[ChatTokenizer]:

@@ -22,6 +22,8 @@ from glm_multiuser.tokenizers.folder import read_tokenizer_config
 from glm_multiuser.tokenizers.text import Objects
 
 TEMPLATE_FILE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+"""Newer than a list of templates in `tokenizer_config.json`; a file is named as its template."""
 
 LONGEST = 1 << 26
 """Characters of a prompt: templates are not trusted, and more text than any model takes would fill
@@ -94,11 +96,13 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Optional[ChatTemplate]:
-        """Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`.
+        """Reads `chat_template.jinja` and the files of `MORE_TEMPLATES`; where there are none,
+        `chat_template` of `tokenizer_config.json`.
 
-        None when the folder has neither, as folders of base models. Of several templates the one
-        named "tool_use" is for conversations with tools, and the one named "default" for others, as
-        in transformers; where only one of them is there, it is for all.
+        None when the folder has none of them, as folders of base models. Of several templates the
+        one named "tool_use" is for conversations with tools, and the one named "default", which
+        `chat_template.jinja` is, for others, as in transformers; where only one of them is there,
+        it is for all.
 
         Raises:
             CheckpointError: a file that cannot be read, or a template of another kind.
@@ -108,19 +112,20 @@ class ChatTemplate:
         for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
             value = config.get(name)
             constants[name] = str(value.get("content") if isinstance(value, dict) else value or "")
-        file = folder / TEMPLATE_FILE
-        if file.exists():
-            return cls(read_text(file), str(file), constants)
-        source: Any = config.get("chat_template")
-        if not source:
-            return None
-        for_tools: Any = None
-        if isinstance(source, list):
-            entries = [one for one in source if isinstance(one, dict)]
+        where = f"{TEMPLATE_FILE} or {MORE_TEMPLATES} in {folder}"
+        named: dict[str, Any] = {file.stem: read_text(file) for file in folder.glob(MORE_TEMPLATES)}
+        if (folder / TEMPLATE_FILE).exists():
+            named["default"] = read_text(folder / TEMPLATE_FILE)
+        if not named:
+            where = f"chat_template of tokenizer_config.json in {folder}"
+            found: Any = config.get("chat_template")
+            if not found:
+                return None
+            entries = found if isinstance(found, list) else [{"name": "default", "template": found}]
+            entries = [one for one in entries if isinstance(one, dict)]
             named = {str(one.get("name")): one.get("template") for one in entries}
-            for_tools = named.get("tool_use")
-            source = named.get("default") or for_tools
-        where = f"chat_template of tokenizer_config.json in {folder}"
+        for_tools = named.get("tool_use")
+        source: Any = named.get("default") or for_tools
         for one in (source, for_tools or ""):
             if not isinstance(one, str):
                 raise CheckpointError(f"{where} is {type(one).__name__}; it must be a string")

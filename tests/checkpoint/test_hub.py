@@ -77,6 +77,16 @@ def test_only_the_files_that_are_read_and_those_once(hub: Hub, model: Repository
     assert len(hub.transfers) == len(expected)
 
 
+def test_chat_templates_in_their_folder(hub: Hub, source: Path) -> None:
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("a")
+    (source / "additional_chat_templates" / "notes.txt").write_text("b")
+    hub.add("owner/templates", source)
+    download("owner/templates")
+    expected = {*SMALL, "model.safetensors", "additional_chat_templates/tool_use.jinja"}
+    assert hub.transferred() == expected
+
+
 def test_shards_and_their_index(hub: Hub, source: Path) -> None:
     (source / "model.safetensors").unlink()
     (source / "pytorch_model.bin").write_bytes(b"?")

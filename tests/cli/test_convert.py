@@ -178,6 +178,19 @@ def test_files_are_replaced_only_with_force(run: Run, huggingface: Path, mindfor
     assert (mindformers / "notes.txt").read_text() == "mine"
 
 
+def test_chat_templates_are_taken_over(run: Run, huggingface: Path, tmp_path: Path) -> None:
+    templates = huggingface / "additional_chat_templates"
+    templates.mkdir()
+    new = tmp_path / "new" / templates.name
+    for content in ("old", "new"):
+        (templates / "tool_use.jinja").write_text(content)
+        result = run("convert", huggingface, tmp_path / "new", "--force")
+        assert result.exit_code == 0
+        assert f"{templates.name}/tool_use.jinja" in result.stdout
+        (new / "mine.txt").write_text("mine")  # beside which a file is replaced
+        assert (new / "tool_use.jinja").read_text() == content
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -249,6 +249,18 @@ class TestTemplate:
         (copied / "chat_template.jinja").write_text("{{ eos_token }}3")
         found = HuggingFaceTokenizer.from_folder(copied)
         assert found.encode_prompt("a") == found.encode("3")
+        # As `PreTrainedTokenizerBase` of transformers reads it: files only, if there are any.
+        (copied / "additional_chat_templates").mkdir()
+        (copied / "additional_chat_templates" / "tool_use.jinja").write_text(
+            "4{{ tools is none }}<tool_call>"
+        )
+        (copied / "additional_chat_templates" / "rag.jinja").write_text("{{ no template")
+        found = HuggingFaceTokenizer.from_folder(copied)
+        assert found.encode_prompt("a") == found.encode("3")
+        assert found.decode(found.encode_messages(user, tools)) == "4False<tool_call>"
+        (copied / "chat_template.jinja").unlink()
+        found = HuggingFaceTokenizer.from_folder(copied)
+        assert found.decode(found.encode_prompt("a")) == "4True<tool_call>"
 
 
 class TestFiles:
