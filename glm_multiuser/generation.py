@@ -184,6 +184,20 @@ class GenerationMixin(InputProcessor):
             handles.append(Handle(answer, events, self._enqueue(request, wait=True)))
         return [handle.result() for handle in handles]
 
+    def check_queue(self, group: str = "") -> None:
+        """Raises what `submit` would raise now for a full queue or a closed engine.
+
+        Before work that would be in vain, such as compiling a grammar.
+
+        Args:
+            group: as in `submit`.
+
+        Raises:
+            QueueFullError: too many requests are waiting.
+            EngineClosedError: the engine accepts no more requests.
+        """
+        self._engine.check_queue(group)
+
     def _enqueue(self, request: Request, wait: bool = False) -> Callable[[], None]:
         """-> its cancel. With `wait`, returns as soon as there is room in the queue."""
         self._engine.submit(request, wait)

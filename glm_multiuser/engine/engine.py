@@ -97,17 +97,22 @@ class Engine(StepLoop):
             self._scheduler.waiting.append(request)
         self._device_thread.wake()
 
+    def check_queue(self, group: str) -> None:
+        """Raises what `submit` would raise now for any request of this group.
+
+        Raises:
+            EngineClosedError, QueueFullError: as `submit` does.
+        """
+        with self._lock:
+            refusal = self._refusal_of_group(group)
+        if refusal is not None:
+            raise refusal
+
     def _refusal(self, request: Request) -> Optional[GLMMultiUserError]:
-        scheduler, slots = self._scheduler, self._scheduler.slots
-        if self._closing:
-            return EngineClosedError("the engine is closed; it takes no new requests")
-        # What a free slot will take in at the next steps does not wait in the sense of the limit.
-        free = slots.count - slots.busy
-        if not has_room(scheduler.waiting.counts(), request.group, self.max_queue, free):
-            return QueueFullError(
-                f"{len(scheduler.waiting)} requests are waiting; max_queue is {self.max_queue}"
-            )
-        of_user = sum(waiting.holder == request.holder for waiting in scheduler.waiting)
+        refusal = self._refusal_of_group(request.group)
+        if refusal is not None:
+            return refusal
+        of_user = sum(one.holder == request.holder for one in self._scheduler.waiting)
         if of_user >= self.max_queue_per_user:
             return UserBusyError(
                 f"user {request.user!r} has {of_user} requests waiting; "
@@ -115,6 +120,16 @@ class Engine(StepLoop):
                 field="user",
             )
         return None
+
+    def _refusal_of_group(self, group: str) -> Optional[GLMMultiUserError]:
+        waiting, slots = self._scheduler.waiting, self._scheduler.slots
+        if self._closing:
+            return EngineClosedError("the engine is closed; it takes no new requests")
+        # What a free slot will take in at the next steps does not wait in the sense of the limit.
+        free = slots.count - slots.busy
+        if has_room(waiting.counts(), group, self.max_queue, free):
+            return None
+        return QueueFullError(f"{len(waiting)} requests are waiting; max_queue is {self.max_queue}")
 
     def cancel(self, request: Request) -> None:
         """Ends a request wherever it is; its slot is free within two steps."""

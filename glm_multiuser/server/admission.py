@@ -51,11 +51,6 @@ class Admission:
         """Answers admitted and not released."""
         return sum(self._by_key.values())
 
-    @property
-    def keys(self) -> set[str]:
-        """That have requests in flight."""
-        return set(self._by_key)
-
     @staticmethod
     def _check(kind: str, name: str, counts: Counter[str], count: int, limit: int) -> None:
         if counts[name] + count > limit:

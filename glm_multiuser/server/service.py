@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from glm_multiuser.errors import PromptTooLongError, QueueFullError
+from glm_multiuser.errors import PromptTooLongError
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.admission import Admission
 from glm_multiuser.server.compiling import GrammarQueue
@@ -265,14 +265,11 @@ class Service:
         params = request.params or llm.default_params
         if params.grammar is None:
             return None
-        stats = llm.stats()
-        only_key = self.admission.keys == {admitted.caller.key}  # or it may still have its share
-        if only_key and stats.waiting >= limit + stats.users - stats.active_users:
-            raise QueueFullError(f"{stats.waiting} requests are waiting; max_queue is {limit}")
+        llm.check_queue(admitted.caller.key)
         compiling = self._grammars.run(
             admitted.caller.key,
             limit,
-            stats.users,
+            llm.config.users,
             partial(
                 llm.compile_grammar,
                 params.grammar,

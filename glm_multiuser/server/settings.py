@@ -89,6 +89,11 @@ class Limits:
         check(self)
 
 
+def most_answers(limits: Limits, engine: EngineConfig) -> int:
+    """Prompts and answers of one request: more would not be admitted even to an idle server."""
+    return min(limits.choices, limits.requests_per_key, engine.users + engine.max_queue)
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """Everything about a server but its address.

@@ -321,6 +321,29 @@ def test_admission_counts_all_or_none() -> None:
     assert (admission._by_key, admission._by_user) == ({}, {})  # names of the past take no memory
 
 
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"limits": {"requests_per_key": 2}}, 2),
+        ({"users": 1, "max_queue": 2}, 3),
+        ({"limits": {"choices": 4}}, 4),
+    ],
+)
+def test_more_answers_than_an_idle_server_admits_are_no_matter_of_time(
+    settings: dict[str, Any], most: int
+) -> None:
+    body = {"model": MODEL, "prompt": "ab"}
+    with in_process_server(mock_settings(**settings)) as server, nothing_stays(server):
+        refused = post(server, "/v1/completions", {**body, "n": most + 1})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "n")
+        assert f"n is {most + 1} " in error["message"]
+        assert f"one request may ask for {most}" in error["message"]
+        assert len(post(server, "/v1/completions", {**body, "n": most}).json()["choices"]) == most
+        config = get(server, f"/v2/models/{MODEL}/config").json()
+        assert config["max_batch_size"] == most
+
+
 def test_several_answers_are_one_request_of_their_user() -> None:
     admission = Admission(Limits(requests_per_user=1))
     release = admission.admit(Caller(), "me", 8)

@@ -237,6 +237,20 @@ def test_a_server_that_ends_waits_for_grammars_to_be_compiled() -> None:
     assert aborted == [0]
 
 
+def test_no_grammar_is_compiled_for_the_full_share_of_a_key() -> None:
+    settings = mock_settings(users=1, max_queue=2, keys=KEYS)
+    with in_process_server(settings, chatglm3_llm) as server, nothing_stays(server):
+        body = {"prompt": "q", "max_tokens": 1}
+        with SingleSteps(), held_compiler(server) as compiled:
+            asked = [in_background(post, server, "/", body, **RED) for _ in range(3)]
+            server.wait_until_running(3)
+            asked.append(in_background(choose, server, "blue", **BLUE))
+            wait_until(lambda: compiled == ["blue"])  # it may still have its share
+            assert_full(choose(server, "red", **RED), "3 requests are waiting")
+            assert compiled == ["blue"]
+        assert {one.result(PATIENCE).status_code for one in asked} == {200}
+
+
 def assert_full(response: httpx.Response, why: str) -> None:
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (429, "queue_full")

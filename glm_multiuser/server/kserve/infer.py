@@ -26,6 +26,7 @@ from glm_multiuser.server.kserve.infer_codec import (
 from glm_multiuser.server.kserve.questions import fields_of, question_of, rows_of
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
 from glm_multiuser.server.request_context import caller_of, service_of
+from glm_multiuser.server.settings import most_answers
 
 model_router = APIRouter()
 
@@ -95,7 +96,9 @@ async def infer(request: Request, model: ServedModel) -> Response:
     json, binary = split(body, request.headers.get(JSON_LENGTH))
     infer_request = parse(InferRequest, json)
     wanted = wanted_outputs(infer_request)
-    inputs, shape = read_inputs(infer_request.inputs, binary, limits.choices)
+    inputs, shape = read_inputs(
+        infer_request.inputs, binary, most_answers(limits, model.settings.engine)
+    )
     parameters = infer_request.parameters.model_dump(exclude_unset=True)
     sampling = partial(service.sampling, model)
     questions = [question_of(fields_of({**parameters, **row}), sampling) for row in rows_of(inputs)]

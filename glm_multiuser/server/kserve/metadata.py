@@ -11,7 +11,7 @@ from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
 from glm_multiuser.server.kserve.signature import INPUTS, OUTPUTS, TensorSpec
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.request_context import service_of
-from glm_multiuser.server.settings import ServerSettings
+from glm_multiuser.server.settings import ServerSettings, most_answers
 from glm_multiuser.version import NAME, own_version
 
 router = APIRouter()
@@ -93,7 +93,7 @@ def config_of(model: Model, settings: ServerSettings) -> dict[str, Any]:
         "platform": PLATFORM,
         "backend": NAME,
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": settings.limits.choices,
+        "max_batch_size": most_answers(settings.limits, engine),
         "input": [{**_config(spec), "optional": spec.optional} for spec in INPUTS],
         "output": [_config(spec) for spec in OUTPUTS],
         "instance_group": [

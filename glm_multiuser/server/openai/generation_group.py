@@ -21,6 +21,7 @@ from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.merge import Arrival, merged
 from glm_multiuser.server.openai.requests import BaseRequest
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
+from glm_multiuser.server.settings import most_answers
 from glm_multiuser.tokenizers import AnswerTokens, ChatTokenizer
 
 LIBRARY_PROMPT = ("prompt", "text")
@@ -158,13 +159,14 @@ async def start(
     service = service_of(request)
     model = service.models.get(body.model)
     wanted = body.choices * len(prompts)
-    if wanted > service.settings.limits.choices:
+    most = most_answers(service.settings.limits, model.settings.engine)
+    if wanted > most:
         name = "n" if body.choices == (body.n or 1) else "best_of"
         raise APIError(
             400,
             BAD_REQUEST,
             f"{name} is {body.choices} for {len(prompts)} prompts, which makes {wanted} answers; "
-            f"one request may ask for {service.settings.limits.choices}",
+            f"one request may ask for {most}",
             field=name if body.choices > 1 else "prompt",
         )
     params = service.sampling(
