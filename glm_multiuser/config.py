@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
-from glm_multiuser.errors import ConfigError
+from glm_multiuser.errors import ConfigError, shown
 from glm_multiuser.model_config import AnyModelConfig, CausalConfig, ModelConfig
 from glm_multiuser.settings import check, setting
 from glm_multiuser.sizes import bytes_of
@@ -168,7 +168,12 @@ class EngineConfig:
         return None if self.cache_memory is None else bytes_of("cache_memory", self.cache_memory)
 
     def check_fits(self, model: AnyModelConfig) -> None:
-        """Raises ConfigError if users of this engine could hold more than the model can."""
+        """Raises ConfigError if users of this engine could hold more than the model can, or it is
+        no configuration of a model."""
+        if not isinstance(model, (CausalConfig, ModelConfig)):
+            raise ConfigError(
+                f"model_config is {shown(model)}; it must be a CausalConfig or a ModelConfig"
+            )
         if self.seq_length > model.max_sequence_length:
             raise ConfigError(
                 f"seq_length is {self.seq_length}; this model's max_sequence_length is "

@@ -20,7 +20,9 @@ Each message names the field, the value that it had and the limit that it broke.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional, TypeVar
+
+Value = TypeVar("Value")
 
 
 class GLMMultiUserError(Exception):
@@ -92,3 +94,11 @@ def shown(value: object) -> str:
     except ValueError:  # an int of more digits than Python writes
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def check_kind(field: str, value: Value, *kinds: Any) -> Value:
+    """Returns the value; raises an InvalidParameterError unless it is of one of these types."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidParameterError(f"{field} is {shown(value)}; it must be of type {names}", field)
+    return value

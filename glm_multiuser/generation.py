@@ -11,7 +11,13 @@ from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.engine.engine import Engine
 from glm_multiuser.engine.request import Event, Request
-from glm_multiuser.errors import EngineClosedError, GenerationError, InvalidParameterError, shown
+from glm_multiuser.errors import (
+    EngineClosedError,
+    GenerationError,
+    InvalidParameterError,
+    check_kind,
+    shown,
+)
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.input_processor import History, InputProcessor, Params, Prompt, User
 from glm_multiuser.sampling_params import SamplingParams
@@ -123,7 +129,7 @@ class GenerationMixin(InputProcessor):
             raise EngineClosedError("the engine was closed before the answer was complete")
         answer = result.text
         # That would make a text which the grammar does not allow.
-        if self.tokenizer and (params or self.default_params).grammar is None:
+        if self.tokenizer and self._params_of(params).grammar is None:
             answer = self.tokenizer.process_response(answer)
         added: list[Any] = [(prompt, answer)]
         if any(isinstance(item, dict) for item in history):
@@ -168,7 +174,7 @@ class GenerationMixin(InputProcessor):
             )
         readers = [self._reader_of(prompt) for prompt in prompts]
         matchers = [
-            self._matcher_of(one or self.default_params, token_ids, reader)
+            self._matcher_of(self._params_of(one), token_ids, reader)
             for token_ids, one, reader in zip(all_ids, each, readers)
         ]
         wanted = list(zip(all_ids, each, readers, matchers))
@@ -196,7 +202,7 @@ class GenerationMixin(InputProcessor):
             QueueFullError: too many requests are waiting.
             EngineClosedError: the engine accepts no more requests.
         """
-        self._engine.check_queue(group)
+        self._engine.check_queue(check_kind("group", group, str))
 
     def _enqueue(self, request: Request, wait: bool = False) -> Callable[[], None]:
         """-> its cancel. With `wait`, returns as soon as there is room in the queue."""

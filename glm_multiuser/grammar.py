@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.errors import InvalidParameterError, shown
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "tool_call")
 GRAMMAR_LENGTH_MAX = 65_536
@@ -122,6 +122,8 @@ class Grammar:
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Grammar:
         """An answer that is one of some texts."""
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise _wrong(f"of kind choice is {shown(texts)}; it must be a list of texts")
         return cls("choice", _written(list(texts)))
 
     @classmethod
@@ -145,6 +147,8 @@ class Grammar:
             required: whether the answer is exactly one call. Otherwise it is content, or calls.
             content: a JSON schema of content, where no call is required; None: any text.
         """
+        if isinstance(tools, str) or not isinstance(tools, Sequence):
+            raise _wrong(f"of kind tool_call has tools {shown(tools)}; it must be a list")
         functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
         if not functions or not all(
             isinstance(one, Mapping) and "name" in one for one in functions

@@ -6,11 +6,12 @@ import asyncio
 import queue
 import time
 from collections.abc import AsyncIterator, Iterator
+from threading import TIMEOUT_MAX
 from typing import Any, Callable, Generic, Optional, TypeVar
 
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece, Usage
 from glm_multiuser.engine.request import Event
-from glm_multiuser.errors import GenerationError
+from glm_multiuser.errors import GenerationError, check_kind
 
 Self = TypeVar("Self", bound="RunningRequest[Any]")
 Events = TypeVar("Events")
@@ -101,6 +102,8 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
         Raises:
             TimeoutError: the request is still running; it goes on.
         """
+        if timeout is not None:
+            timeout = min(check_kind("timeout", timeout, int, float), TIMEOUT_MAX)
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._answer.result is None:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())

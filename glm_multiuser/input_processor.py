@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from threading import Lock
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import AnonymousUser, Event, Request
-from glm_multiuser.errors import InvalidParameterError, PromptTooLongError, shown
+from glm_multiuser.errors import InvalidParameterError, PromptTooLongError, check_kind, shown
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.structured import GrammarCompiler, GrammarMatcher
@@ -130,6 +132,7 @@ class InputProcessor:
             InvalidParameterError: a grammar that cannot be served or is too large, a checkpoint
                 without a tokenizer, or llguidance is not installed.
         """
+        check_kind("grammar", grammar, Grammar)
         with self._compiler_lock:
             if self._compiler is None:
                 if self.tokenizer is None:
@@ -174,10 +177,12 @@ class InputProcessor:
         Other arguments and errors are those of `GenerationMixin.submit`, but for a full queue.
         """
         token_ids = self.prompt_token_ids(prompt, history)
-        reader = reader or self._reader_of(prompt)
-        params = params or self.default_params
-        matcher = matcher or self._matcher_of(params, token_ids, reader)
-        self._check(params, group)
+        if reader is None:
+            reader = self._reader_of(prompt)
+        params = self._params_of(params)
+        if matcher is None:
+            matcher = self._matcher_of(params, token_ids, reader)
+        self._check(params, group, reader, matcher)
         check_owner(owner)
         request = Request(
             token_ids,
@@ -193,9 +198,31 @@ class InputProcessor:
         )
         return request, AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
 
-    def _check(self, params: SamplingParams, group: str) -> None:
-        if not isinstance(group, str):
-            raise InvalidParameterError(f"group is {shown(group)}; it must be a str", "group")
+    def _params_of(self, params: Params) -> SamplingParams:
+        """Those of the checkpoint for None."""
+        if params is None:
+            return self.default_params
+        check_kind("params", params, SamplingParams)
+        return params
+
+    def _check(
+        self,
+        params: SamplingParams,
+        group: str,
+        reader: Optional[AnswerReader],
+        matcher: Optional[GrammarMatcher],
+    ) -> None:
+        check_kind("group", group, str)
+        if reader is not None:
+            check_kind("reader", reader, AnswerReader)
+        if matcher is not None:
+            check_kind("matcher", matcher, GrammarMatcher)
+            if matcher.vocab_size != self._vocab_size:  # or the whole step would fail
+                raise InvalidParameterError(
+                    f"matcher is for {matcher.vocab_size} tokens; this model has "
+                    f"{self._vocab_size}",
+                    "matcher",
+                )
         if params.stop and self.tokenizer is None:
             raise InvalidParameterError(
                 f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",
@@ -236,6 +263,11 @@ def slot_name(user: User) -> Hashable:
             "user",
         )
     return user
+
+
+def path_of(path: Any) -> Path:
+    """Raises an InvalidParameterError unless it is one."""
+    return Path(check_kind("path", path, str, PathLike))
 
 
 def check_owner(owner: bytes) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 from glm_multiuser.build import build_runner
 from glm_multiuser.checkpoint import read_end_ids, read_generation_defaults, read_model_config
@@ -19,9 +19,9 @@ from glm_multiuser.engine.engine import Engine, SlotReport
 from glm_multiuser.engine.request import holder_of
 from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
-from glm_multiuser.errors import CheckpointError, InvalidParameterError, SessionError
+from glm_multiuser.errors import CheckpointError, InvalidParameterError, SessionError, check_kind
 from glm_multiuser.generation import GenerationMixin
-from glm_multiuser.input_processor import User, check_owner, slot_name
+from glm_multiuser.input_processor import User, check_owner, path_of, slot_name
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
@@ -232,7 +232,7 @@ class MultiUserLLM(GenerationMixin):
         if session is None:
             raise SessionError(f"user {user!r} has no session: no slot holds it, and no store")
         try:
-            write_file(Path(path), session, self._fingerprint(), "")
+            write_file(path_of(path), session, self._fingerprint(), "")
         except OSError as error:
             raise SessionError(f"the session is not written to {path}: {error}") from error
 
@@ -256,7 +256,7 @@ class MultiUserLLM(GenerationMixin):
         """
         holder, identity = self._session_of(user, owner)
         try:
-            session = read_file(Path(path), self._fingerprint())
+            session = read_file(path_of(path), self._fingerprint())
         except OSError as error:
             raise SessionError(f"no session is read from {path}: {error}") from error
         self._engine.forget(holder, only_idle=True)
@@ -324,7 +324,7 @@ class MultiUserLLM(GenerationMixin):
 
         It must return immediately and not raise: every user waits for it.
         """
-        self._engine.on_step = callback
+        self._engine.on_step = check_kind("callback", callback, Callable)
 
     def close(self, drain: float = 30.0) -> None:
         """Graceful shutdown: accepts no new requests; after `drain` seconds, cancels the rest.

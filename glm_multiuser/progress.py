@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Callable, Optional
+from typing import Optional
+
+from glm_multiuser.errors import check_kind
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what)."""
@@ -13,9 +15,13 @@ Progress = Callable[[int, int, str], None]
 
 @contextmanager
 def show_progress(progress: Optional[Progress]) -> Iterator[Progress]:
-    """-> `progress` itself, or a bar on stderr when that is a terminal."""
+    """-> `progress` itself, or a bar on stderr when that is a terminal.
+
+    Raises:
+        InvalidParameterError: `progress` cannot be called.
+    """
     if progress is not None:
-        yield progress
+        yield check_kind("progress", progress, Callable)
         return
     if sys.stderr is None or not sys.stderr.isatty():  # None where it was closed
         yield lambda done, total, what: None

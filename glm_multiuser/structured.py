@@ -197,7 +197,7 @@ class GrammarMatcher:
         never: NDArray[np.intp],
     ) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._stops = stop_token_ids
         self._never = never
         self._mask: Future[Mask] = Future()
@@ -247,7 +247,7 @@ class GrammarMatcher:
         if self._matcher.is_error():
             raise GenerationError(f"the grammar: {_shortened(self._matcher.get_error())}")
         # The last token is none of the model's: it stands for the end of the answer.
-        mask: Mask = np.unpackbits(bits, count=self._vocab_size + 1, bitorder="little").view(bool)
+        mask: Mask = np.unpackbits(bits, count=self.vocab_size + 1, bitorder="little").view(bool)
         may_end, mask = bool(mask[-1]), mask[:-1]
         mask[self._never] = False
         mask[self._stops] = may_end

@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional, Union
 from glm_multiuser.checkpoint.families import read_model_config
 from glm_multiuser.checkpoint.huggingface import SHARDS, has_weights
 from glm_multiuser.config import AnyModelConfig
-from glm_multiuser.errors import CheckpointError
+from glm_multiuser.errors import CheckpointError, shown
 from glm_multiuser.tokenizers import TOKENIZER_FILES
 
 NAME = re.compile(
@@ -45,7 +45,13 @@ def is_name(place: Union[str, Path]) -> bool:
 
 
 def local_path(place: Union[str, Path], check: Optional[Check] = None) -> Path:
-    """The path itself, or where `download` put the model of this name."""
+    """The path itself, or where `download` put the model of this name.
+
+    Raises:
+        CheckpointError: neither a path nor a name, or as `download`.
+    """
+    if not isinstance(place, (str, os.PathLike)):
+        raise CheckpointError(f"checkpoint is {shown(place)}; it must be a path or a name")
     return download(str(place), check) if is_name(place) else Path(place)
 
 

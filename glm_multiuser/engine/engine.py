@@ -6,6 +6,7 @@ import logging
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import TIMEOUT_MAX
 from typing import Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
@@ -18,6 +19,7 @@ from glm_multiuser.errors import (
     GLMMultiUserError,
     QueueFullError,
     UserBusyError,
+    check_kind,
 )
 from glm_multiuser.progress import Progress
 from glm_multiuser.sessions.session import Session, SessionInfo
@@ -150,7 +152,11 @@ class Engine(StepLoop):
         """Takes nothing new, gives what was accepted `drain` seconds to end, cancels the rest.
 
         Returns when the sessions of idle users are on disk, where they are kept there.
+
+        Raises:
+            InvalidParameterError: `drain` is no number.
         """
+        drain = min(check_kind("drain", drain, int, float), TIMEOUT_MAX)
         if self._device_thread.stopped:
             return  # the process is ending
         with self._lock:

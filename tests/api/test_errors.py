@@ -11,7 +11,11 @@ import pytest
 import glm_multiuser
 from glm_multiuser import errors
 
-CLASSES = {name: one for name, one in vars(errors).items() if inspect.isclass(one)}
+CLASSES = dict(
+    inspect.getmembers(
+        errors, lambda one: inspect.isclass(one) and one.__module__ == errors.__name__
+    )
+)
 OF_REQUESTS = [one for one in CLASSES.values() if issubclass(one, errors.RequestError)]
 
 

@@ -16,6 +16,7 @@ from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.server.process import ROOT
 from tests.structured.random_model import random_llm
 from tests.structured.schemas import schemas
+from tests.structured.walking import compiler_of
 
 TEXT = {"type": "string", "minLength": 3, "maxLength": 8}
 SCHEMA = {
@@ -181,6 +182,17 @@ def test_every_call_returns_the_text_of_its_grammar(
     assert llm.submit(llm.prompt_token_ids("q"), params=wanted).result().text == text
     monkeypatch.setattr(llm, "default_params", wanted)
     assert llm.chat("q") == (text, [("q", text)])
+
+
+def test_a_matcher_of_another_model_is_rejected(
+    llm: MultiUserLLM, tokenizer: ChatTokenizer
+) -> None:
+    wanted = params(SCHEMA, 1)
+    assert wanted.grammar is not None
+    matcher = compiler_of(tokenizer).compile(wanted.grammar)
+    matcher.vocab_size += 1
+    with pytest.raises(InvalidParameterError, match=r"matcher is for \d+ tokens; this model has"):
+        llm.submit("q", params=wanted, matcher=matcher)
 
 
 def test_without_a_tokenizer_there_is_no_grammar() -> None:
