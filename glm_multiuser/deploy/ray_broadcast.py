@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import JSONResponse, Response
 
-from glm_multiuser.deploy.ray_replica import ReplicaResponse
+from glm_multiuser.deploy.ray_replica import NO_ANSWER, ReplicaResponse
 from glm_multiuser.server.metrics import CONTENT_TYPE
 
 SESSIONS = "/v1/sessions"
+READ = ("/metrics", "/status", SESSIONS)
 HEALTH = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 STATISTICS = re.compile(r"/v2/models(/[^/]+)?(/versions/[^/]+)?/stats")
 SHARED = ("on_disk", "disk_bytes")
@@ -41,6 +42,11 @@ class IngressMetrics:
             "Streams interrupted because their replica died.",
             registry=self.registry,
         )
+        self.missing = Gauge(
+            "glm_ingress_unanswered_replicas",
+            "Replicas that did not answer the last request to all of them.",
+            registry=self.registry,
+        )
 
     def record_response(self, status: int) -> None:
         """Counts a response that has started."""
@@ -55,9 +61,7 @@ def is_broadcast(method: str, path: str) -> bool:
         return path.startswith("/v1/sessions/")
     if method not in ("GET", "HEAD"):
         return False
-    return (
-        path in ("/metrics", "/status", SESSIONS, *HEALTH) or STATISTICS.fullmatch(path) is not None
-    )
+    return path in (*READ, *HEALTH) or STATISTICS.fullmatch(path) is not None
 
 
 def merge_responses(
@@ -66,13 +70,17 @@ def merge_responses(
     """One response for the client.
 
     A deployment is ready when one replica is. For other paths the highest status wins, and bodies
-    are merged when every status is 200.
+    are merged when every status is 200. What is only read is that of the replicas that answer.
 
     Args:
         path: of the request.
         responses: at least one.
         ingress: for `/metrics`.
     """
+    missing = [one.replica for one in responses if one.status == NO_ANSWER]
+    if path in READ or STATISTICS.fullmatch(path):
+        responses = [one for one in responses if one.status != NO_ANSWER] or responses
+    ingress.missing.set(len(missing))
     choose = min if path in HEALTH else max
     chosen = choose(responses, key=lambda one: one.status)
     if chosen.status == 200 and path == "/metrics":
@@ -82,7 +90,8 @@ def merge_responses(
     if chosen.status == 200 and path not in HEALTH and chosen.body:
         merge: Callable[[dict[str, Any]], Any] = MERGES.get(path, _statistics)
         contents = {one.replica: json.loads(one.body) for one in responses}
-        return JSONResponse(merge(contents))
+        merged = merge(contents)
+        return JSONResponse({**merged, "unanswered": missing} if path == "/status" else merged)
     return _relayed(chosen)
 
 

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = "x-replica"
 """Response header: the name of the replica."""
+NO_ANSWER = 504
+"""Status of `no_answer`."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ class ReplicaResponse:
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+
+
+def no_answer(replica: str, path: str, seconds: float) -> ReplicaResponse:
+    """What stands for the response of a replica that hangs."""
+    message = f"replica {replica!r} did not answer in {seconds:g} seconds"
+    error = error_response(path, APIError(NO_ANSWER, "deadline_exceeded", message))
+    return ReplicaResponse(replica, NO_ANSWER, error.raw_headers, bytes(error.body))
 
 
 class Replica:

@@ -22,7 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glm_multiuser.deploy.ray_arguments import Scale, read_arguments
 from glm_multiuser.deploy.ray_ingress import Ingress, no_replica
-from glm_multiuser.deploy.ray_replica import Replica, ReplicaRequest, ReplicaResponse
+from glm_multiuser.deploy.ray_replica import (
+    Replica,
+    ReplicaRequest,
+    ReplicaResponse,
+    no_answer,
+)
 from glm_multiuser.deploy.ray_response import ReplicaLost
 from glm_multiuser.deploy.ray_route import Route
 from glm_multiuser.server.app import wrap_middleware
@@ -38,8 +43,8 @@ UNLIMITED = 1_000_000
 """Concurrent requests per process for Ray: admission control is our own."""
 ENVIRONMENT = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
 """MindSpore cannot be imported after protobuf without it, and sets it too late here."""
-STATUS_TIMEOUT_SECONDS = 10.0
-"""Of a GET to all replicas."""
+STATUS_TIMEOUT_SECONDS = 5.0
+"""Of a GET to all replicas; they answer within milliseconds, and Prometheus waits 10 seconds."""
 FLUSH_SECONDS = 5.0
 """For responses that are still being sent when a process ends."""
 
@@ -101,6 +106,9 @@ class RayReplicas:
     def __init__(self, handle: DeploymentHandle[Any], settings: ServerSettings) -> None:
         self._handle = handle
         self._settings = settings
+        self._names: set[str] = set()
+        """Of the replicas that answered the last broadcast, or hung: Ray does not say whose
+        answer is missing."""
 
     async def send(
         self, request: ReplicaRequest, route: Route
@@ -125,14 +133,29 @@ class RayReplicas:
     async def broadcast(self, request: ReplicaRequest) -> Sequence[ReplicaResponse]:
         """See `ray_ingress.Replicas`."""
         pending = self._handle.broadcast("call", request)
-        changes = request.scope["method"] == "POST"
-        seconds = self._settings.limits.request_seconds if changes else STATUS_TIMEOUT_SECONDS
+        reads = request.scope["method"] in ("GET", "HEAD")
+        seconds = STATUS_TIMEOUT_SECONDS if reads else self._settings.limits.request_seconds
         try:
-            results = await pending.results_async(timeout_s=seconds, return_exceptions=True)
-        except (RayError, RayServeException, TimeoutError) as error:
+            # `results_async` would give up those of all replicas for one that hangs.
+            fetched = pending._fetch_replica_results_async()
+            results = await asyncio.wait_for(fetched, seconds)
+        except (RayError, RayServeException, asyncio.TimeoutError) as error:
             raise no_replica() from error
+        calls = [asyncio.ensure_future(one.get_async()) for one in results]
+        try:
+            _, late = await asyncio.wait(calls, timeout=seconds)
+            done = [call for call in calls if call not in late]
+            ended = await asyncio.gather(*done, return_exceptions=True)
+        finally:
+            for call in calls:
+                call.cancel()
         # The others died meanwhile.
-        responses = [one for one in results if isinstance(one, ReplicaResponse)]
+        responses = [one for one in ended if isinstance(one, ReplicaResponse)]
+        names = {one.replica for one in responses}
+        missing = sorted(self._names - names)[: len(late)]
+        self._names = {*names, *missing}
+        missing += ["unknown"] * (len(late) - len(missing))
+        responses += [no_answer(name, request.scope["path"], seconds) for name in missing]
         if not responses:
             raise no_replica()
         return responses
