@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from glm_multiuser.server.errors import APIError, error_response
+from glm_multiuser.server.http_1_0 import send_without_chunks
 from glm_multiuser.server.logs import FIELDS
 from glm_multiuser.server.upgrades import UpgradesIgnored
 
@@ -87,6 +88,9 @@ class HTTPProtocol(UpgradesIgnored):
             self._refuse(APIError(400, "pipeline_too_long", message))
         super().on_headers_complete()
         self._in_head = False  # not if the URL is invalid: there is no cycle then
+        is_new = self.cycle is not None and self.cycle.scope is self.scope
+        if is_new and self.scope["http_version"] < "1.1":
+            send_without_chunks(self.cycle)
         if not self.pipeline:
             self._running = self.cycle
         elif len(self.pipeline) < PIPELINED:

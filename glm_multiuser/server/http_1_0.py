@@ -1,0 +1,28 @@
+"""Responses to HTTP/1.0, which knows no chunks: the end of the connection is that of the body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+def send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Makes uvicorn write the bodies of this request without chunks; it closes the connection.
+
+    Before its application starts.
+    """
+    send = cycle.send
+    has_length = False
+
+    async def send_plain(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if has_length else False
+        elif message["type"] == "http.response.body" and not has_length:
+            # uvicorn counts, because without chunks it expects an announced length.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
