@@ -100,7 +100,7 @@ def test_with_a_key_every_route_is_there(locked: InProcessServer) -> None:
     """Or the test above would find its 401s for another reason."""
     for path in routes_of(locked):
         response = get(locked, path, **RED)
-        expected = 404 if path == f"/v1/responses/{MODEL}" else 200
+        expected = 404 if path.startswith("/v1/responses/") else 200
         assert response.status_code in (expected, 400, 405), path
         if response.status_code == 404:
             assert response.json()["error"]["code"] == "response_not_found"

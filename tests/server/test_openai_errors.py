@@ -16,7 +16,8 @@ from glm_multiuser import MultiUserLLM
 from glm_multiuser.server.errors import APIError, openai_body
 from glm_multiuser.server.settings import ModelSettings
 from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, SEQ_LENGTH, VOCAB, Call
-from tests.server.asking import HTTP
+from tests.engine.stepping import SingleSteps
+from tests.server.asking import HTTP, in_background, post
 from tests.server.in_process import (
     MODEL,
     PATIENCE,
@@ -226,8 +227,12 @@ def test_a_client_that_goes_away_frees_every_slot(
 def test_a_full_queue_refuses_all_choices_or_none() -> None:
     settings = mock_settings(users=1, max_queue=2)
     with in_process_server(settings) as server, sync_client(server.url) as client:
-        with pytest.raises(openai.RateLimitError) as error:
-            client.chat.completions.create(model=MODEL, messages=HELLO, n=8)
-        assert error.value.code == "queue_full"
-        assert int(error.value.response.headers["retry-after"]) >= 1
-        assert server.call(lambda: server.service.running) == 0
+        with SingleSteps():
+            running = in_background(post, server, "/", {"prompt": "ab"})
+            server.wait_until_running(1)
+            with pytest.raises(openai.RateLimitError) as error:
+                client.chat.completions.create(model=MODEL, messages=HELLO, n=3)
+            assert error.value.code == "queue_full"
+            assert int(error.value.response.headers["retry-after"]) >= 1
+            assert server.call(lambda: server.service.running) == 1
+        assert running.result(PATIENCE).status_code == 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 from fastapi import APIRouter, Request
 
 from glm_multiuser.server.errors import APIError
@@ -18,7 +20,9 @@ OWNER = "glm_multiuser"
 @router.get("/v1/models", responses=OPENAI_ERRORS)
 async def models(request: Request) -> ModelList:
     """The models that answer requests now."""
-    return ModelList(data=[_card(model) for model in service_of(request).models.ready()])
+    cards = [_card(model) for model in service_of(request).models.ready()]
+    first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
+    return ModelList(data=cards, first_id=first, last_id=last)
 
 
 @router.get("/v1/models/{name}", responses=OPENAI_ERRORS)
@@ -36,4 +40,6 @@ def _card(model: Model) -> ModelCard:
         created=model.created,
         owned_by=OWNER,
         max_model_len=model.llm.max_length,
+        display_name=model.name,
+        created_at=datetime.fromtimestamp(model.created, timezone.utc),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal, Optional
 
 from pydantic import BaseModel
@@ -10,7 +11,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ModelCard(BaseModel):
-    """A model that answers requests.
+    """A model that answers requests, for clients of OpenAI and, from `type` on, of Anthropic.
 
     created: when it was loaded, in Unix time.
     max_model_len: tokens of a prompt and its answer together.
@@ -22,12 +23,21 @@ class ModelCard(BaseModel):
     owned_by: str
     max_model_len: int
 
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+
 
 class ModelList(BaseModel):
-    """The models that answer requests."""
+    """The models that answer requests, all on one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+    has_more: Literal[False] = False
+    first_id: Optional[str]
+    last_id: Optional[str]
 
 
 class PromptTokensDetails(BaseModel):

@@ -36,3 +36,10 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class InputTokens(BaseModel):
+    """How long a prompt is."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

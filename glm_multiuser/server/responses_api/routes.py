@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`."""
+"""`POST /v1/responses`, its `input_tokens`, and `GET` and `DELETE /v1/responses/{id}`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from starlette.responses import JSONResponse, Response
 
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.events import EventStream
-from glm_multiuser.server.request_context import caller_of, session_of
+from glm_multiuser.server.request_context import caller_of, service_of, session_of
 from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.responses import OPENAI_ERRORS
 from glm_multiuser.server.responses_api.conversation import as_chat, messages_after
 from glm_multiuser.server.responses_api.events import ResponseEvents
 from glm_multiuser.server.responses_api.requests import ResponseRequest
-from glm_multiuser.server.responses_api.response_models import DeletedResponse, ResponseCard
+from glm_multiuser.server.responses_api.response_models import (
+    DeletedResponse,
+    InputTokens,
+    ResponseCard,
+)
 
 router = APIRouter(tags=["responses"])
 
@@ -47,6 +51,16 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         return EventStream(answer.encoded(), group.generations, answer.error_event)
     await group.run(request, answer.read())
     return JSONResponse(answer.response)
+
+
+@router.post("/v1/responses/input_tokens", responses=OPENAI_ERRORS)
+async def input_tokens(request: Request, body: ResponseRequest) -> InputTokens:
+    """How many tokens the prompt of `/v1/responses` has for the same conversation."""
+    service, user = service_of(request), _user_of(request, body.user)
+    before = _store_of(request).messages_before(user, body.previous_response_id)
+    wanted = as_chat(body, before).generation_request()
+    token_ids = await service.token_ids(service.models.get(body.model), wanted)
+    return InputTokens(input_tokens=len(token_ids))
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseCard, responses=OPENAI_ERRORS)

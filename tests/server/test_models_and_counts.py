@@ -1,0 +1,55 @@
+"""What official clients read besides answers: lists of models, and lengths of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.server.echoing import echo_llm, message
+from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
+
+CHECKED: Any = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True}
+TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[InProcessServer]:
+    with in_process_server(mock_settings(users=2), echo_llm) as server:
+        yield server
+
+
+def test_anthropics_client_lists_the_models(server: InProcessServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, **CHECKED) as client:
+        (listed,) = list(client.models.list())
+        assert (listed.id, listed.display_name, listed.lifecycle) == (MODEL, MODEL, "active")
+        assert client.models.retrieve(MODEL) == listed
+
+
+def test_openais_client_lists_the_models(server: InProcessServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", **CHECKED) as client:
+        (listed,) = list(client.models.list())
+        assert (listed.id, listed.object) == (MODEL, "model")
+        assert client.models.retrieve(MODEL) == listed
+
+
+def test_openais_client_counts_the_tokens_of_a_response(server: InProcessServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", **CHECKED) as client:
+        fields: list[dict[str, Any]] = [{}, {"instructions": "be brief"}, {"tools": [TOOL]}]
+        for more in fields:
+            body: Any = {"model": MODEL, "input": message("hello " * 20), **more}
+            usage = client.responses.create(**body).usage
+            assert usage is not None
+            assert client.responses.input_tokens.count(**body).input_tokens == usage.input_tokens
+        first = client.responses.create(
+            model=MODEL, input=message("a"), store=True, extra_body={"user": "me"}
+        )
+        behind: Any = {"model": MODEL, "input": "b", "previous_response_id": first.id}
+        count = client.responses.input_tokens.count(**behind, extra_body={"user": "me"})
+        assert first.usage is not None
+        assert count.input_tokens > first.usage.input_tokens
+        with pytest.raises(openai.NotFoundError, match="model 'none' is unknown"):
+            client.responses.input_tokens.count(model="none", input="a")
