@@ -120,7 +120,8 @@ def test_a_configuration_may_come_back_as_it_is(server: InProcessServer) -> None
     config["parameters"]["users"]["string_value"] = "3"
     assert load(server, config).status_code == 200
     assert server.llm().stats().users == 3
-    assert get(server, f"{PATH}/config").json() == config
+    most = 3 + int(config["parameters"]["max_queue"]["string_value"])
+    assert get(server, f"{PATH}/config").json() == {**config, "max_batch_size": most}
 
 
 @pytest.mark.parametrize(
