@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from os import PathLike
-from pathlib import Path
 from threading import Lock
 from typing import Any, Callable, Optional, Union
 
@@ -263,11 +261,6 @@ def slot_name(user: User) -> Hashable:
             "user",
         )
     return user
-
-
-def path_of(path: Any) -> Path:
-    """Raises an InvalidParameterError unless it is one."""
-    return Path(check_kind("path", path, str, PathLike))
 
 
 def check_owner(owner: bytes) -> None:

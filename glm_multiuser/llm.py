@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from threading import Thread
 from typing import Any, Optional, Union
@@ -21,7 +22,7 @@ from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import CheckpointError, InvalidParameterError, SessionError, check_kind
 from glm_multiuser.generation import GenerationMixin
-from glm_multiuser.input_processor import User, check_owner, path_of, slot_name
+from glm_multiuser.input_processor import User, check_owner, slot_name
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
@@ -232,7 +233,7 @@ class MultiUserLLM(GenerationMixin):
         if session is None:
             raise SessionError(f"user {user!r} has no session: no slot holds it, and no store")
         try:
-            write_file(path_of(path), session, self._fingerprint(), "")
+            write_file(_path_of(path), session, self._fingerprint(), "")
         except OSError as error:
             raise SessionError(f"the session is not written to {path}: {error}") from error
 
@@ -256,7 +257,7 @@ class MultiUserLLM(GenerationMixin):
         """
         holder, identity = self._session_of(user, owner)
         try:
-            session = read_file(path_of(path), self._fingerprint())
+            session = read_file(_path_of(path), self._fingerprint())
         except OSError as error:
             raise SessionError(f"no session is read from {path}: {error}") from error
         self._engine.forget(holder, only_idle=True)
@@ -340,6 +341,11 @@ class MultiUserLLM(GenerationMixin):
 
     def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
         self.close(drain=30.0 if kind is None else 0.0)
+
+
+def _path_of(path: Any) -> Path:
+    """Raises an InvalidParameterError unless it is one."""
+    return Path(check_kind("path", path, str, PathLike))
 
 
 def _default_params(folder: Path) -> SamplingParams:

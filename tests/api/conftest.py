@@ -7,20 +7,10 @@ from typing import Any, Callable, Optional
 
 import pytest
 
-from glm_multiuser import (
-    EngineConfig,
-    MultiUserLLM,
-    SamplingParams,
-)
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.mocked import Open
-from tests.engine.mock_runner import (
-    EOS,
-    SEQ_LENGTH,
-    Call,
-    Gate,
-    MockRunner,
-)
+from tests.engine.mock_runner import EOS, SEQ_LENGTH, Call, Gate, MockRunner
 
 
 @pytest.fixture

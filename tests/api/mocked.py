@@ -6,14 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Callable
 
-from glm_multiuser import (
-    MultiUserLLM,
-    SamplingParams,
-)
+from glm_multiuser import MultiUserLLM, SamplingParams
 from tests.engine.driving import PATIENCE
-from tests.engine.mock_runner import (
-    MockRunner,
-)
+from tests.engine.mock_runner import MockRunner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)

@@ -21,12 +21,7 @@ from glm_multiuser import (
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.mocked import ENDLESS, GREEDY, Open, calls_with
 from tests.engine.driving import PATIENCE, wait_until
-from tests.engine.mock_runner import (
-    FAILS_AT_ONCE,
-    FAILS_LATER,
-    VOCAB,
-    Gate,
-)
+from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, VOCAB, Gate
 
 # What comes out
 

@@ -18,12 +18,7 @@ from glm_multiuser.device_thread import DEVICE_THREAD
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.mocked import ENDLESS, GREEDY, Open, calls_with, run_async
 from tests.engine.driving import PATIENCE
-from tests.engine.mock_runner import (
-    FAILS_AT_ONCE,
-    FAILS_LATER,
-    VOCAB,
-    Gate,
-)
+from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, VOCAB, Gate
 
 # Streams
 

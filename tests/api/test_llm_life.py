@@ -20,13 +20,7 @@ from glm_multiuser import (
     SamplingParams,
 )
 from tests.api.mocked import GREEDY, Open, runner_of
-from tests.engine.mock_runner import (
-    SEQ_LENGTH,
-    VOCAB,
-    Call,
-    Gate,
-    MockRunner,
-)
+from tests.engine.mock_runner import SEQ_LENGTH, VOCAB, Call, Gate, MockRunner
 
 # From a folder
 

@@ -21,11 +21,7 @@ from glm_multiuser import (
 from glm_multiuser.token_ids import TokenIds
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.mocked import ENDLESS, GREEDY, Open, prompts_of, runner_of
-from tests.engine.mock_runner import (
-    SEQ_LENGTH,
-    VOCAB,
-    Gate,
-)
+from tests.engine.mock_runner import SEQ_LENGTH, VOCAB, Gate
 
 WHOLE = "token ids are whole numbers from 0 to 49"
 SEQUENCE = "it must be a text or a sequence of token ids"

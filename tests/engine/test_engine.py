@@ -30,14 +30,7 @@ from tests.engine.driving import (
     threaded_engine,
     wait_until,
 )
-from tests.engine.mock_runner import (
-    EOS,
-    VOCAB,
-    Call,
-    Gate,
-    MockRunner,
-    hashed_logits,
-)
+from tests.engine.mock_runner import EOS, VOCAB, Call, Gate, MockRunner, hashed_logits
 
 # Answers
 

@@ -22,12 +22,7 @@ from tests.engine.driving import (
     run,
     threaded_engine,
 )
-from tests.engine.mock_runner import (
-    FAILS_AT_ONCE,
-    FAILS_LATER,
-    Call,
-    Gate,
-)
+from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, Call, Gate
 
 # Failures
 

@@ -16,10 +16,7 @@ from tests.engine.driving import (
     run,
     threaded_engine,
 )
-from tests.engine.mock_runner import (
-    Call,
-    Gate,
-)
+from tests.engine.mock_runner import Call, Gate
 
 # Cancelling
 

@@ -22,10 +22,7 @@ from tests.engine.driving import (
     steps_of,
     threaded_engine,
 )
-from tests.engine.mock_runner import (
-    Call,
-    Gate,
-)
+from tests.engine.mock_runner import Call, Gate
 
 
 @pytest.mark.parametrize("users", [1, 2, 3, 8])

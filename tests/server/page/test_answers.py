@@ -9,12 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.page.scripts import CUT_EVERYWHERE, GROW, LEAVE_EARLY
-from tests.server.page.visit import (
-    COMPLETIONS,
-    Visit,
-    answering,
-    stream_of,
-)
+from tests.server.page.visit import COMPLETIONS, Visit, answering, stream_of
 from tests.server.process import ServerProcess
 
 pytestmark = pytest.mark.slow

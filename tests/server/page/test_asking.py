@@ -29,14 +29,7 @@ from tests.server.page.real_server import (
     states,
     status,
 )
-from tests.server.page.visit import (
-    COMPLETIONS,
-    Visit,
-    answering,
-    eventually,
-    refusing,
-    stream_of,
-)
+from tests.server.page.visit import COMPLETIONS, Visit, answering, eventually, refusing, stream_of
 from tests.server.process import ServerProcess
 
 pytestmark = pytest.mark.slow

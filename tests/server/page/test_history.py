@@ -10,20 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.held_steps import held_steps
-from tests.server.page.real_server import (
-    FEW,
-    LONG_QUESTION,
-    SECOND,
-    SHORT_QUESTION,
-    states,
-)
-from tests.server.page.visit import (
-    COMPLETIONS,
-    Visit,
-    answering,
-    eventually,
-    stream_of,
-)
+from tests.server.page.real_server import FEW, LONG_QUESTION, SECOND, SHORT_QUESTION, states
+from tests.server.page.visit import COMPLETIONS, Visit, answering, eventually, stream_of
 from tests.server.process import ServerProcess
 
 pytestmark = pytest.mark.slow

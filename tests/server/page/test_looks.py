@@ -10,12 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.server.held_steps import held_steps
-from tests.server.page.real_server import (
-    FEW,
-    LONG_QUESTION,
-    PYTHON,
-    SECOND,
-)
+from tests.server.page.real_server import FEW, LONG_QUESTION, PYTHON, SECOND
 from tests.server.page.scripts import LOW_CONTRAST, TEXTS
 from tests.server.page.visit import (
     COMPLETIONS,

@@ -10,13 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.server.in_process import in_process_server, mock_settings
 from tests.server.page.scripts import ANSWERS_BY_HAND
-from tests.server.page.visit import (
-    COMPLETIONS,
-    Visit,
-    answering,
-    stream_of,
-    visitors,
-)
+from tests.server.page.visit import COMPLETIONS, Visit, answering, stream_of, visitors
 
 pytestmark = pytest.mark.slow
 
