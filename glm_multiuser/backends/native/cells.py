@@ -39,15 +39,11 @@ def zeros(size: int, name: str) -> Parameter:
     return Parameter(Tensor(np.zeros(size, np.float32)), name=name)
 
 
-def zero_bias(size: int) -> NDArray[np.float32]:
-    return np.zeros(size, np.float32)
-
-
-def constant(*numbers: float) -> NDArray[np.float32]:
+def float_constants(*numbers: float) -> NDArray[np.float32]:
     return np.array(numbers, np.float32)
 
 
-def settings(*numbers: int) -> NDArray[np.int32]:
+def int_constants(*numbers: int) -> NDArray[np.int32]:
     return np.array(numbers, np.int32)
 
 
@@ -60,10 +56,10 @@ class Linear(nn.Cell):
         super().__init__()
         self.packing = packing
         self.weight = zero_parameter(packing.shape, packing.array_dtype, "weight")
-        self.has_bias = bias
-        if bias:
-            self.bias = zeros(packing.outputs, "bias")
-        self.residual_factor = constant(residual_factor)
+        # The kernels always take a bias; without one it is a constant of the program.
+        no_bias = np.zeros(packing.outputs, np.float32)
+        self.bias = zeros(packing.outputs, "bias") if bias else no_bias
+        self.residual_factor = float_constants(residual_factor)
         self.inputs = inputs
         self.rounding = "" if inputs == "float32" else f"_{inputs}"
         self.product = operators.linear("linear" + self.rounding)
@@ -79,7 +75,7 @@ class Linear(nn.Cell):
     @property
     def operands(self) -> tuple[Any, Any]:
         """Weight and bias."""
-        return self.weight, self.bias if self.has_bias else zero_bias(self.packing.outputs)
+        return self.weight, self.bias
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
         if residual is None:
@@ -96,7 +92,7 @@ class Embedding(nn.Cell):
         self.name_of_table = name
         setattr(self, name, zero_parameter(packing.shape, packing.array_dtype, name))
         self.rows = operators.embedding(packing.inputs)
-        self.sizes = settings(packing.outputs, packing.inputs)
+        self.sizes = int_constants(packing.outputs, packing.inputs)
 
     def construct(self, input_ids: Tensor, batch: RaggedBatch) -> Tensor:
         return self.rows(input_ids, batch["used"], getattr(self, self.name_of_table), self.sizes)
@@ -108,7 +104,7 @@ class LayerNorm(nn.Cell):
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
         self.gamma, self.beta = ones(size, "gamma"), zeros(size, "beta")
-        self.epsilon = constant(epsilon)
+        self.epsilon = float_constants(epsilon)
         self.norm = operators.layer_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
@@ -122,7 +118,7 @@ class RMSNorm(nn.Cell):
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
         self.weight = ones(size, "weight")
-        self.epsilon = constant(epsilon)
+        self.epsilon = float_constants(epsilon)
         self.norm = operators.rms_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
@@ -136,8 +132,8 @@ class EntryNorm(nn.Cell):
     def __init__(self, size: int, epsilon: float, layer: int) -> None:
         super().__init__()
         self.gamma, self.beta = ones(size, "gamma"), zeros(size, "beta")
-        self.epsilon = constant(epsilon)
-        self.layer = settings(layer)
+        self.epsilon = float_constants(epsilon)
+        self.layer = int_constants(layer)
         self.norm = operators.layer_norm_of_layer()
 
     def construct(self, x: Tensor, batch: RaggedBatch) -> tuple[Tensor, RaggedBatch]:
@@ -162,8 +158,8 @@ class QueryKeyNorm(nn.Cell):
         super().__init__()
         self.query_weight = ones(shape.head_dim, "query_weight")
         self.key_weight = ones(shape.head_dim, "key_weight")
-        self.epsilon = constant(epsilon)
-        self.heads = settings(shape.heads, shape.kv_heads)
+        self.epsilon = float_constants(epsilon)
+        self.heads = int_constants(shape.heads, shape.kv_heads)
         self.norm = operators.query_key_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch) -> Tensor:
@@ -244,8 +240,8 @@ class Attention(nn.Cell):
         super().__init__()
         self.shape = shape
         self.cache_dtype = cache_dtype
-        self.sizes = settings(shape.heads, shape.kv_heads, shape.head_dim)
-        self.scale = constant(1.0 / math.sqrt(shape.head_dim))
+        self.sizes = int_constants(shape.heads, shape.kv_heads, shape.head_dim)
+        self.scale = float_constants(1.0 / math.sqrt(shape.head_dim))
         self.attention = operators.attention(shape.width)
 
     def set_layout(self, layout: CellLayout) -> None:

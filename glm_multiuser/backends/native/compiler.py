@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Optional
 
@@ -59,11 +60,9 @@ def levels_here() -> list[str]:
     Raises:
         BuildError: there is no compiler.
     """
-    compiler = _compiler()
-    always, here = _macros(compiler, []), _macros(compiler, ["-march=native"])
-    return [
-        name for name, flags in LEVEL_FLAGS.items() if _macros(compiler, flags) - always <= here
-    ]
+    macros = partial(_predefined_macros, _compiler())
+    always, here = macros([]), macros(["-march=native"])
+    return [name for name, flags in LEVEL_FLAGS.items() if macros(flags) - always <= here]
 
 
 def build_here() -> None:
@@ -86,7 +85,7 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
     """Writes the library to `target`.
 
     Args:
-        extra: flags behind ours, in front of those of a level.
+        extra: flags after ours and before those of a level.
         levels: of `LEVEL_FLAGS`; default: all. Those that the compiler does not know are left out.
 
     Raises:
@@ -94,7 +93,7 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
     """
     compiler = _compiler()
     wanted = LEVEL_FLAGS if levels is None else levels
-    levels = [name for name in wanted if _knows(compiler, LEVEL_FLAGS[name])]
+    levels = [name for name in wanted if _supports(compiler, LEVEL_FLAGS[name])]
     have = [f"-DHAVE_{name}" for name in levels]
     # Beside another level, `plain` is for comparing and for processors of before 2013.
     quick = {"level_plain": ["-O1"]} if len(levels) > 1 else {}
@@ -130,14 +129,15 @@ def _compiler() -> list[str]:
     raise BuildError(f"no C++ compiler: {' '.join(wanted) or 'c++, g++, clang++'} not found")
 
 
-def _knows(compiler: list[str], flags: Sequence[str]) -> bool:
-    """An old compiler lacks the newest instructions; any compiler, those of other processors."""
+def _supports(compiler: list[str], flags: Sequence[str]) -> bool:
+    """Whether the compiler has these instructions: an old one lacks the newest, and any compiler
+    those of other processors."""
     command = [*compiler, "-Werror", *flags, "-x", "c++", "-fsyntax-only", os.devnull]
     return not flags or subprocess.run(command, capture_output=True).returncode == 0
 
 
-def _macros(compiler: list[str], flags: Sequence[str]) -> set[str]:
-    """The names that this compiler defines by itself, among them one for each instruction set."""
+def _predefined_macros(compiler: list[str], flags: Sequence[str]) -> set[str]:
+    """Names of the macros that these flags define, among them one for each instruction set."""
     command = [*compiler, *flags, "-x", "c++", "-dM", "-E", os.devnull]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return {line.split()[1] for line in lines}

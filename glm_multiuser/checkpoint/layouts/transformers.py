@@ -1,7 +1,7 @@
 """The causal families as transformers stores them.
 
 Tensors are called as in modeling_llama.py there. Queries, keys and values have tensors of their
-own, which fill the rows of one parameter here, one behind the other; so do the gate and what it
+own, which fill the rows of one parameter here, one after the other; so do the gate and what it
 gates, unless they are one tensor, `gate_up_proj`, with the gate's rows first.
 """
 
@@ -150,8 +150,8 @@ GLM4_0414 = layout(
     norms=(*NORMS, "post_self_attn_layernorm", "post_mlp_layernorm"),
     gate_up=True,
 )
-"""modeling_glm4.py, THUDM/GLM-4-9B-0414: as GLM-4, with norms in front of attention and MLP and
-behind them, in front of the residual sums."""
+"""modeling_glm4.py, THUDM/GLM-4-9B-0414: as GLM-4, with norms before attention and MLP and
+after them, before the residual sums."""
 
 
 def llama_biases(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,21 +161,14 @@ def llama_biases(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-LLAMA = layout(
-    "llama",
-    ("llama",),
-    ("LlamaForCausalLM",),
-    computed={"sliding_window": None},
-    fields=llama_biases,
-)
+llama_layout = partial(layout, "llama", computed={"sliding_window": None}, fields=llama_biases)
+
+LLAMA = llama_layout(("llama",), ("LlamaForCausalLM",))
 """modeling_llama.py: Llama 2 and 3, SmolLM2, TinyLlama."""
 
-MISTRAL = layout(
-    "llama",
+MISTRAL = llama_layout(
     ("mistral",),
     ("MistralForCausalLM",),
-    computed={"sliding_window": None},
-    fields=llama_biases,
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
 )
 """modeling_mistral.py, without a sliding window: there is one where the field is left out."""
