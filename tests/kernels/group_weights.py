@@ -12,6 +12,7 @@ from glm_multiuser.backends.native.group_packing import GroupPacking
 from glm_multiuser.checkpoint import int4
 from glm_multiuser.checkpoint.gguf import blocks as gguf
 from glm_multiuser.checkpoint.gguf.blocks import BLOCK_TYPES, half, nibbles
+from tests.kernels.weights import pack_whole
 
 TYPES = {one.name.lower(): one for one in BLOCK_TYPES.values()}
 TYPES |= {"int4": int4.block_type(32), "int4_128": int4.block_type(128)}
@@ -75,7 +76,7 @@ class GroupWeight:
         return GroupWeight(packing, blocks)
 
     def packed(self) -> NDArray[np.uint8]:
-        return self.packing.pack_blocks(self.blocks)
+        return pack_whole(self.packing, self.blocks)
 
     def values(self) -> NDArray[np.float32]:
         """[outputs, inputs]"""

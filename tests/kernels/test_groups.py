@@ -17,11 +17,11 @@ from glm_multiuser.backends.native.group_packing import GROUP_TYPES, GroupPackin
 from glm_multiuser.backends.native.packing import Packing
 from tests.golden_data import golden_folder
 from tests.kernels.calling import PROPERTY, bits, call, number, run
-from tests.kernels.group_weights import DTYPES, GroupWeight
+from tests.kernels.group_weights import DTYPES, TYPES, GroupWeight
 from tests.kernels.memory import placed
 from tests.kernels.test_laid_rows import laid_out, of_laid_rows
 from tests.kernels.test_linear import FACTOR, FINISHES, Exact, finished
-from tests.kernels.weights import EPSILON, SMALLEST_NORMAL, round_to_bfloat16
+from tests.kernels.weights import EPSILON, SMALLEST_NORMAL, pack_whole, round_to_bfloat16
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
@@ -73,7 +73,7 @@ class Product:
         """With the same weights in float32."""
         wide = Packing("float32", self.packing.outputs, self.packing.inputs)
         product = dataclasses.replace(self)
-        product.packed = wide.pack(self.weight.values())
+        product.packed = pack_whole(wide, self.weight.values())
         return product.run()
 
     def exact(self) -> Exact:
@@ -245,7 +245,7 @@ def test_values_are_those_of_ggml(dtype: str) -> None:
         values = golden[f"{dtype.upper()}/{kind}/values"]
         blocks = golden[f"{dtype.upper()}/{kind}/bytes"]
         packing = GroupPacking(dtype, *values.shape)
-        packed = packing.pack_blocks(blocks.reshape(len(blocks), -1, packing.type.stored_bytes))
+        packed = pack_whole(packing, blocks.reshape(len(blocks), -1, TYPES[dtype].bytes))
         ids = np.arange(len(values), dtype=np.int32)
         assert bits(embedded(packing, packed, ids)) == bits(values), kind
 
@@ -257,7 +257,7 @@ def test_memory_of_a_weight(dtype: str) -> None:
     packing = GroupPacking(dtype, 64, 2 * group.inputs)
     assert packing.zeros().nbytes == np.prod(packing.shape) * packing.itemsize
     more = 4 if dtype in ("q4_k", "q5_k") else 0
-    assert packing.zeros().nbytes <= 64 * 2 * (group.stored_bytes + more)
+    assert packing.zeros().nbytes <= 64 * 2 * (TYPES[dtype].bytes + more)
 
 
 FAULTS = ("bytes of a block", "blocks", "shape", "type")

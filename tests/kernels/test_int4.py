@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from glm_multiuser.backends.native.group_packing import GroupPacking
 from glm_multiuser.backends.native.quantising import QUANTISED, SEARCHED, quantise
 from tests.kernels.group_weights import DTYPES, HALVES, TYPES, GroupWeight
+from tests.kernels.weights import pack_whole
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -154,7 +155,7 @@ def test_rows_are_quantised_and_packed(dtype: str) -> None:
     packed = packing.zeros()
     assert packing.pack_rows(weight, packed)
     blocks, _ = quantise(dtype, weight)
-    assert np.array_equal(packed, packing.pack_blocks(blocks))
+    assert np.array_equal(packed, pack_whole(packing, blocks))
     with pytest.raises(ValueError, match="there are no int4 weights but those of files"):
         GroupPacking("int4", *weight.shape).pack_rows(weight, packed)
     half = weight.astype(np.float16)

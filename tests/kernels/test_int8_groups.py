@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser.backends.native.group_packing import GROUP_TYPES
 from tests.kernels.calling import PROPERTY, bits, call
-from tests.kernels.group_weights import DTYPES
+from tests.kernels.group_weights import DTYPES, TYPES
 from tests.kernels.memory import placed
 from tests.kernels.test_groups import Product
 from tests.kernels.weights import round_to_int8
@@ -95,7 +95,7 @@ def test_largest_sums(dtype: str, sign: int, byte: int, rows: int) -> None:
     product = Product.random(LINEAR, dtype, rows, 2, 33)
     product.x[:] = sign
     blocks = product.weight.blocks.copy()
-    generous = GROUP_TYPES[dtype].stored_bytes - GROUP_TYPES[dtype].inputs // 2
+    generous = TYPES[dtype].bytes - GROUP_TYPES[dtype].inputs // 2
     blocks[..., generous:] = byte
     product.weight = dataclasses.replace(product.weight, blocks=blocks)
     if dtype == "q6_k":  # its scales lie behind its numbers

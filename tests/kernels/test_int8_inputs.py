@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from glm_multiuser.backends.native.packing import PANEL, Packing
 from tests.kernels.calling import bits, call, number
 from tests.kernels.test_linear import Product
-from tests.kernels.weights import int8_numbers, round_to_int8, unpacked
+from tests.kernels.weights import int8_numbers, pack_whole, round_to_int8, unpacked
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
@@ -44,7 +44,7 @@ def test_every_bit(inputs: int, outputs: int) -> None:
 def test_largest_sums(inputs: int, sign: int) -> None:
     product = Product.random("linear", KIND, 3, inputs, 33)
     product.x[:] = sign
-    product.packed = product.packing.pack(np.ones((33, inputs), np.float32))
+    product.packed = pack_whole(product.packing, np.ones((33, inputs), np.float32))
     assert bits(product.run()) == bits(expected(product))
 
 
@@ -94,7 +94,7 @@ def test_rows_of_nothing_and_of_almost_nothing() -> None:
 def test_huge_numbers() -> None:
     product = Product.random("linear", KIND, 2, 9, 33)
     product.x[0] = 2e34
-    product.packed = product.packing.pack(np.full((33, 9), 1e-3, np.float32))
+    product.packed = pack_whole(product.packing, np.full((33, 9), 1e-3, np.float32))
     y = product.run()
     assert np.isfinite(y).all()
     assert bits(y) == bits(expected(product))

@@ -17,6 +17,7 @@ from tests.kernels.memory import placed
 from tests.kernels.weights import (
     EPSILON,
     SMALLEST_NORMAL,
+    pack_whole,
     round_to_bfloat16,
     round_to_int8,
     unpacked,
@@ -62,7 +63,7 @@ class Product:
             dtype, inputs_dtype = dtype.split(INPUTS)
             finish = f"{finish}_{inputs_dtype}"
         packing = Packing(dtype, outputs, inputs)
-        packed = packing.pack(normal(outputs, inputs))
+        packed = pack_whole(packing, normal(outputs, inputs))
         return Product(
             finish, normal(rows, inputs), packing, packed, normal(outputs), normal(rows, outputs)
         )
@@ -140,7 +141,7 @@ def test_products(finish: str, dtype: str, rows: int, inputs: int, outputs: int,
 def widened(product: Product) -> Product:
     """The same product, with the same weights in float32."""
     packing = Packing("float32", product.packing.outputs, product.packing.inputs)
-    packed = packing.pack(unpacked(product.packing, product.packed).astype(np.float32))
+    packed = pack_whole(packing, unpacked(product.packing, product.packed).astype(np.float32))
     return dataclasses.replace(product, packing=packing, packed=packed)
 
 
@@ -167,7 +168,7 @@ def test_weights_of_16_bits_give_the_bits_of_float32(
     largest = 0x7C00 if dtype == "float16" else 0x7F80
     stored = np.random.default_rng(seed).integers(0, 1 << 16, (outputs, inputs), np.uint16)
     stored = np.where((stored & 0x7FFF) > largest, stored & 0x8000, stored)
-    extreme = product.packing.pack(stored.view(product.packing.unpacked_dtype))
+    extreme = pack_whole(product.packing, stored.view(product.packing.unpacked_dtype))
     for packed in (product.packed, extreme):
         product.packed = packed
         assert bits(product.run()) == bits(widened(product).run())
@@ -179,7 +180,7 @@ def test_every_float16_is_widened_exactly(rows: int) -> None:
     packing = Packing("float16", len(stored), 1)
     zeros = np.zeros((rows, len(stored)), np.float32)
     x = np.ones((rows, 1), np.float32)
-    product = Product("linear", x, packing, packing.pack(stored), zeros[0], zeros)
+    product = Product("linear", x, packing, pack_whole(packing, stored), zeros[0], zeros)
     expected = stored.astype(np.float32)[:, 0]
     assert all(np.array_equal(row, expected, equal_nan=True) for row in product.run())
 
@@ -209,7 +210,7 @@ def test_tiny_and_huge_numbers(dtype: str, x: int, weight: int, finish: str, see
     exact = unpacked(product.packing, product.packed) * 10.0**weight
     if dtype == "float16":
         exact = np.clip(exact, -65504, 65504)
-    product.packed = product.packing.pack(exact.astype(np.float32))
+    product.packed = pack_whole(product.packing, exact.astype(np.float32))
     expected, error = product.expected()
     assert (np.abs(product.run() - expected) <= error).all()
 

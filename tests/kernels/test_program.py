@@ -18,6 +18,7 @@ from glm_multiuser.backends.native.program import CapturedProgram, Program, Valu
 from glm_multiuser.errors import GLMMultiUserError
 from tests.kernels.calling import PROPERTY, bits, call, native, number, run
 from tests.kernels.memory import placed
+from tests.kernels.weights import pack_whole
 
 pytestmark = pytest.mark.usefixtures("level")
 
@@ -54,7 +55,7 @@ def normal(seed: int, *shape: int) -> NDArray[np.float32]:
 
 def packed(seed: int, outputs: int, inputs: int) -> NDArray[Any]:
     packing = Packing("float32", outputs, inputs)
-    return packing.pack(normal(seed, outputs, inputs))
+    return pack_whole(packing, normal(seed, outputs, inputs))
 
 
 TABLE, GATE_UP, DOWN = (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from glm_multiuser.backends.native.packing import STORED, Packing
 from tests.kernels.calling import PROPERTY, bits, call, number, run
 from tests.kernels.memory import placed
-from tests.kernels.weights import EPSILON, unpacked
+from tests.kernels.weights import EPSILON, pack_whole, unpacked
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
@@ -32,7 +32,7 @@ def normal(generator: np.random.Generator, *shape: int) -> NDArray[np.float32]:
 def test_embedding(dtype: str, vocabulary: int, width: int, rows: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     packing = Packing(dtype, vocabulary, width)
-    packed = packing.pack(normal(generator, vocabulary, width))
+    packed = pack_whole(packing, normal(generator, vocabulary, width))
     ids = generator.integers(0, vocabulary, rows).astype(np.int32)
     sizes = np.array([vocabulary, width], np.int32)
     y = run("embedding", ids, number(rows), packed, sizes, shape=(rows, width))
@@ -45,7 +45,7 @@ def test_an_embedding_of_16_bits_has_the_bits_of_float32(dtype: str) -> None:
     stored = np.arange(1 << 16, dtype=np.uint16)
     stored = stored[(stored & 0x7FFF) <= (0x7C00 if dtype == "float16" else 0x7F80)]
     packing = Packing(dtype, len(stored), 1)
-    packed = packing.pack(stored.view(packing.unpacked_dtype)[:, None])
+    packed = pack_whole(packing, stored.view(packing.unpacked_dtype)[:, None])
     ids, sizes = np.arange(len(stored), dtype=np.int32), np.array([len(stored), 1], np.int32)
     y = run("embedding", ids, number(len(ids)), packed, sizes, shape=(len(ids), 1))
     assert bits(y) == bits(unpacked(packing, packed).astype(np.float32))
@@ -53,7 +53,7 @@ def test_an_embedding_of_16_bits_has_the_bits_of_float32(dtype: str) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 40, 41, 2**31 - 1, -(2**31)])
 def test_embedding_refuses_ids_that_are_none(wrong: int) -> None:
-    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32))
+    packed = pack_whole(Packing("float32", 40, 8), np.ones((40, 8), np.float32))
     ids, sizes = np.array([3, wrong, 39], np.int32), np.array([40, 8], np.int32)
     output = np.full((3, 8), 7, np.float32)
     assert call("embedding", ids, number(3), packed, sizes, output) != 0
@@ -64,7 +64,7 @@ def test_embedding_refuses_ids_that_are_none(wrong: int) -> None:
 
 
 def test_embedding_refuses_other_types_of_weights() -> None:
-    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32)).astype(np.float64)
+    packed = pack_whole(Packing("float32", 40, 8), np.ones((40, 8), np.float32)).astype(np.float64)
     ids, sizes = np.zeros(1, np.int32), np.array([40, 8], np.int32)
     output = np.full((1, 8), 7, np.float32)
     assert call("embedding", ids, number(1), packed, sizes, output) != 0
@@ -261,7 +261,7 @@ def test_next_token_reads_and_writes_used_rows_only() -> None:
 
 
 def test_embedding_reads_and_writes_used_rows_only() -> None:
-    packed = Packing("float32", 40, 8).pack(np.ones((40, 8), np.float32))
+    packed = pack_whole(Packing("float32", 40, 8), np.ones((40, 8), np.float32))
     ids, sizes = placed(np.zeros(2, np.int32), (5,)), np.array([40, 8], np.int32)
     output = np.full((5, 8), 7, np.float32)
     assert call("embedding", ids, number(2), packed, sizes, output) == 0

@@ -1,4 +1,4 @@
-"""Packed weights read back, number by number, as the docstring of `packing` describes them."""
+"""Weights packed, and read back number by number, as the docstring of `packing` describes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_multiuser.backends.native.group_packing import AnyPacking
 from glm_multiuser.backends.native.packing import PANEL, Packing
 
 EPSILON = 2.0**-24
@@ -40,6 +41,13 @@ def round_to_int8(
     largest = np.maximum(largest, np.float32(2.0**-100))
     numbers = np.rint(others * (np.float32(127) / largest))
     return numbers.astype(np.int64), largest / np.float32(127), places
+
+
+def pack_whole(packing: AnyPacking, weight: NDArray[Any]) -> NDArray[Any]:
+    """A whole weight, in a type that `pack_rows` takes -> the packed array."""
+    packed = packing.zeros()
+    packing.pack_rows(weight, packed)
+    return packed
 
 
 def int8_numbers(packing: Packing, packed: NDArray[Any]) -> NDArray[np.int64]:

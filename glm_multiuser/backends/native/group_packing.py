@@ -49,8 +49,6 @@ class GroupType(NamedTuple):
     inputs: int
     group: int
     bits: int
-    stored_bytes: int
-    """Of a block in a file."""
     packed_bytes: int
     """Of a block, of a panel."""
     parts: Callable[[Bytes], Parts]
@@ -91,14 +89,14 @@ def _int4(blocks: Bytes) -> Parts:
 
 
 GROUP_TYPES = {
-    "q8_0": GroupType(32, 32, 8, 34, 34 * PANEL, _q8_0),
-    "q4_0": GroupType(32, 32, 4, 18, 18 * PANEL, _q4_0),
-    "q4_1": GroupType(32, 32, 4, 20, 20 * PANEL, _q4_1),
-    "q4_k": GroupType(256, 32, 4, 144, 148 * PANEL, _q4_k),
-    "q5_k": GroupType(256, 32, 5, 176, 180 * PANEL, _q5_k),
-    "q6_k": GroupType(256, 16, 6, 210, 210 * PANEL, _q6_k),
-    "int4": GroupType(32, 32, 4, 19, 18 * PANEL + PANEL // 2, _int4),
-    "int4_128": GroupType(128, 128, 4, 67, 66 * PANEL + PANEL // 2, _int4),
+    "q8_0": GroupType(32, 32, 8, 34 * PANEL, _q8_0),
+    "q4_0": GroupType(32, 32, 4, 18 * PANEL, _q4_0),
+    "q4_1": GroupType(32, 32, 4, 20 * PANEL, _q4_1),
+    "q4_k": GroupType(256, 32, 4, 148 * PANEL, _q4_k),
+    "q5_k": GroupType(256, 32, 5, 180 * PANEL, _q5_k),
+    "q6_k": GroupType(256, 16, 6, 210 * PANEL, _q6_k),
+    "int4": GroupType(32, 32, 4, 18 * PANEL + PANEL // 2, _int4),
+    "int4_128": GroupType(128, 128, 4, 66 * PANEL + PANEL // 2, _int4),
 }
 """Name of a type -> the type. No two have as many bytes: kernels tell them apart by that."""
 
@@ -138,12 +136,6 @@ class GroupPacking:
 
     def zeros(self) -> Bytes:
         return np.zeros(self.shape, np.uint8)
-
-    def pack_blocks(self, blocks: Bytes) -> Bytes:
-        """uint8 [outputs, blocks, bytes], as they are stored -> the packed array."""
-        packed = self.zeros()
-        self.pack_rows(blocks, packed)
-        return packed
 
     def pack_rows(self, rows: Array, packed: Bytes) -> bool:
         """Packs some outputs, from the first one of a panel on.
@@ -189,8 +181,8 @@ class GroupPacking:
             in_front[1] = zeros[..., : PANEL // 2] | zeros[..., PANEL // 2 :] << np.uint8(4)
         groups = [_side_by_side(one.reshape(*shape, -1, 1)) for one in scales]
         groups += self._words(numbers.reshape(*shape, self.type.inputs // self.type.group, -1))
-        behind = np.concatenate(groups, axis=-1)
-        whole = [*in_front, behind.reshape(*behind.shape[:2], 1, -1)]
+        rest = np.concatenate(groups, axis=-1)
+        whole = [*in_front, rest.reshape(*rest.shape[:2], 1, -1)]
         packed: Bytes = np.concatenate(whole, axis=-1).reshape(shape[0], count, -1)
         return packed
 

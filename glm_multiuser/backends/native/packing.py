@@ -75,17 +75,11 @@ class Packing:
 
     @property
     def unpacked_dtype(self) -> np.dtype[Any]:
-        """Of what `pack` takes without rounding it, except to int8; `bfloat16.BITS` is one."""
+        """Of what `pack_rows` takes without rounding it, except to int8; `bfloat16.BITS` is one."""
         return {"float16": np.dtype(np.float16), "bfloat16": BITS}.get(self.dtype, np.dtype("f4"))
 
     def zeros(self) -> NDArray[Any]:
         return np.zeros(self.shape, STORED[self.dtype])
-
-    def pack(self, weight: NDArray[Any]) -> NDArray[Any]:
-        """[outputs, inputs] -> the packed array; types as for `pack_rows`."""
-        packed = self.zeros()
-        self.pack_rows(weight, packed)
-        return packed
 
     def pack_rows(self, rows: NDArray[Any], packed: NDArray[Any]) -> bool:
         """Packs some outputs, from the first one of a panel on.
