@@ -158,7 +158,7 @@ VARIANTS = {
     "openvino-f32": openvino(
         "OpenVINO, inputs float32", {"INFERENCE_PRECISION_HINT": "f32"}, color=OPENVINO
     ),
-    "openvino": openvino("OpenVINO, as it comes", {}, color=OPENVINO, linestyle="--"),
+    "openvino": openvino("OpenVINO, defaults", {}, color=OPENVINO, linestyle="--"),
     "torch-f32": torch("PyTorch float32, static batch", "float32", "static", color=TORCH),
     "torch-bf16": torch(
         "PyTorch bfloat16, static batch",
