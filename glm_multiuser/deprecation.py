@@ -10,13 +10,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def keyword_only_since(version: str, *old_order: str) -> Callable[[Method], Method]:
-    """Lets callers of a method still pass by position what is keyword-only behind the prompt.
+    """Lets callers of a method still pass by position what is keyword-only after the prompt.
 
     `query`, the old name of the prompt, is accepted too. Both give a DeprecationWarning.
 
     Args:
         version: that made the arguments keyword-only.
-        old_order: of the arguments behind the prompt.
+        old_order: of the arguments after the prompt.
     """
 
     def decorate(method: Method) -> Method:

@@ -32,7 +32,7 @@ class InputProcessor:
         default_params: of requests that bring none.
         stop_token_ids: end an answer.
         vocab_size: of the model.
-        is_causal: whether a token of a prompt sees none behind it.
+        is_causal: whether a token of a prompt sees none after it.
         max_length: tokens of prompt and answer together.
         limit: the setting that `max_length` comes from, with its value, for messages.
     """
@@ -187,7 +187,7 @@ class InputProcessor:
             params,
             slot_name(user),
             self.stop_token_ids,
-            self._room_behind(token_ids),
+            self._answer_room(token_ids),
             self._vocab_size,
             deliver,
             group,
@@ -229,11 +229,11 @@ class InputProcessor:
         if params.prompt_logprobs is not None and not self._is_causal:
             raise InvalidParameterError(
                 f"prompt_logprobs is {params.prompt_logprobs}; for this model it must be None, "
-                "because tokens of its prompts see those behind them",
+                "because tokens of its prompts see those after them",
                 field="prompt_logprobs",
             )
 
-    def _room_behind(self, token_ids: TokenIds) -> int:
+    def _answer_room(self, token_ids: TokenIds) -> int:
         """The most tokens of an answer."""
         if not token_ids:
             raise InvalidParameterError("prompt has 0 tokens; it must have at least 1", "prompt")

@@ -242,7 +242,7 @@ class MultiUserLLM(GenerationMixin):
     ) -> None:
         """Gives a user the session that `save_session` wrote, of this user or of another.
 
-        The user's next prompt starts behind what it has in common with it. Until then it is kept
+        The user's next prompt skips what it has in common with it. Until then it is kept
         in memory, besides `session_memory`.
 
         Args:

@@ -42,7 +42,7 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
     ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
     logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
-    prompt_logprobs: the same for the tokens of the prompt, each behind those before it; the first
+    prompt_logprobs: the same for the tokens of the prompt, each given those before it; the first
         one has none. The whole prompt is computed for it. With causal models only.
     grammar: what the answer must be; see `Grammar`. None: anything.
     cache_prompt: with a causal model, skips what the prefix cache of the user's slot still holds of

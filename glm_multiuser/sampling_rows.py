@@ -1,4 +1,4 @@
-"""The arithmetic behind `sampling.choose`: scores [rows, vocab] float32 in, token ids [rows] out.
+"""The arithmetic of `sampling.choose`: scores [rows, vocab] float32 in, token ids [rows] out.
 
     draw_plain     no top-k, no top-p
     draw_narrow    top-k of at most NARROW, with or without top-p: a few candidates per row
@@ -54,7 +54,7 @@ def fold(scores: Floats, operation: np.ufunc, columns: int) -> Floats:
 def in_columns(
     scores: Floats, row: Ids, column: Ids, columns: int, padding: float = -np.inf
 ) -> Floats:
-    """What row[i] holds in column[i]: [n, depth], `padding` behind the end of the row."""
+    """What row[i] holds in column[i]: [n, depth], `padding` beyond the end of the row."""
     vocab = scores.shape[1]
     ids = column[:, None] + np.arange(0, vocab, columns)
     found: Floats = scores[row[:, None], np.minimum(ids, vocab - 1)]
@@ -81,7 +81,7 @@ def running_sums(masses: Floats) -> Doubles:
 def totals_of(masses: Floats) -> Doubles:
     """[rows], in memory of their own.
 
-    For NumPy, a view of the last column extends over whatever is behind it. Where that is
+    For NumPy, a view of the last column extends over whatever follows it. Where that is
     the result of the next function, NumPy takes its scalar loop, and a logarithm may come out an
     ulp beside the one of its vector loop: the heap would decide about the last bit.
     """
@@ -193,7 +193,7 @@ def draw_plain(
     """One token of the whole softmax, with few exponentials.
 
     Every column gets an interval as long as its mass could be at most, or, where that is much, as
-    long as its mass is. A draw that lands behind the last token of its column counts for nothing
+    long as its mass is. A draw that lands beyond the last token of its column counts for nothing
     and the row draws again, which leaves the distribution exact (rejection; von Neumann 1951).
     uniforms(n, rows) are the numbers for attempt n of these rows.
     """

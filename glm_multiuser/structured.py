@@ -32,7 +32,7 @@ INSTALL = "pip install 'glm-multiuser[structured]'"
 MASK_THREADS = 2
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""At most one space behind a comma or a colon: a model cannot write white space for ever."""
+"""At most one space after a comma or a colon: a model cannot write white space for ever."""
 
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -205,7 +205,7 @@ class GrammarMatcher:
         self._compute()
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token in, and has the mask behind it computed meanwhile."""
+        """Takes the next token in, and has the mask after it computed meanwhile."""
         if token_id in self._stops:
             self.complete = True
             return

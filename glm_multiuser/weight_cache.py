@@ -104,7 +104,7 @@ class WeightCache:
         place = json.dumps([FORMAT, [str(path) for path in paths], settings], sort_keys=True)
         name = paths[0].stem if len(paths) == 1 else paths[0].parent.name
         digest = hashlib.sha256(place.encode()).hexdigest()[:16]
-        # Matrices have whole cache lines; what has not comes behind them, and nothing is askew.
+        # Matrices have whole cache lines; what has not comes after them, and nothing is askew.
         order = sorted(sizes, key=lambda one: len(sizes[one][0]) == 1)
         ordered = {one: sizes[one] for one in order}
         return cls(folder / f"{name}-{digest}.safetensors", text, ordered)

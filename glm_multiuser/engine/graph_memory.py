@@ -88,7 +88,7 @@ def replace_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> i
 
 def constant_bytes(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
     """What graphs hold from when they are compiled, each by itself: the rotary tables, and zeros
-    that stand behind a prompt's last token or for new tokens that belong into another block."""
+    that stand after a prompt's last token or for new tokens that belong to another block."""
     layout = layout_of(engine)
     block = max(layout.block_lengths)
     reads = len(block_counts(len(layout.block_lengths)))

@@ -141,7 +141,7 @@ class PortableRunner(GraphRunner):
         self._written_blocks[slot] = max(self._written_blocks[slot], len(saved))
         for block, past in enumerate(saved):
             self._replace(slot, block, Tensor(past))
-        self._clear_behind(slot, len(saved))
+        self._clear_after(slot, len(saved))
 
     def read_slot(self, slot: int, positions: int) -> Iterator[Piece]:
         for block in range(self.layout.blocks_for(positions)):
@@ -158,10 +158,10 @@ class PortableRunner(GraphRunner):
             past = piece.view(NUMPY_TYPES[self.model.backend.dtype]).reshape(zeros.shape)
             self._replace(slot, block, Tensor(past))
             yield
-        self._clear_behind(slot, len(blocks))
+        self._clear_after(slot, len(blocks))
 
-    def _clear_behind(self, slot: int, blocks: int) -> None:
-        """Makes what an earlier user wrote behind the first `blocks` new memory."""
+    def _clear_after(self, slot: int, blocks: int) -> None:
+        """Clears what an earlier user wrote after the first `blocks` blocks."""
         for block in range(blocks, self._written_blocks[slot]):
             self._clear(slot, block)
         self._written_blocks[slot] = blocks
@@ -208,7 +208,7 @@ class WholePrefillRunner(PortableRunner):
         return next(padded for padded in self._prompt_counts if padded >= length)
 
     def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """The first prompt and those behind it that are padded to the same length, whole."""
+        """The first prompt and those after it that are padded to the same length, whole."""
         length = self._padded_length(prompts[0])
         most = self._prompt_counts[length][-1]
         alike = itertools.takewhile(lambda one: self._padded_length(one) == length, prompts[:most])
@@ -229,7 +229,7 @@ class WholePrefillRunner(PortableRunner):
         token_ids = [requests[slot].prompt_token_ids for slot in slots]
         results = self._run_prompts(slots, token_ids, length)
         for slot in requests:
-            self._clear_behind(slot, replaced)
+            self._clear_after(slot, replaced)
         return results.only(range(len(requests)))
 
     def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
@@ -295,7 +295,7 @@ class ChunkedPrefillRunner(PortableRunner):
         # Before the graph runs, so that a device error cannot leave unknown memory behind.
         self._written_blocks[slot] = max(self._written_blocks[slot], blocks)
         results = self._run_chunk(slot, token_ids, start, length, blocks)
-        self._clear_behind(slot, blocks)
+        self._clear_after(slot, blocks)
         return results.only([0])
 
     def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:

@@ -142,7 +142,7 @@ class PaddedBatches(nn.Cell):
     def chunk(
         self, t: int, rotary: Rotary, positions: Tensor, user: User, used_blocks: int
     ) -> ChunkBatch:
-        """A chunk of one user's prompt, behind what is there already."""
+        """A chunk of one user's prompt, after what is there already."""
         start, length = positions[:, 0], positions[:, 1]
         sources: tuple[Any, ...] = ()
         first = 0
@@ -223,7 +223,7 @@ class PortableForward(nn.Cell):
         """Whole prompts (`used_blocks` 0), a chunk of a prompt, or one new token of each user.
 
         Args:
-            input_ids: int32 [rows]; prompts, one behind the other, are padded to one length; new
+            input_ids: int32 [rows]; prompts, one after the other, are padded to one length; new
                 tokens may have more rows than users.
             position_ids: int32 [rows]; of ChatGLM-6B int32 [2, rows]: position in the context,
                 position in the answer.

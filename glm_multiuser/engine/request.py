@@ -180,7 +180,7 @@ class Request:
         return next((place for place, (old, new) in pairs if old != new), longest)
 
     def reuse(self, held: Sequence[int]) -> None:
-        """Starts behind what its prompt has in common with the tokens that its slot holds."""
+        """Skips what its prompt has in common with the tokens that its slot holds."""
         self.cached_tokens = self.computed_tokens = self.common(held)
 
     def cancel(self) -> None:

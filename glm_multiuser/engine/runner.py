@@ -31,7 +31,7 @@ from glm_multiuser.sessions.session import TOKEN_BYTES, Piece
 
 class RowResults(Protocol):
     """What a graph says about the next token of the rows of `Step.answered`, and of those of
-    `Step.scored` behind them."""
+    `Step.scored` after them."""
 
     tokens: Sequence[int]
     """The most likely next token of each."""
@@ -65,9 +65,9 @@ class Runner(Protocol):
         """Physical memory of a slot's caches that hold so many tokens."""
 
     def keep(self, slot: int, tokens: int) -> None:
-        """Gives the memory behind a slot's first tokens back to the system, where that is possible.
+        """Gives a slot's memory after its first `tokens` back to the system, where that is possible.
 
-        Nothing behind them is read before it is written again.
+        Nothing after them is read before it is written again.
         """
 
     def restore(self, slot: int, request: Request, saved: Any) -> None:

@@ -31,8 +31,8 @@ class PromptChunk:
         prompt was: where that is wanted, all but the last token of the prompt."""
         if self.request.params.prompt_logprobs is None:
             return 0
-        behind = len(self.request.prompt_token_ids) - self.request.computed_tokens
-        return min(self.tokens, behind - 1)
+        remaining = len(self.request.prompt_token_ids) - self.request.computed_tokens
+        return min(self.tokens, remaining - 1)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class StreamChat:
         Raises:
             ConfigError: the model was made without users, so it caches nothing.
             InvalidParameterError: no such user, no such index, a token id out of range, or a token
-                that is not the one behind what this user's cache holds.
+                that does not follow what this user's cache holds.
             PromptTooLongError: the sequence does not fit.
         """
         number = self._check_user(user)

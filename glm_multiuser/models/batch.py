@@ -76,7 +76,7 @@ class Home(TypedDict):
 
 @final
 class PromptBatch(TypedDict):
-    """Whole prompts, padded to t tokens, one behind the other."""
+    """Whole prompts, padded to t tokens, one after the other."""
 
     rotary: Rotary
     mask: Tensor
@@ -133,7 +133,7 @@ class CellStep(TypedDict):
 
 @final
 class DecodeBatch(TypedDict):
-    """One new token of each user; rows behind the users' are padding."""
+    """One new token of each user; rows after the users' are padding."""
 
     rotary: Rotary
     cells: tuple[CellStep, ...]

@@ -18,7 +18,7 @@ class PrefixPositions:
 
     Attributes:
         context_length: tokens before the first `<sop>`; all of them when there is none.
-        mask_position: what the first coordinate stays at behind the context.
+        mask_position: what the first coordinate stays at after the context.
     """
 
     context_length: int

@@ -1,7 +1,7 @@
 """A session in a file, in the format of safetensors: token ids, and bytes of keys and values.
 
 Its metadata says which model, weights and numeric setting the numbers belong to (the fingerprint),
-whose they are (the identity), and has a checksum of everything behind it. It holds no names.
+whose they are (the identity), and has a checksum of everything after it. It holds no names.
 """
 
 from __future__ import annotations

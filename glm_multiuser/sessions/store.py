@@ -196,7 +196,7 @@ class SessionStore:
         if self.folder is None:
             return
         try:
-            # In turn with writes, so that none comes behind it.
+            # In turn with writes, so that none comes after it.
             removal = self._writer.submit(self.folder.forget, identity)
         except RuntimeError:  # the executor takes nothing new
             raise EngineClosedError("the engine is closed; it removes no sessions") from None

@@ -205,7 +205,7 @@ class NextToken(nn.Cell):
 class KVCache(nn.Cell):
     """The keys and values of one or more users, as `kv_layout` describes them.
 
-    What lies behind a user's last position is never read, so a slot changes hands as it is.
+    What lies after a user's last position is never read, so a slot changes hands as it is.
     """
 
     def __init__(self, dtype: str, users: int, heads: int, positions: int, head_dim: int) -> None:
@@ -218,7 +218,7 @@ class KVCache(nn.Cell):
         self.sizes = partial(head_sizes, dtype, head_dim=head_dim)
 
     def keep(self, row: int, positions: int) -> None:
-        """Gives back the memory behind the first so many positions of a user."""
+        """Gives back the memory of a user after the first `positions` positions."""
         keys, values = self.sizes(positions=positions)
         self.keys.keep(row, keys)
         self.values.keep(row, values)

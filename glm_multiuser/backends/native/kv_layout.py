@@ -12,7 +12,7 @@ for the value of each head of a position: the largest magnitude becomes 127. A k
 not finite has a scale that is NaN.
 
 Each head of each user begins on a page of its own (`pages.py`), so caches take physical memory by
-the token. The positions behind a user's last are address space and nothing else.
+the token. Positions after a user's last one are address space and nothing else.
 """
 
 from __future__ import annotations

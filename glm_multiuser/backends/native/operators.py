@@ -1,7 +1,7 @@
 """The kernels as instructions of a program.
 
 Each takes, among its inputs, `used`, int32 [1]: how many of its rows there are in this step. What
-lies behind them is neither read nor written. `cpu/*operator*.cpp` say what each input is.
+lies after them is neither read nor written. `cpu/*operator*.cpp` say what each input is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from glm_multiuser.backends.native.program import Kernel
 
 def linear(finish: str = "linear") -> Kernel:
     """(x [rows, in], used, weight, bias [out]) -> [rows, out]; `finish` may be "linear_add", with
-    (residual [rows, out], factor [1]) more; with "_bfloat16" or "_int8" behind it, x is rounded to
+    (residual [rows, out], factor [1]) more; with "_bfloat16" or "_int8" appended, x is rounded to
     that. x may be rows that are laid out for this product."""
     return Kernel(finish, lambda x, used, weight, bias, *rest: [(x[0], bias[0])])
 

@@ -63,7 +63,7 @@ class PagedArray:
         self.array = np.frombuffer(self._map, dtype).reshape(shape)
 
     def keep(self, row: int, size: int) -> None:
-        """Gives back the pages of `array[row]` behind the first `size` bytes of each of its parts;
+        """Gives back the pages of `array[row]` after the first `size` bytes of each of its parts;
         they are zero from then on."""
         whole, part = self.array.strides[:2]
         kept, start = whole_pages(size), row * whole

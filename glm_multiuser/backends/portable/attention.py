@@ -161,7 +161,7 @@ class Attention(nn.Cell):
         return ops.transpose(context, (0, 2, 1, 3)).reshape(-1, self.heads * self.head_dim)
 
     def cut(self, x: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """`x` [n, kv_heads, t, head_dim] -> a piece per cache block, zero behind the last token."""
+        """`x` [n, kv_heads, t, head_dim] -> a piece per cache block, zero after the last token."""
         x = ops.select(real, x, ops.zeros_like(x))
         blocks: tuple[Any, ...] = ()
         first = 0

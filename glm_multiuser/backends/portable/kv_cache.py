@@ -4,7 +4,7 @@ Each attention holds `kv_past = nn.CellList([KVCache(...), ...])`; `CellLayout` 
 lives in which row of which cell. Positions are kept in blocks, each its own pair of Parameters,
 because reading part of a Parameter would copy it: a graph that needs two blocks reads exactly two.
 
-Invariant: what lies behind a user's last position is zero. A prompt *replaces* whole blocks of its
+Invariant: what lies after a user's last position is zero. A prompt *replaces* whole blocks of its
 user's row, and a decode step *adds* its key and value to a position that is still zero, which is
 the form that works in place. A chunk of a prompt *extends* the row: it replaces its blocks by what
 they held before the chunk, the chunk, and zeros, so a row that held more before is cut at the same
@@ -117,7 +117,7 @@ class KVCache(nn.Cell):
         """Writes new keys and values, and attends over all that is there.
 
         `heads` are those of keys and values; `group` queries that share one of them stand one
-        behind the other.
+        after the other.
 
         Args:
             query: `[n, heads, group, head_dim]` of new tokens; of a chunk of t tokens `[1, heads,
