@@ -14,9 +14,9 @@ from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.backends.protocol import Backend
 from glm_multiuser.checkpoint.stored_tensor import Sizes
 from glm_multiuser.config import EngineConfig
+from glm_multiuser.engine.graph_runner import GraphRunner
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.engine.portable import ChunkedPrefillRunner, WholePrefillRunner
-from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.model_config import AnyModelConfig, CausalConfig
 from glm_multiuser.models.chatglm_6b import GLMForPreTraining
 from glm_multiuser.models.decoder import DecoderForMultiUser

@@ -17,8 +17,8 @@ from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine, SlotReport
+from glm_multiuser.engine.graph_runner import GraphRunner
 from glm_multiuser.engine.request import holder_of
-from glm_multiuser.engine.runner import GraphRunner
 from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import CheckpointError, InvalidParameterError, SessionError, check_kind
 from glm_multiuser.generation import GenerationMixin

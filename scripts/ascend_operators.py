@@ -31,7 +31,7 @@ from glm_multiuser.checkpoint.families import FAMILIES
 from glm_multiuser.config import AnyModelConfig, CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine import portable
-from glm_multiuser.engine.runner import GraphRunner
+from glm_multiuser.engine.graph_runner import GraphRunner
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "ascend.md"
 BEGIN, END = "<!-- operators: begin -->", "<!-- operators: end -->"

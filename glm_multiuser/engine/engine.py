@@ -234,7 +234,7 @@ class Engine(StepLoop):
                 self._scheduler.forget(holder)
                 emptied = self._scheduler.slots.take_emptied()
             for slot in emptied:
-                self.runner.keep(slot, 0)
+                self.runner.trim(slot, 0)
 
         self._device_thread.call(forget)
 

@@ -28,9 +28,10 @@ from glm_multiuser.backends.native.operators import take_rows
 from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.backends.native.program import CapturedProgram, Program, Value
 from glm_multiuser.engine.chunk_length import ChunkLength
+from glm_multiuser.engine.graph_runner import GraphRunner, Job
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.runner import GraphRunner, HostResults, Job
-from glm_multiuser.engine.scheduler import Step
+from glm_multiuser.engine.runner import HostResults
+from glm_multiuser.engine.step import Step
 from glm_multiuser.mindspore_internals import (
     cells_as_functions,
     check_shared_memory,
@@ -225,10 +226,10 @@ class NativeRunner(GraphRunner):
         everything = [users, users, 0, self.model.config.num_layers + 1]
         results = self._run_tokens(tokens, range(users), users, everything)
         for user in range(users):
-            self.keep(user, 0)
+            self.trim(user, 0)
         return results.logits(range(users))
 
-    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """Prompts in turn, as long as there is room; the last one of a causal model is chunked.
 
         Whole prompts count in the step that takes them through the last layer. Those that need
@@ -326,9 +327,9 @@ class NativeRunner(GraphRunner):
         heads = config.num_layers * config.num_key_value_heads
         return held_bytes(dtype, heads, tokens, config.head_dim)
 
-    def keep(self, slot: int, tokens: int) -> None:
+    def trim(self, slot: int, tokens: int) -> None:
         for cell, row in self.model.caches_of(slot):
-            cell.keep(row, tokens)
+            cell.trim(row, tokens)
 
     def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
         return read_cache(self.model, slot, request.computed_tokens)

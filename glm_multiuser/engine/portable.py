@@ -21,6 +21,7 @@ from glm_multiuser.backends.portable.types import NUMPY_TYPES
 from glm_multiuser.config import BLOCK_LENGTH, prompt_lengths
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.compile_cache import CompileCache
+from glm_multiuser.engine.graph_runner import DeviceResults, GraphRunner, Job, to_tensor
 from glm_multiuser.engine.graph_shapes import (
     MOST_PROMPTS,
     batch_sizes,
@@ -36,8 +37,7 @@ from glm_multiuser.engine.portable_graphs import (
     read_block,
 )
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.runner import DeviceResults, GraphRunner, Job, to_tensor
-from glm_multiuser.engine.scheduler import PromptChunk, Step
+from glm_multiuser.engine.step import PromptChunk, Step
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.sessions.session import Piece
 
@@ -207,7 +207,7 @@ class WholePrefillRunner(PortableRunner):
         length = len(request.prompt_token_ids)
         return next(padded for padded in self._prompt_counts if padded >= length)
 
-    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """The first prompt and those after it that are padded to the same length, whole."""
         length = self._padded_length(prompts[0])
         most = self._prompt_counts[length][-1]
@@ -277,7 +277,7 @@ class ChunkedPrefillRunner(PortableRunner):
         # It leaves one token at position 0, which the first chunk of any prompt replaces.
         self._run_chunk(0, [0], 0, length, blocks)
 
-    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """The next chunk of the first prompt; one token of one that needs logits for each."""
         request = prompts[0]
         rest = len(request.prompt_token_ids) - request.computed_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from glm_multiuser.engine.runner import RowResults
-from glm_multiuser.engine.scheduler import PromptChunk
+from glm_multiuser.engine.step import PromptChunk
 from glm_multiuser.errors import GenerationError
 from glm_multiuser.sampling import known_choices
 

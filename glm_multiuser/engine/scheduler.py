@@ -3,82 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Callable, Optional
 
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.slot_sessions import SlotSessions
 from glm_multiuser.engine.slots import Slots
+from glm_multiuser.engine.step import PromptChunk, Step
 from glm_multiuser.engine.waiting import WaitingQueue
 
-
-@dataclass(frozen=True)
-class PromptChunk:
-    """The next tokens of a prompt; none while it is still going through the layers."""
-
-    request: Request
-    tokens: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the prompt is in afterwards, so that there is a next token."""
-        return self.request.computed_tokens + self.tokens >= len(self.request.prompt_token_ids)
-
-    @property
-    def scored(self) -> int:
-        """From its first token on, how many have logits that say how likely the next token of the
-        prompt was: where that is wanted, all but the last token of the prompt."""
-        if self.request.params.prompt_logprobs is None:
-            return 0
-        remaining = len(self.request.prompt_token_ids) - self.request.computed_tokens
-        return min(self.tokens, remaining - 1)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Everything by slot: chunks of prompts, and one token for every other running request.
-
-    Attributes:
-        prompts: chunks of prompts that are prefilled.
-        decodes: requests that get their next token.
-        returning: what was saved before a resize, and goes back before anything else.
-        kept: for how many tokens slots keep memory that have held more; the rest is given back.
-    """
-
-    prompts: dict[int, PromptChunk] = field(default_factory=dict)
-    decodes: dict[int, Request] = field(default_factory=dict)
-    returning: dict[int, Request] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        """How many requests take part in the graph."""
-        return len(self.prompts) + len(self.decodes)
-
-    @property
-    def requests(self) -> dict[int, Request]:
-        """Who takes part in the graph."""
-        return {**{slot: chunk.request for slot, chunk in self.prompts.items()}, **self.decodes}
-
-    @property
-    def answered(self) -> dict[int, Request]:
-        """Who has a next token when the step has run, in the order of its rows."""
-        done = {slot: chunk.request for slot, chunk in self.prompts.items() if chunk.is_last}
-        return {**done, **self.decodes}
-
-    @property
-    def scored(self) -> dict[int, PromptChunk]:
-        """Chunks with `scored` tokens; the rows of these follow those of `answered`."""
-        return {slot: chunk for slot, chunk in self.prompts.items() if chunk.scored}
-
-    def parts(self) -> list[Step]:
-        """The same as one step for prompts and one for the others."""
-        parts = [Step(prompts=self.prompts), Step(decodes=self.decodes)]
-        return [part for part in parts if part.rows]
-
-
-Take = Callable[[Sequence[Request], int], Sequence[int]]
+ChunkSizes = Callable[[Sequence[Request], int], Sequence[int]]
 """Of requests in prefill, in the order of their turns, and the number of requests that decode: how
 many tokens of each of the first ones are prefilled in the next step."""
 
@@ -93,7 +27,7 @@ class Scheduler:
 
     Args:
         slots: who may run.
-        take: how many tokens of which prompts are prefilled in a step.
+        chunk_sizes: how many tokens of which prompts are prefilled in a step.
         reuse: whether the prefix cache of the user's slot is used.
         sessions: of users whose slot was taken; None: they are not kept.
     """
@@ -101,13 +35,13 @@ class Scheduler:
     def __init__(
         self,
         slots: Slots,
-        take: Take,
+        chunk_sizes: ChunkSizes,
         reuse: bool = False,
         sessions: Optional[SlotSessions] = None,
     ) -> None:
         self.sessions = sessions
         self.slots = self._watched(slots)
-        self.take = take
+        self._chunk_sizes = chunk_sizes
         self.reuse = reuse
         self.waiting = WaitingQueue()
         self.running: dict[int, Request] = {}
@@ -124,15 +58,15 @@ class Scheduler:
 
     def schedule(self) -> Optional[Step]:
         """The next step, or None when there is nothing to do."""
-        returning, kept = self._admit()
+        returning, trimmed = self._admit()
         away = {*self._entering, *returning, *self._restoring}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
-        step = Step(self._chunks(returning, len(decodes)), decodes, returning, kept)
-        return step if step.rows or returning or kept else None
+        step = Step(self._chunks(returning, len(decodes)), decodes, returning, trimmed)
+        return step if step.rows or returning or trimmed else None
 
     def _admit(self) -> tuple[dict[int, Request], dict[int, int]]:
-        """Admission to slots -> `returning` and `kept` of the step."""
-        returning, kept = {}, {}
+        """Admission to slots -> `returning` and `trimmed` of the step."""
+        returning, trimmed = {}, {}
         while (first := self._first(self._may_run)) is not None:
             request = self._fitting(first)
             slot = self.slots.acquire(request.holder, request.longest) if request else None
@@ -140,7 +74,7 @@ class Scheduler:
                 break
             first.overtaken += request is not first
             self.waiting.take(request)
-            kept.update(dict.fromkeys(self.slots.take_emptied(), 0))
+            trimmed.update(dict.fromkeys(self.slots.take_emptied(), 0))
             self.running[slot] = request
             if request.saved_past is not None:
                 returning[slot] = request
@@ -149,13 +83,13 @@ class Scheduler:
             held = len(self.slots.held(request.holder))
             request.kept_tokens = min(held, len(request.prompt_token_ids))
             if request.kept_tokens < held:
-                kept[slot] = request.kept_tokens
+                trimmed[slot] = request.kept_tokens
             if self._is_restored(slot, request):
                 self._restoring.add(slot)
             elif not request.prompt_is_in:
                 self._entering.append(slot)
             request.enter()
-        return returning, kept
+        return returning, trimmed
 
     def _fitting(self, first: Request) -> Optional[Request]:
         """This one, or where there is not enough memory for it, one that may pass it."""
@@ -198,7 +132,9 @@ class Scheduler:
 
     def _chunks(self, returning: dict[int, Request], decoding: int) -> dict[int, PromptChunk]:
         turns = [slot for slot in self._entering if slot not in returning]
-        counts = self.take([self.running[slot] for slot in turns], decoding) if turns else []
+        counts = (
+            self._chunk_sizes([self.running[slot] for slot in turns], decoding) if turns else []
+        )
         chunks = {
             slot: PromptChunk(self.running[slot], count) for slot, count in zip(turns, counts)
         }

@@ -11,15 +11,13 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from glm_multiuser.engine.request import Request, user_of
+from glm_multiuser.engine.runner import Runner
 from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.session import Piece, Session
 from glm_multiuser.sessions.store import SessionStore
-
-if TYPE_CHECKING:
-    from glm_multiuser.engine.runner import Runner
 
 logger = logging.getLogger(__name__)
 

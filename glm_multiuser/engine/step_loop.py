@@ -12,9 +12,10 @@ from typing import Callable, Optional, Union
 from glm_multiuser.engine.prompt_logprobs import not_finite, score
 from glm_multiuser.engine.request import AnonymousUser, Request
 from glm_multiuser.engine.runner import RowResults, Runner
-from glm_multiuser.engine.scheduler import Scheduler, Step
+from glm_multiuser.engine.scheduler import Scheduler
 from glm_multiuser.engine.slot_sessions import SlotSessions
 from glm_multiuser.engine.slots import Slots
+from glm_multiuser.engine.step import Step
 from glm_multiuser.errors import EngineClosedError, GenerationError, GLMMultiUserError
 from glm_multiuser.progress import Progress
 from glm_multiuser.sampling import Choice, choose
@@ -96,7 +97,7 @@ class StepLoop:
 
     def _new_scheduler(self, users: int) -> Scheduler:
         slots = self._new_slots(users)
-        return Scheduler(slots, self.runner.take, self._reuse, self.sessions)
+        return Scheduler(slots, self.runner.chunk_sizes, self._reuse, self.sessions)
 
     def _new_slots(self, users: int) -> Slots:
         return Slots(users, self.runner.cache_bytes, self.cache_limit)
@@ -120,8 +121,8 @@ class StepLoop:
             step = self._scheduler.schedule()
             if step is None:
                 self._scheduler.check()
-        for slot, tokens in step.kept.items() if step is not None else ():
-            self.runner.keep(slot, tokens)
+        for slot, tokens in step.trimmed.items() if step is not None else ():
+            self.runner.trim(slot, tokens)
         copied = self._copy_sessions(step)
         if step is None:
             return copied
@@ -216,7 +217,7 @@ class StepLoop:
             held = len(self._scheduler.slots.held(request.holder))
             self._lock.notify_all()
         if not held or held < request.resident_tokens:
-            self.runner.keep(slot, held)
+            self.runner.trim(slot, held)
         request.end(finish_reason, error)
 
     def _drop_cancelled(self) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from glm_multiuser import GenerationResult, Handle, MultiUserLLM, Piece, SamplingParams, config
 from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.runner import GraphRunner
+from glm_multiuser.engine.graph_runner import GraphRunner
 from tests.engine.stepping import PATIENCE, SingleSteps
 from tests.poison import fill_with_nan
 

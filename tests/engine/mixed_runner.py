@@ -9,7 +9,7 @@ from glm_multiuser import device
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.native import LayerwiseProgress, NativeRunner
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Step
+from glm_multiuser.engine.step import Step
 from tests.engine.mock_runner import (
     SEQ_LENGTH,
     Call,
@@ -54,9 +54,9 @@ class MixedRunner(MockRunner):
         self._carried: tuple[list[Request], int] = ([], 0)
         """Who is on the way through the layers, and how many of them are behind it."""
 
-    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         # The real one needs no more of a runner than there is here.
-        return NativeRunner.take(cast(NativeRunner, self), prompts, decoding)
+        return NativeRunner.chunk_sizes(cast(NativeRunner, self), prompts, decoding)
 
     def parts(self, step: Step) -> Sequence[Step]:
         return [step] if step.requests else []

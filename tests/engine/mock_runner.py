@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import PromptChunk, Step
+from glm_multiuser.engine.step import PromptChunk, Step
 from glm_multiuser.progress import Progress
 
 VOCAB = 50
@@ -125,7 +125,7 @@ class MockRunner:
         self.threads.add(threading.get_ident())
         self.before(call)
 
-    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """Prompts of about the same length enter together, more of the shorter ones."""
         if self.chunk is not None:
             rest = len(prompts[0].prompt_token_ids) - prompts[0].computed_tokens
@@ -205,7 +205,7 @@ class MockRunner:
     def cache_bytes(self, tokens: int) -> int:
         return tokens * BYTES_PER_TOKEN
 
-    def keep(self, slot: int, tokens: int) -> None:
+    def trim(self, slot: int, tokens: int) -> None:
         """What is given back must not be read again."""
         self.memory[slot, tokens:] = np.nan
 

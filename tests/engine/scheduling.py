@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import Step, Take
+from glm_multiuser.engine.scheduler import ChunkSizes
+from glm_multiuser.engine.step import Step
 from tests.engine.driving import Asked
 
 
@@ -19,20 +20,20 @@ def rest_of(request: Request) -> int:
     return len(request.prompt_token_ids) - request.computed_tokens
 
 
-def whole(most: int) -> Take:
+def whole(most: int) -> ChunkSizes:
     """Prompts of one length enter together, up to so many, as in a graph of their own."""
 
-    def take(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         lengths = [len(request.prompt_token_ids) for request in prompts[:most]]
         return list(itertools.takewhile(lambda length: length == lengths[0], lengths))
 
-    return take
+    return chunk_sizes
 
 
-def cut(room: int) -> Take:
+def cut(room: int) -> ChunkSizes:
     """Tokens of prompts that a step takes, of all users together."""
 
-    def take(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         counts: list[int] = []
         for request in prompts:
             counts.append(min(rest_of(request), room - sum(counts)))
@@ -40,14 +41,14 @@ def cut(room: int) -> Take:
                 break
         return counts
 
-    return take
+    return chunk_sizes
 
 
-def slowly(steps: int) -> Take:
+def slowly(steps: int) -> ChunkSizes:
     """One whole prompt after the other, each of which is on its way for some steps."""
     on_the_way: list[Request] = []
 
-    def take(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         if on_the_way and on_the_way[0] is not prompts[0]:
             on_the_way.clear()
         on_the_way.append(prompts[0])
@@ -56,7 +57,7 @@ def slowly(steps: int) -> Take:
         on_the_way.clear()
         return [rest_of(prompts[0])]
 
-    return take
+    return chunk_sizes
 
 
 def carry_out(step: Step) -> None:

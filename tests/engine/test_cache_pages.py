@@ -98,13 +98,13 @@ def test_memory_follows_the_tokens(llm: MultiUserLLM) -> None:
 @pytest.fixture
 def given_back(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens a slot kept memory for, each time that the rest of it was given back."""
-    calls, keep = [], NativeRunner.keep
+    calls, trim = [], NativeRunner.trim
 
     def counted(runner: NativeRunner, slot: int, tokens: int) -> None:
         calls.append(tokens)
-        keep(runner, slot, tokens)
+        trim(runner, slot, tokens)
 
-    monkeypatch.setattr(NativeRunner, "keep", counted)
+    monkeypatch.setattr(NativeRunner, "trim", counted)
     return calls
 
 
@@ -170,7 +170,7 @@ def conversations(llm: MultiUserLLM) -> list[Any]:
 def kept() -> list[Any]:
     """What they hear where no memory is ever given back."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeRunner, "keep", lambda *arguments: None)
+        patch.setattr(NativeRunner, "trim", lambda *arguments: None)
         with open_llm(USERS, LONG, seq_length=LENGTH) as llm:
             heard = conversations(llm)
             assert resident_bytes(llm) > llm.stats().cache_resident_bytes
@@ -193,7 +193,7 @@ def test_what_was_given_back_is_never_read(
         poison(runner.model, slot)
         runner.restore(slot, Length(tokens), held)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(NativeRunner, "keep", spoil)
+    monkeypatch.setattr(NativeRunner, "trim", spoil)
     assert conversations(llm) == kept
     assert 0 in spoiled
     assert max(spoiled) > 0
@@ -293,14 +293,14 @@ def test_parts_lose_their_ends_and_nobody_elses() -> None:
     paged = pages.PagedArray((3, 2, 4, pages.SIZE // 4), np.float32)
     assert resident_pages(paged.array) == 0
     paged.array[...] = 7.0
-    paged.keep(1, pages.SIZE + 1)
+    paged.trim(1, pages.SIZE + 1)
     assert (paged.array[1, :, :2] == 7.0).all()
     assert resident_pages(paged.array) == 3 * 8 - 2 * 2
-    paged.keep(1, 4 * pages.SIZE)
+    paged.trim(1, 4 * pages.SIZE)
     assert resident_pages(paged.array) == 20
     assert (paged.array[1, :, 2:] == 0.0).all()
     assert (paged.array[[0, 2]] == 7.0).all()
-    paged.keep(0, 0)
+    paged.trim(0, 0)
     paged.give_back()
     assert resident_pages(paged.array) == 0
 
@@ -316,8 +316,8 @@ def test_a_system_that_refuses_is_reported_once(
     paged = pages.PagedArray((2, 1, pages.SIZE), np.int8)
     paged._map = Locked(-1, pages.SIZE)
     with caplog.at_level(logging.WARNING):
-        paged.keep(0, 0)
-        paged.keep(1, 0)
+        paged.trim(0, 0)
+        paged.trim(1, 0)
     assert [record.message for record in caplog.records] == [
         "memory of KV caches stays in use, because the system refuses it: [Errno 22] locked"
     ]

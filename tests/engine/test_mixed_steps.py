@@ -56,7 +56,7 @@ def taken(runner: MixedRunner, lengths: list[tuple[int, int]]) -> list[int]:
         request = new_request(length=length)
         request.computed_tokens = computed
         requests.append(request)
-    return list(runner.take(requests, 0))
+    return list(runner.chunk_sizes(requests, 0))
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_a_causal_room_is_never_exceeded_and_never_left_empty(
 class AsksOften(MixedRunner):
     """Is asked in between what else it would take."""
 
-    def take(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
+    def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         for others in (prompts, prompts[::-1], prompts[1:], prompts[:1]):
             if others:
-                super().take(others, decoding)
-        counts = super().take(prompts, decoding)
-        assert super().take(prompts, decoding) == counts
+                super().chunk_sizes(others, decoding)
+        counts = super().chunk_sizes(prompts, decoding)
+        assert super().chunk_sizes(prompts, decoding) == counts
         return counts
 
 

@@ -9,16 +9,20 @@ from typing import Optional
 import pytest
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import PromptChunk, Scheduler, Step, Take
+from glm_multiuser.engine.scheduler import ChunkSizes, Scheduler
 from glm_multiuser.engine.slots import Slots
+from glm_multiuser.engine.step import PromptChunk, Step
 from tests.engine.scheduling import carry_out, cut, new_request, slowly, whole
 
 
 def scheduler_with(
-    slots: int, *users: object, take: Optional[Take] = None, lengths: Sequence[int] = ()
+    slots: int,
+    *users: object,
+    chunk_sizes: Optional[ChunkSizes] = None,
+    lengths: Sequence[int] = (),
 ) -> tuple[Scheduler, list[Request]]:
     """A scheduler and who waits; by default one whole prompt enters in a step."""
-    scheduler = Scheduler(Slots(slots), take or whole(1))
+    scheduler = Scheduler(Slots(slots), chunk_sizes or whole(1))
     requests = [
         new_request(user, length) for user, length in zip_longest(users, lengths, fillvalue=1)
     ]
@@ -68,7 +72,7 @@ def test_a_step_goes_on_without_whoever_has_ended() -> None:
 
 
 def test_whoever_ends_before_its_prompt_is_in_has_no_more_turns() -> None:
-    scheduler, (_, b) = scheduler_with(2, "a", "b", take=cut(2), lengths=[9, 4])
+    scheduler, (_, b) = scheduler_with(2, "a", "b", chunk_sizes=cut(2), lengths=[9, 4])
     next_step(scheduler)
     scheduler.finish(0)
     scheduler.check()
@@ -106,7 +110,7 @@ def test_nobody_else_is_overtaken() -> None:
 
 
 def test_as_many_prompts_enter_together_as_are_taken() -> None:
-    scheduler, (a, b, c, d) = scheduler_with(9, *"abcd", take=whole(3))
+    scheduler, (a, b, c, d) = scheduler_with(9, *"abcd", chunk_sizes=whole(3))
     assert next_step(scheduler) == Step(
         {0: PromptChunk(a, 1), 1: PromptChunk(b, 1), 2: PromptChunk(c, 1)}
     )
@@ -114,25 +118,25 @@ def test_as_many_prompts_enter_together_as_are_taken() -> None:
 
 
 def test_only_as_many_enter_as_there_are_slots() -> None:
-    scheduler, (a, b, c) = scheduler_with(2, *"abc", take=whole(4))
+    scheduler, (a, b, c) = scheduler_with(2, *"abc", chunk_sizes=whole(4))
     assert next_step(scheduler) == Step({0: PromptChunk(a, 1), 1: PromptChunk(b, 1)})
     assert list(scheduler.waiting) == [c]
 
 
 def test_a_prompt_that_was_not_taken_is_not_overtaken() -> None:
-    scheduler, (a, b, c) = scheduler_with(9, *"abc", take=whole(4), lengths=[1, 2, 1])
+    scheduler, (a, b, c) = scheduler_with(9, *"abc", chunk_sizes=whole(4), lengths=[1, 2, 1])
     assert next_step(scheduler) == Step({0: PromptChunk(a, 1)})
     assert next_step(scheduler) == Step({1: PromptChunk(b, 2)}, {0: a})
     assert next_step(scheduler) == Step({2: PromptChunk(c, 1)}, {0: a, 1: b})
 
 
 def test_two_prompts_of_one_user_never_enter_together() -> None:
-    scheduler, (a, _, b) = scheduler_with(9, "a", "a", "b", take=whole(4))
+    scheduler, (a, _, b) = scheduler_with(9, "a", "a", "b", chunk_sizes=whole(4))
     assert next_step(scheduler) == Step({0: PromptChunk(a, 1), 1: PromptChunk(b, 1)})
 
 
 def test_prompts_that_are_cut_take_turns() -> None:
-    scheduler, (a, b, c) = scheduler_with(3, *"abc", take=cut(4), lengths=[9, 7, 2])
+    scheduler, (a, b, c) = scheduler_with(3, *"abc", chunk_sizes=cut(4), lengths=[9, 7, 2])
     assert next_step(scheduler) == Step({0: PromptChunk(a, 4)})
     assert next_step(scheduler) == Step({1: PromptChunk(b, 4)})
     # The short one did not wait for the long ones, and the last that is taken may be cut.
@@ -143,7 +147,7 @@ def test_prompts_that_are_cut_take_turns() -> None:
 
 
 def test_a_prompt_on_its_way_keeps_its_turn_until_it_is_in() -> None:
-    scheduler, (a, b) = scheduler_with(2, *"ab", take=slowly(3), lengths=[5, 2])
+    scheduler, (a, b) = scheduler_with(2, *"ab", chunk_sizes=slowly(3), lengths=[5, 2])
     assert next_step(scheduler) == Step({0: PromptChunk(a, 0)})
     assert next_step(scheduler) == Step({0: PromptChunk(a, 0)})
     step = next_step(scheduler)
@@ -159,7 +163,7 @@ def test_who_is_on_its_way_has_no_next_token() -> None:
 
 
 def test_whoever_comes_later_has_its_turn_later() -> None:
-    scheduler, (a,) = scheduler_with(2, "a", take=cut(2), lengths=[6])
+    scheduler, (a,) = scheduler_with(2, "a", chunk_sizes=cut(2), lengths=[6])
     assert next_step(scheduler) == Step({0: PromptChunk(a, 2)})
     late = new_request("late")
     scheduler.waiting.append(late)
@@ -191,7 +195,7 @@ def test_a_step_in_two_parts() -> None:
 
 
 def test_what_was_saved_goes_back_and_takes_part_from_the_next_step_on() -> None:
-    scheduler, (a, b, c) = scheduler_with(9, *"abc", take=whole(4))
+    scheduler, (a, b, c) = scheduler_with(9, *"abc", chunk_sizes=whole(4))
     b.saved_past, b.computed_tokens = object(), 1
     # Requests behind it in the queue do not wait for it.
     assert next_step(scheduler) == Step({0: PromptChunk(a, 1), 2: PromptChunk(c, 1)}, {}, {1: b})
@@ -199,7 +203,7 @@ def test_what_was_saved_goes_back_and_takes_part_from_the_next_step_on() -> None
 
 
 def test_a_prompt_that_was_saved_before_it_was_in_enters_from_the_next_step_on() -> None:
-    scheduler, (a, b) = scheduler_with(2, *"ab", take=cut(3), lengths=[5, 5])
+    scheduler, (a, b) = scheduler_with(2, *"ab", chunk_sizes=cut(3), lengths=[5, 5])
     a.saved_past, a.computed_tokens = object(), 2
     assert next_step(scheduler) == Step({1: PromptChunk(b, 3)}, {}, {0: a})
     # The turn that it had to leave out is its next.
@@ -231,7 +235,7 @@ def test_a_pause_puts_what_runs_in_front_oldest_first() -> None:
 
 
 def test_a_pause_forgets_whose_turn_it_was() -> None:
-    scheduler, (a, b) = scheduler_with(2, *"ab", take=cut(1), lengths=[3, 3])
+    scheduler, (a, b) = scheduler_with(2, *"ab", chunk_sizes=cut(1), lengths=[3, 3])
     next_step(scheduler)  # so the next turn is b's
     scheduler.pause(Slots(3))
     scheduler.check()
@@ -252,7 +256,7 @@ def test_a_slot_that_failed_is_not_kept() -> None:
 
 @pytest.mark.parametrize("defect", ["slot without request", "request without slot", "swapped"])
 def test_books_that_do_not_match_are_noticed(defect: str) -> None:
-    scheduler, (a, b) = scheduler_with(2, "a", "b", take=whole(2))
+    scheduler, (a, b) = scheduler_with(2, "a", "b", chunk_sizes=whole(2))
     next_step(scheduler)
     if defect == "slot without request":
         del scheduler.running[0]
@@ -265,7 +269,7 @@ def test_books_that_do_not_match_are_noticed(defect: str) -> None:
 
 
 def test_a_turn_of_a_slot_where_nobody_runs_is_noticed() -> None:
-    scheduler, _ = scheduler_with(2, "a", take=cut(1), lengths=[3])
+    scheduler, _ = scheduler_with(2, "a", chunk_sizes=cut(1), lengths=[3])
     next_step(scheduler)
     del scheduler.running[0]
     with pytest.raises(RuntimeError, match=r"slots \[0\] are in prefill"):

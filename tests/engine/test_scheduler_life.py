@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import PromptChunk, Scheduler, Step, Take
+from glm_multiuser.engine.scheduler import ChunkSizes, Scheduler
 from glm_multiuser.engine.slots import Slots
+from glm_multiuser.engine.step import PromptChunk, Step
 from tests.engine.scheduling import carry_out, cut, new_request, rest_of, slowly, whole
 
 STEPS_ON_THE_WAY = 3
@@ -26,15 +27,15 @@ class Life(RuleBasedStateMachine):
 
     @initialize(
         count=st.integers(1, 4),
-        take=st.one_of(
+        chunk_sizes=st.one_of(
             st.builds(whole, st.integers(1, 3)),
             st.builds(cut, st.integers(1, 4)),
             st.builds(slowly, st.integers(2, STEPS_ON_THE_WAY)),
         ),
     )
-    def begin(self, count: int, take: Take) -> None:
+    def begin(self, count: int, chunk_sizes: ChunkSizes) -> None:
         self.count = count
-        self.take = take
+        self.chunk_sizes = chunk_sizes
         self.expected_take: tuple[list[Request], int, Sequence[int]] = ([], 0, [])
         self.scheduler = Scheduler(Slots(count), self.take_as_expected)
         self.waiting: list[Request] = []
@@ -79,7 +80,7 @@ class Life(RuleBasedStateMachine):
         return step
 
     def take_as_expected(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """What the scheduler calls: `take` remembers, so it is asked once for each step."""
+        """What the scheduler calls: `chunk_sizes` remembers, so it is asked once for each step."""
         turns, expected_decoding, counts = self.expected_take
         assert list(prompts) == turns
         assert decoding == expected_decoding
@@ -94,7 +95,7 @@ class Life(RuleBasedStateMachine):
             for slot, request in self.running.items()
             if request not in self.turns and slot not in returning
         }
-        counts = self.take(turns, len(decodes)) if turns else []
+        counts = self.chunk_sizes(turns, len(decodes)) if turns else []
         self.expected_take = turns, len(decodes), counts
         slots = {request: slot for slot, request in self.running.items()}
         prompts = {slots[one]: PromptChunk(one, count) for one, count in zip(turns, counts)}

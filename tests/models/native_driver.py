@@ -17,7 +17,7 @@ from glm_multiuser.config import AnyModelConfig, MixedEngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import PromptChunk, Step
+from glm_multiuser.engine.step import PromptChunk, Step
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.weights import Fill, load_weights, weights_of
 from tests.models.golden_cases import Case, check_answer
@@ -114,7 +114,7 @@ class NativeDriver:
         """
         entering = {slot: one for slot, one in requests.items() if not one.prompt_is_in}
         decoding = len(requests) - len(entering)
-        counts = self.runner.take(list(entering.values()), decoding) if entering else []
+        counts = self.runner.chunk_sizes(list(entering.values()), decoding) if entering else []
         pieces = {
             slot: PromptChunk(one, min(count, most))
             for (slot, one), count in zip(entering.items(), counts)

@@ -17,7 +17,7 @@ from glm_multiuser.config import CausalConfig, EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.portable import ChunkedPrefillRunner
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import PromptChunk
+from glm_multiuser.engine.step import PromptChunk
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.weights import load_weights, weights_of
 
@@ -67,7 +67,7 @@ class PortableDriver:
     def prefill(self, slot: int, request: Request) -> np.ndarray:
         """Takes the rest of the prompt in -> logits of its last token."""
         while not request.prompt_is_in:
-            (chunk,) = self.runner.take([request], 0)
+            (chunk,) = self.runner.chunk_sizes([request], 0)
             pieces = {slot: PromptChunk(request, chunk)}
             results = DEVICE_THREAD.call(partial(self.runner.prefill, pieces))
             request.computed_tokens += chunk

@@ -25,7 +25,7 @@ def nan() -> None:
     from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
     from glm_multiuser.engine.native import NativeRunner, read_cache, write_cache
     from glm_multiuser.engine.runner import HostResults
-    from glm_multiuser.engine.scheduler import Step
+    from glm_multiuser.engine.step import Step
     from glm_multiuser.tokenizers import ChatGLMTokenizer
 
     tokenizer = ChatGLMTokenizer.from_folder(find_checkpoint(DEFAULT_CHECKPOINT))
@@ -46,7 +46,7 @@ def nan() -> None:
 def held() -> None:
     from glm_multiuser.engine.native import NativeRunner
     from glm_multiuser.engine.runner import HostResults
-    from glm_multiuser.engine.scheduler import Step
+    from glm_multiuser.engine.step import Step
     from tests.server.held_steps import wait_for_steps
 
     run, wait = NativeRunner.run, wait_for_steps()

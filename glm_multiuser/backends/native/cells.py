@@ -217,11 +217,11 @@ class KVCache(nn.Cell):
         self.value_past = parameter_of(self.values.array, "value_past")
         self.sizes = partial(head_sizes, dtype, head_dim=head_dim)
 
-    def keep(self, row: int, positions: int) -> None:
+    def trim(self, row: int, positions: int) -> None:
         """Gives back the memory of a user after the first `positions` positions."""
         keys, values = self.sizes(positions=positions)
-        self.keys.keep(row, keys)
-        self.values.keep(row, values)
+        self.keys.trim(row, keys)
+        self.values.trim(row, values)
 
     def give_back(self) -> None:
         """Gives back all of it."""

@@ -62,7 +62,7 @@ class PagedArray:
                 raise
         self.array = np.frombuffer(self._map, dtype).reshape(shape)
 
-    def keep(self, row: int, size: int) -> None:
+    def trim(self, row: int, size: int) -> None:
         """Gives back the pages of `array[row]` after the first `size` bytes of each of its parts;
         they are zero from then on."""
         whole, part = self.array.strides[:2]

@@ -1,0 +1,174 @@
+"""Rows -> tensors -> compiled graph -> logits: what the runners of both backends share."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+from numpy.typing import NDArray
+
+from glm_multiuser.config import EngineConfig
+from glm_multiuser.engine.chunk_length import ChunkLength
+from glm_multiuser.engine.compile_cache import CompileCache
+from glm_multiuser.engine.fingerprint import CACHES, fingerprint_of
+from glm_multiuser.engine.runner import Runner
+from glm_multiuser.garbage import collecting_new_objects_only
+from glm_multiuser.mindspore_internals import compiled_graphs
+from glm_multiuser.models.multi_user import MultiUserModel
+from glm_multiuser.progress import Progress
+from glm_multiuser.sessions.session import TOKEN_BYTES
+
+
+@dataclass
+class DeviceResults:
+    """`RowResults` whose logits stay on the device until they are read."""
+
+    tokens: Sequence[int]
+    finite: Sequence[bool]
+    device_logits: Tensor
+    device_rows: Sequence[int]
+
+    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
+        host: NDArray[Any] = self.device_logits.asnumpy()
+        return host[[self.device_rows[row] for row in rows]]
+
+    def only(self, rows: Sequence[int]) -> DeviceResults:
+        """Some rows of a graph's results, in this order."""
+        return DeviceResults(
+            [self.tokens[row] for row in rows],
+            [self.finite[row] for row in rows],
+            self.device_logits,
+            [self.device_rows[row] for row in rows],
+        )
+
+
+Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
+"""A graph to compile: what it is, and a call that does it and may return logits that must be equal
+to those of the others."""
+
+
+class GraphRunner(Runner):
+    """Runs a model's graphs for an engine; subclasses know which graphs there are.
+
+    Args:
+        model: with its weights; its caches are laid out here.
+        engine: users, sequence length, and what else the layout depends on.
+    """
+
+    kernel_level = ""
+    _forward: Any = None
+    """The entry cell of the model."""
+    _replace_cache: Any = None
+    """The entry cell that overwrites caches; none with native kernels."""
+
+    def __init__(self, model: MultiUserModel, engine: EngineConfig) -> None:
+        self.model = model
+        self.engine = engine
+        self.vocab_size = model.config.vocab_size
+        self.kernels = model.backend.name
+        self.weight_dtype = model.backend.kept_as
+        self.cache_dtype = model.backend.cache_dtype
+        self.graph_seconds = 0.0
+        self.compile_seconds = 0.0
+        self.batch_invariant = True
+        self.users = engine.users
+        self.chunk_length = ChunkLength(engine.seq_length, is_fixed=True)
+        self._retired_compiles = 0
+        self._lay_out(engine.users)
+
+    def _lay_out(self, users: int) -> None:
+        """Makes caches and entry cells for so many users; nothing is compiled yet."""
+        raise NotImplementedError
+
+    def _make_entries(self) -> None:
+        """Makes the entry cells for the caches that there are."""
+        raise NotImplementedError
+
+    def _entries(self) -> Sequence[Any]:
+        """The entry cells, whose compiled graphs count."""
+        return [cell for cell in (self._forward, self._replace_cache) if cell is not None]
+
+    def _jobs(self) -> list[Job]:
+        """Every graph."""
+        raise NotImplementedError
+
+    def _compile_cache(self) -> CompileCache:
+        """Where the graphs of `_jobs` are kept for the next start."""
+        return CompileCache(None)
+
+    @property
+    def compiles(self) -> int:
+        return self._retired_compiles + sum(map(compiled_graphs, self._entries()))
+
+    @property
+    def cache_bytes_per_user(self) -> int:
+        """Keys and values of all layers and positions, as they lie in memory."""
+        return self.cache_bytes(self.engine.seq_length)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """All of them, however few tokens they hold."""
+        caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
+        parameters = [one for cell in caches for one in cell.get_parameters()]
+        return sum(int(one.nbytes) for one in parameters if one.name.endswith(CACHES)) // self.users
+
+    def slot_bytes(self, positions: int) -> int:
+        per_position = self.cache_bytes_per_user // self.engine.seq_length
+        return positions * (TOKEN_BYTES + per_position * self.model.config.is_causal)
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.model, self.engine, self.kernel_level)
+
+    def trim(self, slot: int, tokens: int) -> None:
+        """Nothing: MindSpore keeps what it has taken."""
+
+    @collecting_new_objects_only()
+    def compile(self, progress: Progress) -> None:
+        """Compiles and runs every graph once, with rows that write nothing."""
+        start, graph_seconds = time.monotonic(), self.graph_seconds
+        jobs = self._jobs()
+        rows: list[NDArray[Any]] = []
+        cache = self._compile_cache()
+        for done, (what, job) in enumerate(jobs):
+            progress(done, len(jobs), what)
+            with cache.graph(what):
+                logits = job()
+            if logits is not None:
+                rows.extend(logits)
+        progress(len(jobs), len(jobs), "ready")
+        self.batch_invariant = all((row == rows[0]).all() for row in rows)
+        self.compile_seconds = time.monotonic() - start
+        self.graph_seconds = graph_seconds
+
+    def resize(self, users: int, progress: Progress) -> None:
+        self.close()  # the old graphs go before their successors come
+        self._lay_out(users)
+        self.compile(progress)
+
+    def recover(self) -> None:
+        self.close()  # MindSpore never runs a graph again that has failed once
+        self._make_entries()
+
+    def close(self) -> None:
+        self._retired_compiles = self.compiles
+        self._forward = self._replace_cache = None
+        gc.collect()
+
+    def _run_graph(self, *inputs: Any) -> DeviceResults:
+        """-> every row of what the model's graph gives; arrays become int32 tensors."""
+        start = time.perf_counter()
+        tensors = [to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs]
+        tokens, finite, logits = self._forward(*tensors)
+        host_tokens = tokens.asnumpy().tolist()
+        host_finite = np.isfinite(finite.asnumpy()).tolist()
+        self.graph_seconds += time.perf_counter() - start
+        return DeviceResults(host_tokens, host_finite, logits, range(len(host_tokens)))
+
+
+def to_tensor(values: NDArray[Any]) -> Tensor:
+    return Tensor(values.astype(np.int32), ms.int32)
