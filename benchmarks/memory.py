@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, backend_choice, memory
 from glm_multiuser.cli.conditions import machine
 from glm_multiuser.cli.measure import fields
 from glm_multiuser.config import CausalConfig
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if any(result.finish_reason != "length" for result in results):
             raise SystemExit("an answer ended too early")
         ended, after = resident(), llm.stats()
-    dtype = memory.cache_dtype_of(engine)
+    dtype = backend_choice.cache_dtype_of(engine)
     return {
         "weights": memory.weight_bytes(MODEL, engine),
         "reserved": after.cache_reserved_bytes,

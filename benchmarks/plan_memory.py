@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, backend_choice, memory
 from glm_multiuser.cli.conditions import machine
 from glm_multiuser.cli.measure import fields
 from glm_multiuser.config import AnyModelConfig, CausalConfig, ModelConfig
@@ -123,7 +123,7 @@ def measure(name: str) -> dict[str, Any]:
         raise SystemExit(f"{name}: an answer ended too early")
     return {
         "setup": name,
-        "native": memory.is_native(engine),
+        "native": backend_choice.is_native(engine),
         "weights": weights,
         "caches": caches,
         "workspace": workspace,

@@ -7,7 +7,7 @@ import logging
 from threading import Thread
 from typing import Optional
 
-from glm_multiuser import device, memory
+from glm_multiuser import backend_choice, device, memory
 from glm_multiuser.backends.native.cells import NativeBackend
 from glm_multiuser.backends.native.weight_types import described, types_in_groups
 from glm_multiuser.backends.portable.cells import PortableBackend
@@ -43,7 +43,7 @@ def build_runner(
     config.check_fits(model_config)
     stored = types_in_groups(source.types)
     backend = choose_backend(
-        memory.with_weight_dtype(config, model_config, source.dtype, source.types)
+        backend_choice.with_weight_dtype(config, model_config, source.dtype, source.types)
     )
     memory.check_cache_memory(model_config, config)
     before, after = described(source.dtype, stored), backend.kept_as
@@ -109,17 +109,17 @@ def choose_backend(config: EngineConfig) -> Backend:
     Raises:
         ConfigError: they are asked for and cannot be used, or something that only they can do.
     """
-    memory.check_kernels(config)
-    dtype, reason = memory.dtype_of(config), memory.portable_reason(config)
+    backend_choice.check_kernels(config)
+    dtype, reason = backend_choice.dtype_of(config), backend_choice.portable_reason(config)
     if not reason:
         return NativeBackend(
             config.weight_dtype or dtype,
             input_dtype=config.compute_dtype,
-            cache_dtype=memory.cache_dtype_of(config),
-            weight_types=memory.weight_types_of(config),
+            cache_dtype=backend_choice.cache_dtype_of(config),
+            weight_types=backend_choice.weight_types_of(config),
         )
     # Portable operators are the slower ones: worth a warning where they were not asked for.
-    expected = memory.portable_by_choice(config) or config.device_target != "CPU"
+    expected = backend_choice.portable_by_choice(config) or config.device_target != "CPU"
     level = logging.INFO if expected else logging.WARNING
     logger.log(level, "native kernels are not used, but MindSpore's operators: %s", reason)
     return PortableBackend.of(dtype, config.device_target)

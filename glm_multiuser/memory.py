@@ -11,21 +11,21 @@ CPU MindSpore takes far more, as if it kept what every operator of every graph p
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Optional
 
-from glm_multiuser.backends.native import library, pages
+from glm_multiuser.backend_choice import (
+    cache_dtype_of,
+    dtype_of,
+    is_native,
+    portable_reason,
+    weight_types_of,
+)
+from glm_multiuser.backends.native import pages
 from glm_multiuser.backends.native.group_packing import packing_of
 from glm_multiuser.backends.native.kv_layout import held_bytes, scale_bytes
 from glm_multiuser.backends.native.packing import BLOCK_BYTES
-from glm_multiuser.backends.native.weight_types import (
-    described,
-    types_for_int4,
-    types_in_groups,
-)
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.config import (
     BLOCK_LENGTH,
@@ -33,10 +33,8 @@ from glm_multiuser.config import (
     AnyModelConfig,
     CausalConfig,
     EngineConfig,
-    MixedEngineConfig,
 )
 from glm_multiuser.device import (
-    DEFAULT_DTYPE,
     PREFILL_CHUNK_NATIVE,
     PROCESS_BYTES,
     PROMPT_LOGITS,
@@ -51,101 +49,6 @@ FLOAT32 = BYTES["float32"]
 
 SHORTEST = 2
 """Tokens of a request: one of its prompt, one of its answer."""
-
-
-def dtype_of(engine: EngineConfig) -> str:
-    """What an engine computes in: its own type, or the device's."""
-    return engine.dtype or DEFAULT_DTYPE[engine.device_target]
-
-
-def is_native(engine: EngineConfig) -> bool:
-    """Whether native kernels would be used; if it is for a CPU, on this machine."""
-    return not portable_reason(engine)
-
-
-def portable_reason(engine: EngineConfig) -> str:
-    """Why MindSpore's operators would be used; "" if native kernels would."""
-    return portable_by_choice(engine) or library.unavailable_reason(engine.device_target)
-
-
-def portable_by_choice(engine: EngineConfig) -> str:
-    """Which setting rules native kernels out; "" if none does."""
-    if engine.kernels == "portable":
-        return "kernels is 'portable'"
-    if dtype_of(engine) != "float32":
-        return f"they compute in float32, not in {dtype_of(engine)}"
-    if engine.kernels == "auto" and os.environ.get(library.SWITCH) == "0":
-        return f"{library.SWITCH} is 0"
-    return ""
-
-
-def check_kernels(engine: EngineConfig) -> None:
-    """Raises ConfigError if it asks for what only native kernels can do, and cannot have them."""
-    reason = portable_reason(engine)
-    if reason and engine.kernels == "native":
-        raise ConfigError(f"kernels is 'native', but {reason}")
-    own = (None, dtype_of(engine))
-    possible = {"weight_dtype": own, "compute_dtype": ("float32",), "cache_dtype": own}
-    for name, values in possible.items():
-        if reason and getattr(engine, name) not in values:
-            wanted = f"{name} {getattr(engine, name)!r}"
-            raise ConfigError(f"{wanted} needs native kernels, but {reason}")
-
-
-def with_weight_dtype(
-    engine: EngineConfig,
-    config: AnyModelConfig,
-    stored: str,
-    types: Optional[Mapping[str, str]] = None,
-) -> EngineConfig:
-    """The same, with the type that matrices are kept in where `weight_dtype` leaves it open: the
-    one that a checkpoint has them in, `stored` or, by the matrix, `types`; or with MindSpore's
-    operators `dtype`. With int4 every matrix gets a type of its own.
-
-    Raises:
-        ConfigError: inputs are to be int8, and no matrix is in groups or int8.
-    """
-    if engine.weight_dtype == "int4":
-        shapes, table = parameter_shapes(config), (config.vocab_size, config.hidden_size)
-        inputs = {name: shape[1] for name, shape in shapes.items() if len(shape) == 2}
-        tables = [name for name in inputs if shapes[name] == table]
-        return _mixed(engine, "int4", types_for_int4(types or {}, inputs, tables))
-    if engine.weight_dtype is not None:
-        return engine
-    if not is_native(engine):
-        return replace(engine, weight_dtype=dtype_of(engine))
-    kept = types_in_groups(types or {})
-    if kept:
-        return _mixed(engine, stored, kept)
-    if engine.compute_dtype == "int8":
-        raise ConfigError(
-            "compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', because the matrices "
-            f"of this model are {stored}"
-        )
-    return replace(engine, weight_dtype=stored)
-
-
-def _mixed(engine: EngineConfig, dtype: str, types: Mapping[str, str]) -> EngineConfig:
-    return MixedEngineConfig(**{**vars(engine), "weight_dtype": dtype, "weight_types": types})
-
-
-def weight_types_of(engine: EngineConfig) -> Mapping[str, str]:
-    """Name of a matrix -> its type, where that is not `weight_dtype`."""
-    return engine.weight_types if isinstance(engine, MixedEngineConfig) else {}
-
-
-def weight_dtype_of(engine: EngineConfig) -> str:
-    """Types of the matrices, in words."""
-    return described(engine.weight_dtype or dtype_of(engine), weight_types_of(engine))
-
-
-def cache_dtype_of(engine: EngineConfig) -> str:
-    """The type of keys and values: where `cache_dtype` leaves it open, the one that inputs of
-    products are rounded to, or with MindSpore's operators `dtype`."""
-    if engine.cache_dtype is not None:
-        return engine.cache_dtype
-    rounds = engine.compute_dtype != "float32" or engine.weight_dtype == "int8"
-    return "bfloat16" if rounds and is_native(engine) else dtype_of(engine)
 
 
 def weight_count(config: AnyModelConfig) -> int:

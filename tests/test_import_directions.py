@@ -28,6 +28,7 @@ LAYERS = (
         "handle",
         "answer",
         "memory",
+        "backend_choice",
     },
     {"mindformers"},
     {"server"},

@@ -56,14 +56,14 @@ def users_text(users: int) -> str:
 
 def check_engine(settings: RunSettings) -> None:
     """Rejects what cannot work before a process is started for it; raises as `loading` does."""
-    from glm_multiuser import memory
+    from glm_multiuser import backend_choice
 
     engine = settings.engine()
     if settings.checkpoint is not None:
         loading.check_engine(Path(settings.checkpoint), engine)
         return
     engine.check_fits(settings.model_config())
-    memory.check_kernels(engine)
+    backend_choice.check_kernels(engine)
 
 
 def open_engine(settings: RunSettings) -> MultiUserLLM:

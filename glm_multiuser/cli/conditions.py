@@ -35,20 +35,20 @@ def machine() -> dict[str, Any]:
 
 def workload(settings: RunSettings) -> dict[str, Any]:
     """The model and what it is asked."""
-    from glm_multiuser import memory
+    from glm_multiuser import backend_choice
     from glm_multiuser.checkpoint import stored_as
 
     config, engine = settings.model_config(), settings.engine()
     if settings.checkpoint is not None:
         folder = find_checkpoint(Path(settings.checkpoint))
         stored = stored_as(folder, config)
-        engine = memory.with_weight_dtype(engine, config, *stored)
+        engine = backend_choice.with_weight_dtype(engine, config, *stored)
     else:
-        engine = memory.with_weight_dtype(engine, config, "float32")
+        engine = backend_choice.with_weight_dtype(engine, config, "float32")
     types = {
-        "dtype": memory.dtype_of(engine),
-        "weight_dtype": memory.weight_dtype_of(engine),
-        "cache_dtype": memory.cache_dtype_of(engine),
+        "dtype": backend_choice.dtype_of(engine),
+        "weight_dtype": backend_choice.weight_dtype_of(engine),
+        "cache_dtype": backend_choice.cache_dtype_of(engine),
     }
     values = {**vars(engine), **types}
     return {

@@ -71,12 +71,12 @@ def check_engine(folder: Path, engine: EngineConfig) -> None:
         CheckpointError: no checkpoint, or one whose tensors are not those of its `config.json`.
         ConfigError: settings that do not fit the model or this machine.
     """
-    from glm_multiuser import memory
+    from glm_multiuser import backend_choice, memory
     from glm_multiuser.checkpoint import check_tensors
 
     model = model_config(folder)
     engine.check_fits(model)
-    memory.check_kernels(engine)
+    backend_choice.check_kernels(engine)
     memory.check_cache_memory(model, engine)
     check_tensors(folder, model)
 

@@ -138,14 +138,14 @@ def model_shape(model: str) -> AnyModelConfig:
 
 def with_weight_dtype(engine: EngineConfig, model: str, config: AnyModelConfig) -> EngineConfig:
     """`engine` with the type that matrices are kept in; raises as `model_shape` does."""
-    from glm_multiuser import memory
+    from glm_multiuser import backend_choice
     from glm_multiuser.checkpoint import stored_as
 
     if model in PUBLISHED:
-        return memory.with_weight_dtype(engine, config, published_dtype(model))
+        return backend_choice.with_weight_dtype(engine, config, published_dtype(model))
     folder = loading.find_checkpoint(Path(model), weights=False)
     stored = stored_as(folder, config)
-    return memory.with_weight_dtype(engine, config, *stored)
+    return backend_choice.with_weight_dtype(engine, config, *stored)
 
 
 def choose_device(
@@ -184,10 +184,10 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
     Raises:
         ConfigError: native kernels, or a type of weights that needs them, where there are none.
     """
-    from glm_multiuser import memory
+    from glm_multiuser import backend_choice, memory
     from glm_multiuser.engine.graph_shapes import graph_counts
 
-    memory.check_kernels(engine)
+    backend_choice.check_kernels(engine)
     memory.check_cache_memory(config, engine)
     available, per_user = device.memory or 0, memory.user_bytes(config, engine)
     slots = memory.users_that_fit(config, engine, available)
@@ -196,14 +196,14 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
         caches = min(caches, engine.cache_limit)
     users, rest = divmod(caches, per_user)
     full, most = (replace(engine, users=max(count, 1)) for count in (users, slots))
-    native = memory.is_native(engine)
-    dtype, cache_dtype = memory.dtype_of(engine), memory.cache_dtype_of(engine)
+    native = backend_choice.is_native(engine)
+    dtype, cache_dtype = backend_choice.dtype_of(engine), backend_choice.cache_dtype_of(engine)
     return {
         "seq_length": engine.seq_length,
         "dtype": dtype,
         "target": engine.device_target,
         "kernels": "native" if native else "portable",
-        "weight_dtype": memory.weight_dtype_of(engine),
+        "weight_dtype": backend_choice.weight_dtype_of(engine),
         "weight_count": memory.weight_count(config),
         "weight_bytes": memory.weight_bytes(config, engine),
         "cache_dtype": cache_dtype,

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Optional
 
-from glm_multiuser import memory
+from glm_multiuser import backend_choice, memory
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.config import AnyModelConfig, EngineConfig
 
@@ -78,7 +78,7 @@ def decode_step(
         bandwidth: bytes per second.
         compute: floating-point operations per second.
     """
-    per_token = memory.cache_bytes_per_user(config, 1, memory.cache_dtype_of(engine))
+    per_token = memory.cache_bytes_per_user(config, 1, backend_choice.cache_dtype_of(engine))
     bytes_read = memory.weight_bytes_read(config, engine) + users * context * per_token
     operations = users * operations_per_token(config, context)
     reading, computing = bytes_read / bandwidth, operations / compute

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from glm_multiuser import memory
+from glm_multiuser import backend_choice, memory
 from glm_multiuser.checkpoint import read_model_config, stored_as
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.errors import ConfigError
@@ -129,7 +129,7 @@ def memory_bytes(model: ModelSettings) -> int:
     """Weights and KV caches, computed from the checkpoint's shapes and types."""
     config = read_model_config(model.folder)
     stored = stored_as(model.folder, config)
-    engine = memory.with_weight_dtype(model.engine, config, *stored)
+    engine = backend_choice.with_weight_dtype(model.engine, config, *stored)
     return memory.total_bytes(config, engine)
 
 

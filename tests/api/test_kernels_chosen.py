@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser import ConfigError, EngineConfig, memory
+from glm_multiuser import ConfigError, EngineConfig, backend_choice
 from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.cells import NativeBackend
 from glm_multiuser.build import choose_backend
@@ -63,42 +63,44 @@ def test_inputs_are_rounded_where_compute_dtype_says_so(weight: Any) -> None:
 )
 def test_caches_follow_the_inputs_of_products(settings: dict[str, Any], expected: str) -> None:
     engine = EngineConfig(**settings)
-    assert choose_backend(engine).cache_dtype == memory.cache_dtype_of(engine) == expected
+    assert choose_backend(engine).cache_dtype == backend_choice.cache_dtype_of(engine) == expected
 
 
 def test_matrices_stay_as_they_are_stored() -> None:
     """By default; MindSpore's operators have them in `dtype`."""
     native, portable = EngineConfig(), EngineConfig(kernels="portable")
     for stored in ("float32", "float16", "bfloat16"):
-        assert memory.with_weight_dtype(native, MODEL, stored) == EngineConfig(weight_dtype=stored)
-        assert memory.with_weight_dtype(portable, MODEL, stored).weight_dtype == "float32"
+        assert backend_choice.with_weight_dtype(native, MODEL, stored) == EngineConfig(
+            weight_dtype=stored
+        )
+        assert backend_choice.with_weight_dtype(portable, MODEL, stored).weight_dtype == "float32"
         chosen = EngineConfig(weight_dtype="int8")
-        assert memory.with_weight_dtype(chosen, MODEL, stored) is chosen
+        assert backend_choice.with_weight_dtype(chosen, MODEL, stored) is chosen
 
 
 def test_matrices_in_groups_stay_as_they_are_stored() -> None:
     """By the matrix; those of types that kernels do not know are widened."""
     stored = {"a": "q4_k", "b": "q5_0", "c": "float16"}
-    engine = memory.with_weight_dtype(EngineConfig(), MODEL, "float32", stored)
-    assert memory.weight_types_of(engine) == {"a": "q4_k", "b": "float32", "c": "float16"}
-    assert memory.weight_dtype_of(engine) == "float16, float32, q4_k"
+    engine = backend_choice.with_weight_dtype(EngineConfig(), MODEL, "float32", stored)
+    assert backend_choice.weight_types_of(engine) == {"a": "q4_k", "b": "float32", "c": "float16"}
+    assert backend_choice.weight_dtype_of(engine) == "float16, float32, q4_k"
     portable = EngineConfig(kernels="portable")
-    assert memory.with_weight_dtype(portable, MODEL, "float32", stored) == replace(
+    assert backend_choice.with_weight_dtype(portable, MODEL, "float32", stored) == replace(
         portable, weight_dtype="float32"
     )
-    halves = memory.with_weight_dtype(EngineConfig(), MODEL, "float16", {"c": "float16"})
+    halves = backend_choice.with_weight_dtype(EngineConfig(), MODEL, "float16", {"c": "float16"})
     assert halves == EngineConfig(weight_dtype="float16")
 
 
 def test_int8_inputs_need_a_matrix_in_groups() -> None:
     engine = EngineConfig(compute_dtype="int8")
-    made = memory.with_weight_dtype(engine, MODEL, "float32", {"a": "q4_k", "b": "q5_0"})
-    assert memory.weight_types_of(made) == {"a": "q4_k", "b": "float32"}
+    made = backend_choice.with_weight_dtype(engine, MODEL, "float32", {"a": "q4_k", "b": "q5_0"})
+    assert backend_choice.weight_types_of(made) == {"a": "q4_k", "b": "float32"}
     backend = choose_backend(made)
     assert isinstance(backend, NativeBackend)
     assert (backend.input_dtype, backend.cache_dtype) == ("int8", "bfloat16")
     with pytest.raises(ConfigError) as caught:
-        memory.with_weight_dtype(engine, MODEL, "float16", {"a": "float16"})
+        backend_choice.with_weight_dtype(engine, MODEL, "float16", {"a": "float16"})
     assert str(caught.value) == (
         "compute_dtype is 'int8'; weight_dtype must be 'int8' or 'int4', because the matrices of "
         "this model are float16"
@@ -110,12 +112,14 @@ def test_int4_leaves_tables_8_bits_and_4_bits_as_they_are() -> None:
     output = "transformer.output_layer.weight"
     a, b, c = [name for name in parameter_shapes(CAUSAL) if ".mlp." in name][:3]
     engine = EngineConfig(weight_dtype="int4")
-    made = memory.with_weight_dtype(engine, CAUSAL, "float32")
-    types = memory.weight_types_of(made)
+    made = backend_choice.with_weight_dtype(engine, CAUSAL, "float32")
+    types = backend_choice.weight_types_of(made)
     assert (types[table], types[output], types[a]) == ("q8_0", "q8_0", "q4_1")
-    assert memory.weight_dtype_of(made) == "q4_1, q8_0"
+    assert backend_choice.weight_dtype_of(made) == "q4_1, q8_0"
     stored = {a: "q4_k", b: "q6_k", c: "float16", table: "q6_k", output: "float16"}
-    types = memory.weight_types_of(memory.with_weight_dtype(engine, CAUSAL, "float32", stored))
+    types = backend_choice.weight_types_of(
+        backend_choice.with_weight_dtype(engine, CAUSAL, "float32", stored)
+    )
     assert {name: types[name] for name in stored} == {
         **{a: "q4_k", b: "q4_1", c: "q4_1"},
         **{table: "q6_k", output: "q8_0"},
@@ -124,14 +128,14 @@ def test_int4_leaves_tables_8_bits_and_4_bits_as_they_are() -> None:
 
 def test_int4_takes_the_smaller_types_where_inputs_are_whole_blocks() -> None:
     wide = replace(CAUSAL, hidden_size=256, inner_hidden_size=384)
-    made = memory.with_weight_dtype(EngineConfig(weight_dtype="int4"), wide, "float32")
-    types = memory.weight_types_of(made)
+    made = backend_choice.with_weight_dtype(EngineConfig(weight_dtype="int4"), wide, "float32")
+    types = backend_choice.weight_types_of(made)
     table = (wide.vocab_size, wide.hidden_size)
     for name, shape in parameter_shapes(wide).items():
         if len(shape) == 2:
             in_blocks = "q6_k" if shape == table else "q4_k"
             assert types[name] == (in_blocks if shape[1] == 256 else "q4_1"), name
-    assert memory.weight_dtype_of(made) == "q4_1, q4_k, q6_k"
+    assert backend_choice.weight_dtype_of(made) == "q4_1, q4_k, q6_k"
 
 
 CANNOT = [

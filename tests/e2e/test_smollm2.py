@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, backend_choice
 from glm_multiuser.backends.native.weight_types import types_in_groups
 from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.tokenizers import HuggingFaceTokenizer, load_tokenizer
@@ -171,8 +171,8 @@ def test_perplexity_as_stored(expected: dict[str, Any], inputs: str, bound: floa
 def test_perplexity_with_int4(expected: dict[str, Any], inputs: str) -> None:
     """What is Q4_1 again comes back; those of whole blocks of 256 inputs are rounded to Q4_K."""
     engine = EngineConfig(weight_dtype="int4")
-    types = memory.weight_types_of(
-        memory.with_weight_dtype(engine, read_model_config(FILE), "float32")
+    types = backend_choice.weight_types_of(
+        backend_choice.with_weight_dtype(engine, read_model_config(FILE), "float32")
     )
     assert set(types.values()) == {"q4_1", "q4_k", "q8_0"}
     perplexity = perplexity_in_groups(expected, inputs, types)

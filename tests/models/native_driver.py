@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from glm_multiuser import device, memory
+from glm_multiuser import backend_choice, device
 from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.cells import NativeBackend
 from glm_multiuser.build import make_model
@@ -85,7 +85,9 @@ class NativeDriver:
             cache_dtype=cache,
             weight_types=types or {},
         )
-        backend = NativeBackend(weight, rotary, inputs, memory.cache_dtype_of(engine), types or {})
+        backend = NativeBackend(
+            weight, rotary, inputs, backend_choice.cache_dtype_of(engine), types or {}
+        )
 
         def make() -> NativeRunner:
             device.configure("CPU", 0)

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glm_multiuser import ConfigError, EngineConfig, MultiUserLLM, SamplingParams, memory
+from glm_multiuser import (
+    ConfigError,
+    EngineConfig,
+    MultiUserLLM,
+    SamplingParams,
+    backend_choice,
+    memory,
+)
 from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.packing import Packing
 from glm_multiuser.backends.native.quantising import quantise
@@ -71,7 +78,7 @@ def test_logits_are_those_of_float32_weights(name: str, inputs: str) -> None:
         return sum(weight.nbytes for weight in parameters if not weight.name.endswith(caches))
 
     stored, engine = stored_as(gguf_model(name), config)[1], EngineConfig(2, 64, kernels="native")
-    engine = memory.with_weight_dtype(engine, config, "float32", stored)
+    engine = backend_choice.with_weight_dtype(engine, config, "float32", stored)
     planned = memory.weight_bytes(config, engine)
     assert DEVICE_THREAD.call(lambda: held(driver)) == planned
     assert planned < DEVICE_THREAD.call(lambda: held(full))
@@ -112,8 +119,8 @@ def test_int4_answers_as_its_numbers_do(name: str, kept: set[str]) -> None:
     """Of a checkpoint that is not quantised: every matrix, and tables of more bits."""
     folder = golden_folder(name, "model.safetensors")
     config = read_model_config(folder)
-    engine = memory.with_weight_dtype(EngineConfig(weight_dtype="int4"), config, "float32")
-    types = memory.weight_types_of(engine)
+    engine = backend_choice.with_weight_dtype(EngineConfig(weight_dtype="int4"), config, "float32")
+    types = backend_choice.weight_types_of(engine)
     assert set(types.values()) == kept
     source = load_weights(folder, config)
 
