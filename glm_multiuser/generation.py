@@ -128,7 +128,7 @@ class GenerationMixin(InputProcessor):
         if result.finish_reason == "cancelled":
             raise EngineClosedError("the engine was closed before the answer was complete")
         answer = result.text
-        # That would make a text which the grammar does not allow.
+        # Processing could make it a text that the grammar does not allow.
         if self.tokenizer and self._params_of(params).grammar is None:
             answer = self.tokenizer.process_response(answer)
         added: list[Any] = [(prompt, answer)]
@@ -179,7 +179,7 @@ class GenerationMixin(InputProcessor):
         ]
         wanted = list(zip(all_ids, each, readers, matchers))
         for token_ids, one, reader, matcher in wanted:
-            # Or it is rejected.
+            # Before the first one runs, because a wrong one rejects all.
             self._request(token_ids, lambda event: None, params=one, reader=reader, matcher=matcher)
         handles = []
         for token_ids, one, reader, matcher in wanted:
@@ -205,6 +205,6 @@ class GenerationMixin(InputProcessor):
         self._engine.check_queue(check_kind("group", group, str))
 
     def _enqueue(self, request: Request, wait: bool = False) -> Callable[[], None]:
-        """-> its cancel. With `wait`, returns as soon as there is room in the queue."""
+        """-> its cancel. With `wait`, waits until there is room in the queue."""
         self._engine.submit(request, wait)
         return lambda: self._engine.cancel(request)

@@ -185,14 +185,14 @@ class InputProcessor:
         request = Request(
             token_ids,
             params,
-            slot_name(user),
-            self.stop_token_ids,
-            self._answer_room(token_ids),
-            self._vocab_size,
-            deliver,
-            group,
-            owner,
-            matcher,
+            user=slot_name(user),
+            stop_token_ids=self.stop_token_ids,
+            limit=self._answer_room(token_ids),
+            vocab_size=self._vocab_size,
+            deliver=deliver,
+            group=group,
+            owner=owner,
+            matcher=matcher,
         )
         return request, AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
 

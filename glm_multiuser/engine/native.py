@@ -203,6 +203,7 @@ class NativeRunner(GraphRunner):
         self.chunk_length = ChunkLength(room, is_fixed=wanted is not None or not causal)
         # Of a prompt that has to enter whole, more tokens than there is room for go through layers.
         self._layerwise = LayerwiseProgress(config.num_layers, room)
+        self._all_layers = LayerRange(0, config.num_layers + 1)
         self._height = users + (room if causal else length)
         self._answers = users + device.PROMPT_LOGITS * causal
         self._make_entries()
@@ -223,8 +224,8 @@ class NativeRunner(GraphRunner):
         # What it leaves at the first position is overwritten before it is read.
         rotary = [0] * self.model.rotary.parts
         tokens = [(0, user, 0, 1, *rotary) for user in range(users)]
-        everything = [users, users, 0, self.model.config.num_layers + 1]
-        results = self._run_tokens(tokens, range(users), users, everything)
+        plan = [users, users, *self._all_layers]
+        results = self._run_tokens(tokens, range(users), users, plan)
         for user in range(users):
             self.trim(user, 0)
         return results.logits(range(users))
@@ -264,21 +265,22 @@ class NativeRunner(GraphRunner):
         for slot, request in step.decodes.items():
             tokens += self._tokens_of(slot, request, 1)
             last[slot] = len(tokens) - 1
-        always = len(tokens)
+        decode_rows = len(tokens)
         for slot, chunk in step.prompts.items():
             whole = len(chunk.request.prompt_token_ids)
             scored += range(len(tokens), len(tokens) + chunk.scored)
             tokens += self._tokens_of(slot, chunk.request, chunk.tokens if is_causal else whole)
             last[slot] = len(tokens) - 1
         group = [] if is_causal else [chunk.request for chunk in step.prompts.values()]
-        everything = LayerRange(0, self.model.config.num_layers + 1)
-        layers = self._layerwise.layers_of(group) if group else everything
+        layers = self._layerwise.layers_of(group) if group else self._all_layers
         answered = [*(last[slot] for slot in step.answered), *scored]
-        new, plan = always if layers.first else len(tokens), [len(tokens), always, *layers]
+        # Prompts in the middle of the layers enter at the first one of `plan`, from `saved`.
+        new = decode_rows if layers.first else len(tokens)
+        plan = [len(tokens), decode_rows, *layers]
         seconds_before = self.graph_seconds
         results = self._run_tokens(tokens, answered, new, plan)
         seconds = self.graph_seconds - seconds_before
-        self.chunk_length.measured(len(tokens) - always, always, seconds)
+        self.chunk_length.measured(len(tokens) - decode_rows, decode_rows, seconds)
         if group:
             self._layerwise.advance(group, layers)
         return results
@@ -307,7 +309,14 @@ class NativeRunner(GraphRunner):
         new: int,
         plan: Sequence[int],
     ) -> HostResults:
-        """Runs the graph; `tokens` is what `_tokens_of` yields."""
+        """Runs the graph.
+
+        Args:
+            tokens: what `_tokens_of` yields, a row of the graph each.
+            answered: the rows that get logits.
+            new: how many of the rows go through the first layer.
+            plan: as in `LayerwisePrefill`.
+        """
         forward, count = self._forward, len(answered)
         for row, numbers in zip(forward.tokens, zip(*tokens)):
             row[: len(numbers)] = array("i", numbers)

@@ -45,8 +45,8 @@ class Scheduler:
         self.reuse = reuse
         self.waiting = WaitingQueue()
         self.running: dict[int, Request] = {}
-        self._entering: list[int] = []
-        """Slots whose prompts are not wholly in, in the order of their turns."""
+        self._prefilling: list[int] = []
+        """Slots in prefill, in the order of their turns."""
         self._restoring: set[int] = set()
         """Slots that their users' sessions are being copied into."""
 
@@ -59,7 +59,7 @@ class Scheduler:
     def schedule(self) -> Optional[Step]:
         """The next step, or None when there is nothing to do."""
         returning, trimmed = self._admit()
-        away = {*self._entering, *returning, *self._restoring}
+        away = {*self._prefilling, *returning, *self._restoring}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
         step = Step(self._chunks(returning, len(decodes)), decodes, returning, trimmed)
         return step if step.rows or returning or trimmed else None
@@ -84,10 +84,10 @@ class Scheduler:
             request.kept_tokens = min(held, len(request.prompt_token_ids))
             if request.kept_tokens < held:
                 trimmed[slot] = request.kept_tokens
-            if self._is_restored(slot, request):
+            if self._begin_restore(slot, request):
                 self._restoring.add(slot)
             elif not request.prompt_is_in:
-                self._entering.append(slot)
+                self._prefilling.append(slot)
             request.enter()
         return returning, trimmed
 
@@ -116,22 +116,22 @@ class Scheduler:
             return False
         return self.sessions is None or self.sessions.ready(request)
 
-    def _is_restored(self, slot: int, request: Request) -> bool:
-        """Whether its session is copied into its slot before its prompt enters."""
+    def _begin_restore(self, slot: int, request: Request) -> bool:
+        """Begins to copy its session into its slot -> whether there is one to wait for."""
         if self.sessions is None or request.saved_past is not None:
             return False
         return self.sessions.enter(slot, request)
 
     def restored(self, slot: int) -> None:
-        """The session of the request in `slot` is in; the rest of its prompt follows."""
+        """The session of the request in `slot` is restored; the rest of its prompt is prefilled."""
         self._restoring.remove(slot)
-        self._entering.append(slot)
+        self._prefilling.append(slot)
 
     def _has_memory(self, request: Request) -> bool:
         return self.slots.has_memory(request.longest)
 
     def _chunks(self, returning: dict[int, Request], decoding: int) -> dict[int, PromptChunk]:
-        turns = [slot for slot in self._entering if slot not in returning]
+        turns = [slot for slot in self._prefilling if slot not in returning]
         counts = (
             self._chunk_sizes([self.running[slot] for slot in turns], decoding) if turns else []
         )
@@ -141,9 +141,9 @@ class Scheduler:
         for slot, chunk in chunks.items():
             # A prompt that is still going through the layers keeps its turn.
             if chunk.tokens:
-                self._entering.remove(slot)
+                self._prefilling.remove(slot)
                 if not chunk.is_last:
-                    self._entering.append(slot)
+                    self._prefilling.append(slot)
         return chunks
 
     def finish(self, slot: int, keep: bool = True) -> Request:
@@ -157,8 +157,8 @@ class Scheduler:
         self._restoring.discard(slot)
         if self.sessions is not None:
             self.sessions.leave(slot, request, kept, failed=not keep)
-        if slot in self._entering:
-            self._entering.remove(slot)
+        if slot in self._prefilling:
+            self._prefilling.remove(slot)
         return request
 
     def forget(self, holder: Hashable) -> None:
@@ -184,7 +184,7 @@ class Scheduler:
         """
         paused = sorted(self.running.items(), key=lambda item: item[1].number)
         self.running = {}
-        self._entering = []
+        self._prefilling = []
         self._restoring = set()
         self.slots = self._watched(slots)
         self.waiting.put_first(request for _, request in paused)
@@ -198,7 +198,7 @@ class Scheduler:
         """
         self.slots.check()
         held = {self.slots.slot_of(request.holder): request for request in self.running.values()}
-        if not {*self._entering, *self._restoring} <= self.running.keys():
-            raise RuntimeError(f"slots {self._entering} are in prefill, but not all of them run")
+        if not {*self._prefilling, *self._restoring} <= self.running.keys():
+            raise RuntimeError(f"slots {self._prefilling} are in prefill, but not all of them run")
         if held != self.running or self.slots.busy != len(self.running):
             raise RuntimeError(f"running requests {self.running} do not match the slots")

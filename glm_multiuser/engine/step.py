@@ -36,7 +36,7 @@ class Step:
     Attributes:
         prompts: chunks of prompts that are prefilled.
         decodes: requests that get their next token.
-        returning: what was saved before a resize, and goes back before anything else.
+        returning: requests that a resize paused; their keys and values are restored first.
         trimmed: slots that give memory back, and for how many tokens each keeps it.
     """
 
