@@ -61,7 +61,7 @@ def main() -> None:
         median(one[name] for one in rounds) for name in ("median_ratio", "ratio", "plain_ratio")
     )
     print(
-        f"gaps while a prompt of {options.prompt_tokens} tokens enters: "
+        f"gaps while a prompt of {options.prompt_tokens} tokens is prefilled: "
         f"{usual:.2f} steps, at most {longest:.2f}; before it came at most {plain:.2f} "
         f"(medians of {len(rounds)} rounds)"
     )

@@ -138,7 +138,7 @@ def make_model(config: AnyModelConfig, backend: Backend) -> MultiUserModel:
 
 
 def make_runner(model: MultiUserModel, config: EngineConfig) -> GraphRunner:
-    """The runner for the model's backend, and for how its prompts enter."""
+    """The runner for the model's backend, and for how its prompts are prefilled."""
     if model.backend.name == "native":
         return NativeRunner(model, config)
     is_causal = model.config.is_causal

@@ -16,7 +16,7 @@ WEIGHT_FIRST_ROWS = {"CPU": 128, "Ascend": 0}
 form, which has not been measured there."""
 
 PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
-"""Tokens of a causal model's prompt that enter between two decode steps of the others."""
+"""Tokens of a causal model's prompt that are prefilled between two decode steps of the others."""
 
 PREFILL_CHUNK_NATIVE = 256
 """Tokens of a causal model's prompts in one step of native kernels while no user decodes: more do

@@ -122,7 +122,7 @@ def prompt_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> O
             rows.append(
                 [variant.label, *("-" if rate is None else f"{rate:.0f}" for rate in rates)]
             )
-    head = [f"prompts in, tok/s, context {context}", *users_heads(numbers)]
+    head = [f"prefill, tok/s, context {context}", *users_heads(numbers)]
     return markdown(head, rows) if rows else None
 
 
@@ -133,8 +133,8 @@ def pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Opt
 
 
 def prompt_pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
-    """The same of the rates at which prompts enter."""
-    return _pair_table("prompts", prompt_rates, runs, context, numbers)
+    """The same of the rates of prefill."""
+    return _pair_table("prefill", prompt_rates, runs, context, numbers)
 
 
 def _pair_table(

@@ -30,7 +30,7 @@ def step_bytes(config: AnyModelConfig, engine: EngineConfig, number: int) -> int
 
 
 def prompt_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """A prompt of ChatGLM-6B, which enters whole, or a chunk of another over its whole past.
+    """A prompt of ChatGLM-6B, which is prefilled whole, or a chunk of another over its whole past.
 
     Attention holds three times the scores of all heads in float32 (mask, cast, factor; mask, sum,
     softmax), what the layer's input is added to, and keys and values: of a chunk those of all

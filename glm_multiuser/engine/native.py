@@ -198,10 +198,10 @@ class NativeRunner(GraphRunner):
         self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
         wanted, causal = self.engine.prefill_chunk, config.is_causal
         default = device.PREFILL_CHUNK_NATIVE if causal else device.PREFILL_CHUNK_LAYERWISE
-        # Where prompts enter whole, a step has rows for one of full length.
+        # Where prompts are prefilled whole, a step has rows for one of full length.
         room = min(wanted or default, users * length if causal else length)
         self.chunk_length = ChunkLength(room, is_fixed=wanted is not None or not causal)
-        # Of a prompt that has to enter whole, more tokens than there is room for go through layers.
+        # Of a prompt that must be prefilled whole, more tokens than there is room for go through layers.
         self._layerwise = LayerwiseProgress(config.num_layers, room)
         self._all_layers = LayerRange(0, config.num_layers + 1)
         self._height = users + (room if causal else length)

@@ -21,7 +21,7 @@ from mindspore import Parameter, Tensor
 
 @final
 class LayerwisePrefill(TypedDict):
-    """Prompts that have to enter whole, some layers in each step."""
+    """Prompts that must be prefilled whole, some layers in each step."""
 
     plan: Tensor
     """int32 [4]: rows; how many of them, from the first on, are in every layer; the others are in

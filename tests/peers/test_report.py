@@ -102,7 +102,7 @@ def test_prompts_are_tokens_of_all_users_by_the_median_time() -> None:
     ]
     bare = report.summary(runs, None, SHAPE, new_tokens=0)
     assert report.prompt_table(bare, 128, [1, 4]).splitlines() == [
-        "| prompts in, tok/s, context 128 | 1 user | 4 users |",
+        "| prefill, tok/s, context 128 | 1 user | 4 users |",
         "| --- | ---: | ---: |",
         "| ours, native, as stored | 512 | - |",
         "| OpenVINO, defaults | - | 512 |",
@@ -118,7 +118,7 @@ def test_ratios_of_prompts_are_those_of_the_rounds() -> None:
         run("llama-file", prefill_s=[]),
     ]
     assert report.prompt_pair_table(runs, 128, [1, 4]).splitlines() == [
-        "| prompts, median ratio of the rounds, context 128 | 1 user | 4 users |",
+        "| prefill, median ratio of the rounds, context 128 | 1 user | 4 users |",
         "| --- | ---: | ---: |",
         "| ours, native, as stored ÷ OpenVINO, defaults | 1.50 | - |",
     ]
