@@ -201,7 +201,7 @@ class NativeRunner(GraphRunner):
         # Where prompts are prefilled whole, a step has rows for one of full length.
         room = min(wanted or default, users * length if causal else length)
         self.chunk_length = ChunkLength(room, is_fixed=wanted is not None or not causal)
-        # Of a prompt that must be prefilled whole, more tokens than there is room for go through layers.
+        # A prompt that must be prefilled whole, and is longer than `room`, goes layer by layer.
         self._layerwise = LayerwiseProgress(config.num_layers, room)
         self._all_layers = LayerRange(0, config.num_layers + 1)
         self._height = users + (room if causal else length)

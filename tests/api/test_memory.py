@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,40 +15,15 @@ from glm_multiuser import EngineConfig, ModelConfig, memory
 from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.pages import SIZE as PAGE
 from glm_multiuser.checkpoint.families import parameter_shapes
+from glm_multiuser.cli.published import PUBLISHED
 from glm_multiuser.config import MOST_USERS, AnyModelConfig, CausalConfig
 from glm_multiuser.device import PROCESS_BYTES, cores
 from glm_multiuser.memory import cache_bytes_per_user, weight_count
 
 FOLDER = Path(__file__).resolve().parents[2] / "ckpt" / "glm-tiny"
-CHATGLM_6B = ModelConfig(130528, 4096, 28, 32, 16384)
-
-CHATGLM3_6B = CausalConfig(
-    family="chatglm2",
-    vocab_size=65024,
-    hidden_size=4096,
-    num_layers=28,
-    num_attention_heads=32,
-    num_key_value_heads=2,
-    head_dim=128,
-    inner_hidden_size=13696,
-    max_sequence_length=8192,
-    eos_token_ids=(2,),
-    rotary_dim=64,
-)
-QWEN2_HALF_B = CausalConfig(
-    family="qwen2",
-    vocab_size=151936,
-    hidden_size=896,
-    num_layers=24,
-    num_attention_heads=14,
-    num_key_value_heads=2,
-    head_dim=64,
-    inner_hidden_size=4864,
-    max_sequence_length=32768,
-    eos_token_ids=(151643,),
-    rotary_dim=64,
-    tied=True,
-)
+CHATGLM_6B = PUBLISHED["chatglm-6b"]
+CHATGLM3_6B = cast(CausalConfig, PUBLISHED["chatglm3-6b"])
+QWEN2_HALF_B = PUBLISHED["qwen2-0.5b"]
 LLAMA_3_8B = CausalConfig(
     family="llama",
     vocab_size=128256,
