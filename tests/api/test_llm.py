@@ -59,7 +59,7 @@ def test_a_stop_string_across_tokens_ends_the_answer(open_llm: Open) -> None:
     assert stopped.text == "".join(pieces[:3])[:-1]
     assert stopped.token_ids == whole.token_ids[:4]
     assert stopped.finish_reason == "stop"
-    # The engine, which does not know of the stop string, was told.
+    # The engine does not know the stop string; the handle has cancelled the request.
     assert llm.submit("next", params=calm).result().finish_reason in ("stop", "length")
     assert llm.stats().active_users == 0
 

@@ -254,7 +254,7 @@ def test_closing_one_engine_leaves_the_others_alone(device_thread: DeviceThread)
     assert asked.wait().reason == "length"
 
 
-# What is told about it
+# What it reports
 
 
 def test_every_step_is_told() -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import openai
 import pytest
 
 from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
 from tests.server.openai_reading import OTHER, sync_client
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture(scope="module")

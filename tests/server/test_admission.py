@@ -1,4 +1,4 @@
-"""Who may enter, what the others are told, and that nothing which was accepted is lost."""
+"""Which requests are admitted, how others are rejected, and that no accepted one is lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tests.server.in_process import (
 
 
 def assert_refused(response: httpx.Response, status: int, code: str) -> None:
-    """As every protocol but OpenAI's tells it, and when to come again."""
+    """The error of every protocol but OpenAI's, with Retry-After."""
     assert response.status_code == status
     assert response.json()["code"] == code
     assert isinstance(response.json()["error"], str)
