@@ -35,6 +35,7 @@ from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.loading import with_local_paths
 from glm_multiuser.server.logs import configure_logging
 from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
+from glm_multiuser.server.run import FLUSH_SECONDS
 from glm_multiuser.server.settings import ServerSettings
 
 INGRESS, REPLICA = "Ingress", "Replica"
@@ -45,8 +46,6 @@ ENVIRONMENT = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
 """MindSpore cannot be imported after protobuf without it, and sets it too late here."""
 STATUS_TIMEOUT_SECONDS = 5.0
 """Of a GET to all replicas; they answer within milliseconds, and Prometheus waits 10 seconds."""
-FLUSH_SECONDS = 5.0
-"""For responses that are still being sent when a process ends."""
 
 
 class RayReplica:

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native import library, pages
-from glm_multiuser.backends.native.kv_layout import held_bytes
+from glm_multiuser.backends.native.kv_layout import TILE, held_bytes
 from glm_multiuser.backends.native.operators import take_rows
-from glm_multiuser.backends.native.packing import TILE
 from glm_multiuser.backends.native.program import CapturedProgram, Program, Value
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.graph_runner import GraphRunner, Job

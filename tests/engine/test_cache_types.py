@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from glm_multiuser import MultiUserLLM, memory
-from glm_multiuser.backends.native.packing import TILE
+from glm_multiuser.backends.native.kv_layout import TILE
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import read_cache
 from tests.engine.native_llm import (

@@ -15,7 +15,7 @@ import pytest
 
 from glm_multiuser import MultiUserLLM, SamplingParams, memory
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.backends.native.packing import TILE
+from glm_multiuser.backends.native.kv_layout import TILE
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.handle import Handle
 from glm_multiuser.models.multi_user import MultiUserModel

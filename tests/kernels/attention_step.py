@@ -8,8 +8,7 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.backends.native.kv_layout import STORED, cache_shapes
-from glm_multiuser.backends.native.packing import TILE
+from glm_multiuser.backends.native.kv_layout import STORED, TILE, cache_shapes
 from tests.kernels.calling import call, native, number
 from tests.kernels.kv_caches import Cache
 from tests.kernels.memory import placed

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.backends.native.kv_layout import SCALE_BYTES, STORED
-from glm_multiuser.backends.native.packing import TILE
+from glm_multiuser.backends.native.kv_layout import SCALE_BYTES, STORED, TILE
 from tests.kernels.memory import placed
 from tests.kernels.weights import round_to_bfloat16
 

@@ -22,12 +22,15 @@ import math
 import numpy as np
 
 from glm_multiuser.backends.native import pages
-from glm_multiuser.backends.native.packing import TILE
+
+TILE = 16
+"""Positions of a key cache that lie side by side."""
 
 STORED = {"float32": np.float32, "bfloat16": np.int16, "int8": np.int8}
 """Type of a cache -> of the arrays that hold it."""
 
 SCALE_BYTES = 4
+"""Of the float32 scale of an int8 key or value."""
 
 
 def scale_bytes(dtype: str) -> int:

@@ -27,9 +27,6 @@ from glm_multiuser.bfloat16 import BITS
 
 PANEL = 32
 SCALE_BYTES = 4 * PANEL
-TILE = 16
-"""Positions of a key cache that lie side by side."""
-
 STORED = {
     "float32": np.float32,
     "float16": np.float16,
