@@ -261,7 +261,7 @@ class MultiUserLLM(GenerationMixin):
         except OSError as error:
             raise SessionError(f"no session is read from {path}: {error}") from error
         self._engine.forget(holder, only_idle=True)
-        self._engine.store.bring(identity, session)
+        self._engine.store.insert(identity, session)
 
     def forget(self, user: Union[int, str], *, owner: bytes = b"") -> None:
         """Drops what is kept of a user: the prefix cache in its slot, its session in memory and on

@@ -128,10 +128,10 @@ class RowSampler:
 
     @property
     def changes_scores(self) -> bool:
-        return self._changes or self._holds_back
+        return self._changes or self._masks_stops
 
     @property
-    def _holds_back(self) -> bool:
+    def _masks_stops(self) -> bool:
         return self.generated < self.params.min_tokens and self._stops.size > 0
 
     @property
@@ -164,7 +164,7 @@ class RowSampler:
             counts = np.array(list(self._counts.values()), np.float64)
             penalties = counts * self.params.frequency_penalty + self.params.presence_penalty
             scores[ids] -= penalties.astype(np.float32)
-        if self._holds_back:
+        if self._masks_stops:
             stops = scores[self._stops]
             scores[self._stops] = -np.inf
             # A grammar may allow nothing but stop tokens.

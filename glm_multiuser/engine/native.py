@@ -40,7 +40,7 @@ from glm_multiuser.mindspore_internals import (
 from glm_multiuser.models.batch import RaggedBatch
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.models.positions import PrefixPositions
-from glm_multiuser.sessions.session import Piece
+from glm_multiuser.sessions.session import CacheBytes
 
 ROWS_TRIED = 16
 """Rows that are compared with one alone when an engine starts."""
@@ -345,11 +345,11 @@ class NativeRunner(GraphRunner):
     def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
         write_cache(self.model, slot, saved)
 
-    def read_slot(self, slot: int, positions: int) -> Iterator[Piece]:
+    def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
         for memory, used in _heads_of(self.model, slot, positions):
             yield memory[:used].copy()
 
-    def write_slot(self, slot: int, positions: int, pieces: Sequence[Piece]) -> Iterator[None]:
+    def write_slot(self, slot: int, positions: int, pieces: Sequence[CacheBytes]) -> Iterator[None]:
         heads = list(_heads_of(self.model, slot, positions))
         if len(heads) != len(pieces) or any(
             piece.nbytes < used for (_, used), piece in zip(heads, pieces)
@@ -360,7 +360,7 @@ class NativeRunner(GraphRunner):
             yield
 
 
-def _heads_of(model: MultiUserModel, user: int, positions: int) -> Iterator[tuple[Piece, int]]:
+def _heads_of(model: MultiUserModel, user: int, positions: int) -> Iterator[tuple[CacheBytes, int]]:
     """The memory of each head of a user's caches, and how many bytes of it the first `positions`
     positions take, in whole tiles: one head's positions lie together."""
     for cell, row in model.caches_of(user):

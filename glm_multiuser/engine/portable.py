@@ -39,7 +39,7 @@ from glm_multiuser.engine.portable_graphs import (
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.step import PromptChunk, Step
 from glm_multiuser.models.positions import PrefixPositions
-from glm_multiuser.sessions.session import Piece
+from glm_multiuser.sessions.session import CacheBytes
 
 
 class PortableRunner(GraphRunner):
@@ -143,11 +143,11 @@ class PortableRunner(GraphRunner):
             self._replace(slot, block, Tensor(past))
         self._clear_after(slot, len(saved))
 
-    def read_slot(self, slot: int, positions: int) -> Iterator[Piece]:
+    def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
         for block in range(self.layout.blocks_for(positions)):
             yield read_block(self.model, slot, block).reshape(-1).view(np.uint8)
 
-    def write_slot(self, slot: int, positions: int, pieces: Sequence[Piece]) -> Iterator[None]:
+    def write_slot(self, slot: int, positions: int, pieces: Sequence[CacheBytes]) -> Iterator[None]:
         blocks = self._zeros[: self.layout.blocks_for(positions)]
         if any(piece.nbytes != int(zeros.nbytes) for zeros, piece in zip(blocks, pieces)) or len(
             pieces

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.step import Step
 from glm_multiuser.progress import Progress
-from glm_multiuser.sessions.session import Piece
+from glm_multiuser.sessions.session import CacheBytes
 
 
 class RowResults(Protocol):
@@ -61,10 +61,10 @@ class Runner(Protocol):
     def restore(self, slot: int, request: Request, saved: Any) -> None:
         """Puts into a slot what `save` copied out of this or another one."""
 
-    def read_slot(self, slot: int, positions: int) -> Iterator[Piece]:
+    def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
         """Copies the keys and values of a slot's first positions to the host, piece by piece."""
 
-    def write_slot(self, slot: int, positions: int, pieces: Sequence[Piece]) -> Iterator[None]:
+    def write_slot(self, slot: int, positions: int, pieces: Sequence[CacheBytes]) -> Iterator[None]:
         """Puts the first positions of what `read_slot` copied into a slot, piece by piece.
 
         Raises:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 from glm_multiuser.engine.request import Request, user_of
 from glm_multiuser.engine.runner import Runner
 from glm_multiuser.sessions.identity import Identity
-from glm_multiuser.sessions.session import Piece, Session
+from glm_multiuser.sessions.session import CacheBytes, Session
 from glm_multiuser.sessions.store import SessionStore
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class _Saving:
 
     user: Hashable
     held: _Held
-    rest: Iterator[Piece]
-    pieces: list[Piece] = field(default_factory=list)
+    rest: Iterator[CacheBytes]
+    pieces: list[CacheBytes] = field(default_factory=list)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class SlotSessions:
         session = self.store.take(identity)
         tokens = request.common(session.token_ids) if session and not held else 0
         if session is None or not tokens:
-            self.store.drop_brought(identity)
+            self.store.drop_inserted(identity)
             return False
         rest = self._runner.write_slot(slot, tokens, session.pieces)
         self._restoring[slot] = _Restoring(request, identity, tokens, rest)
@@ -237,7 +237,7 @@ class SlotSessions:
                 self._unsaved.pop(user, None)
         return None
 
-    def _pieces(self, held: _Held) -> Iterator[Piece]:
+    def _pieces(self, held: _Held) -> Iterator[CacheBytes]:
         """A slot that cannot be reused may not hold them any more."""
         if not self._reuse:
             return iter(())

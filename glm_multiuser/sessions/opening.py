@@ -28,7 +28,7 @@ def open_store(
     memory = bytes_of("session_memory", config.session_memory) if config.session_memory else 0
     folder = _open_folder(config, fingerprint) if config.session_dir else None
     if (memory or folder) and not is_causal:
-        logger.info("of sessions only token ids are kept: this model's prompts enter whole")
+        logger.info("of sessions only token ids are kept: this model's prompts are prefilled whole")
     return SessionStore(memory, folder, config.session_ttl)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Optional
 
 from numpy.typing import NDArray
 
-Piece = NDArray[Any]
+CacheBytes = NDArray[Any]
 """uint8 [bytes]: keys or values as they lie in a cache; what they mean, the runner knows."""
 
 TOKEN_BYTES = 4
@@ -25,7 +25,7 @@ class Session:
     """
 
     token_ids: Sequence[int]
-    pieces: Sequence[Piece]
+    pieces: Sequence[CacheBytes]
 
     @property
     def nbytes(self) -> int:

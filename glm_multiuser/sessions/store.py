@@ -75,8 +75,8 @@ class SessionStore:
         self._kept_bytes = 0
         self._unwritten: OrderedDict[Identity, Session] = OrderedDict()
         self._loads: dict[Identity, _Load] = {}
-        self._brought: dict[Identity, Session] = {}
-        """Put in by hand, until they are used; beside every limit."""
+        self._inserted: dict[Identity, Session] = {}
+        """By `insert`, until they are used; they count towards no limit."""
         self._names: OrderedDict[str, Hashable] = OrderedDict()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="session-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="session-writer")
@@ -118,7 +118,7 @@ class SessionStore:
         """Keeps a session, in the place of an earlier one."""
         with self._lock:
             self._saved += 1
-            self._brought.pop(identity, None)
+            self._inserted.pop(identity, None)
             self._drop(identity)
             if session.nbytes <= self._memory:
                 self._kept[identity] = time.monotonic(), session
@@ -137,7 +137,7 @@ class SessionStore:
             gone: whether that request has ended without a slot.
         """
         with self._lock:
-            if identity in self._brought or self._in_memory(identity) is not None:
+            if identity in self._inserted or self._in_memory(identity) is not None:
                 return True
             load = self._loads.get(identity)
             if load is not None and not load.gone():
@@ -152,31 +152,30 @@ class SessionStore:
         return False
 
     def take(self, identity: Identity) -> Optional[Session]:
-        """What is kept in memory or has been read; what was put in by hand stays until it is
-        `restored`."""
+        """What is in memory or has been read; what was inserted stays until it is `restored`."""
         with self._lock:
             load = self._loads.pop(identity, None)
-            found = self._brought.get(identity) or self._in_memory(identity)
+            found = self._inserted.get(identity) or self._in_memory(identity)
         return found or (load.session if load is not None else None)
 
-    def bring(self, identity: Identity, session: Session) -> None:
+    def insert(self, identity: Identity, session: Session) -> None:
         """Has this session ready for the user's next request, whatever was kept before."""
         with self._lock:
             self._drop(identity)
             self._unwritten.pop(identity, None)
-            self._brought[identity] = session
+            self._inserted[identity] = session
 
-    def drop_brought(self, identity: Identity) -> None:
-        """What was put in by hand is of no use for the user's next request."""
+    def drop_inserted(self, identity: Identity) -> None:
+        """What was inserted is of no use for the user's next request."""
         with self._lock:
-            self._brought.pop(identity, None)
+            self._inserted.pop(identity, None)
 
     def restored(self, identity: Identity, tokens: int) -> None:
         """So many tokens are in a slot again, which is where they live now."""
         with self._lock:
             self._restored += 1
             self._restored_tokens += tokens
-            self._brought.pop(identity, None)
+            self._inserted.pop(identity, None)
             self._drop(identity)
 
     def discard(self, identity: Identity) -> None:
@@ -205,7 +204,7 @@ class SessionStore:
     def read(self, identity: Identity) -> Optional[Session]:
         """The session, wherever it is; it stays there. Waits for the disk."""
         with self._lock:
-            found = self._brought.get(identity) or self._in_memory(identity)
+            found = self._inserted.get(identity) or self._in_memory(identity)
         return found or (self.folder.load(identity) if self.folder else None)
 
     def list(self, owner: bytes) -> list[SessionInfo]:
@@ -246,7 +245,7 @@ class SessionStore:
     def _all(self) -> dict[Identity, Session]:
         """Everything in memory that is not being read for a request."""
         kept = {key: one for key, (_, one) in self._kept.items()}
-        return {**kept, **self._unwritten, **self._brought}
+        return {**kept, **self._unwritten, **self._inserted}
 
     def _in_memory(self, identity: Identity) -> Optional[Session]:
         return self._unwritten.get(identity) or self._find(identity)
@@ -270,7 +269,7 @@ class SessionStore:
             self._drop(identity)
             self._unwritten.pop(identity, None)
             self._loads.pop(identity, None)
-            self._brought.pop(identity, None)
+            self._inserted.pop(identity, None)
 
     def _make_room(self) -> None:
         now = time.monotonic()

@@ -32,10 +32,10 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def store_with_session(user: str) -> SessionStore:
-    """One that keeps nothing but what was put in by hand."""
+    """One that keeps nothing but what was inserted."""
     store = SessionStore()
     pieces = [written([token]).view(np.uint8) for token in HELD]
-    store.bring(store.identity(b"", user), Session(HELD, pieces))
+    store.insert(store.identity(b"", user), Session(HELD, pieces))
     return store
 
 
