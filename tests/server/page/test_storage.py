@@ -121,6 +121,29 @@ def test_what_another_tab_clears_in_mid_stream_does_not_come_back(visit: Visit) 
     assert "secret" not in json.dumps(visit.kept())
 
 
+def test_what_another_tab_closes_in_mid_stream_leaves_nothing(
+    visitor: Callable[..., Visit],
+) -> None:
+    visit = visitor(open_page=False)
+    visit.context.add_init_script(f"{{{ANSWERS_BY_HAND}}}")
+    visit.page.clock.install()
+    visit.open()
+    other = other_tab(visit)
+    visit.ask("a secret question")
+    write(visit.page, "a secret answer")
+    visit.page.clock.run_for(1000)
+    expect(other.locator(".markdown")).to_have_text("a secret answer")
+    write(visit.page, ", and more")
+    other.get_by_role("button", name="Close").first.click()
+    other.get_by_role("alertdialog").get_by_role("button", name="Close").click()
+    expect(visit.page.locator(".pane")).to_have_count(1)
+    visit.page.clock.run_for(10_000)
+    assert "secret" not in json.dumps(visit.kept())
+    visit.page.reload()
+    expect(visit.page.locator(".pane")).to_have_count(1)
+    assert "secret" not in json.dumps(visit.kept())
+
+
 def test_what_another_tab_changes_leaves_an_open_editor_alone(visit: Visit) -> None:
     visit.ask("one")
     write(visit.page, "answer", end=True)

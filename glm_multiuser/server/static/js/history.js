@@ -92,9 +92,13 @@ function write({ id, number, name, model }, rounds) {
   kept.write(keyOf(id), { number, name, model, rounds });
 }
 
-export function forget(conversation) {
+/** What still waits to be kept would come back after another tab has forgotten it. */
+export function stopKeeping(conversation) {
   cancel(conversation);
   answering.delete(conversation);
+}
+
+export function forget(conversation) {
   kept.remove(keyOf(conversation.id));
 }
 

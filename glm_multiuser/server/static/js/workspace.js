@@ -104,6 +104,7 @@ export class Workspace {
   #takeAway(conversation) {
     this.#conversations = this.#conversations.filter((one) => one !== conversation);
     conversation.stop();
+    history.stopKeeping(conversation);
     this.#panes.get(conversation.id).node.remove();
     this.#panes.delete(conversation.id);
     this.#tabs.remove(conversation);
