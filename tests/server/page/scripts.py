@@ -65,6 +65,22 @@ async (texts) => {
 """
 """The first block of each of these texts, as HTML."""
 
+CHARACTERS_READ = """
+async (text) => {
+  const { showMarkdown } = await import("/static/js/markdown.js");
+  const replace = RegExp.prototype[Symbol.replace];
+  let read = 0;
+  RegExp.prototype[Symbol.replace] = function (line, ...rest) {
+    read += line.length;
+    return replace.call(this, line, ...rest);
+  };
+  showMarkdown(document.createElement("div"), text);
+  RegExp.prototype[Symbol.replace] = replace;
+  return read;
+}
+"""
+"""How many characters regular expressions go through to replace something in this text."""
+
 TEXTS = """
 async () => {
   const { en } = await import("/static/js/texts_en.js");

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.scripts import CUT_EVERYWHERE, GROW, LEAVE_EARLY
+from tests.server.page.scripts import CHARACTERS_READ, CUT_EVERYWHERE, GROW, LEAVE_EARLY
 from tests.server.page.visit import COMPLETIONS, Visit, answering, stream_of
 from tests.server.process import ServerProcess
 
@@ -127,6 +127,11 @@ def test_absurd_nesting_is_shown_as_it_is(visit: Visit) -> None:
     visit.ask("nest")
     expect(visit.answer()).to_contain_text("deep")
     visit.wait_for_answer()
+
+
+def test_a_long_line_is_not_read_anew_at_each_asterisk(visit: Visit) -> None:
+    line = "a*b*c + 2*x " * 300
+    assert visit.page.evaluate(CHARACTERS_READ, line) < 50 * len(line)
 
 
 def test_only_what_changed_in_a_growing_answer_is_drawn_anew(visit: Visit) -> None:

@@ -13,12 +13,23 @@ const SIGNS = new RegExp(`(?=${CJK})${SIGN}|${SIGN}(?=\\*+${CJK})|(?<=${CJK}\\*+
 const BESIDE_CJK = new RegExp(`^(?:${CJK}|\\*+${CJK})`, "u");
 const END_OF_ADDRESS = /(?=[\u3000-\u303f\uff01-\uffee“”])\p{P}/u;
 
+let lastLine = "";
+let lastLetters = "";
+
+/** The line with its signs beside CJK as letters. Marked asks at each delimiter of the same line. */
+function lettersOf(line) {
+  if (line === lastLine) return lastLetters;
+  lastLine = line;
+  lastLetters = line.replace(SIGNS, (sign) => "a".repeat(sign.length));
+  return lastLetters;
+}
+
 /** For Marked. */
 export const tokenizer = {
   /** @param masked the whole line, in which delimiters are looked for; `src` is the rest of it. */
   emStrong(src, masked, before = "") {
     if (!src.startsWith("*")) return false;
-    const letters = masked.replace(SIGNS, (sign) => "a".repeat(sign.length));
+    const letters = lettersOf(masked);
     const opens = before !== "*" && [before, src].some((text) => BESIDE_CJK.test(text));
     return Tokenizer.prototype.emStrong.call(this, src, letters, opens ? "" : before);
   },
