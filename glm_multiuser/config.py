@@ -39,6 +39,8 @@ def folder_of(setting: str, folder: str) -> Path:
     """
     try:
         path = Path(folder).expanduser()
+    except TypeError:
+        raise ConfigError(f"{setting} is {shown(folder)}; it must be a path") from None
     except RuntimeError:
         raise ConfigError(f"{setting} is {folder!r}; there is no such user") from None
     if "\0" in str(path):

@@ -20,6 +20,8 @@ Each message names the field, the value that it had and the limit that it broke.
 
 from __future__ import annotations
 
+from numbers import Real
+from threading import TIMEOUT_MAX
 from typing import Any, Optional, TypeVar
 
 Value = TypeVar("Value")
@@ -98,7 +100,16 @@ def shown(value: object) -> str:
 
 def check_kind(field: str, value: Value, *kinds: Any) -> Value:
     """Returns the value; raises an InvalidParameterError unless it is of one of these types."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    if not isinstance(value, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidParameterError(f"{field} is {shown(value)}; it must be of type {names}", field)
     return value
+
+
+def check_seconds(field: str, value: Any) -> float:
+    """Returns how long a thread may wait; raises an InvalidParameterError unless it is a number."""
+    if not isinstance(value, Real) or value != value:
+        raise InvalidParameterError(
+            f"{field} is {shown(value)}; it must be a number of seconds", field
+        )
+    return float(value) if value < TIMEOUT_MAX else TIMEOUT_MAX

@@ -6,7 +6,7 @@ This module only checks what costs nothing; structured.py compiles grammars.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -120,9 +120,9 @@ class Grammar:
         return cls("regex", pattern)
 
     @classmethod
-    def choice(cls, texts: Sequence[str]) -> Grammar:
+    def choice(cls, texts: Iterable[str]) -> Grammar:
         """An answer that is one of some texts."""
-        if isinstance(texts, str) or not isinstance(texts, Sequence):
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise _wrong(f"of kind choice is {shown(texts)}; it must be a list of texts")
         return cls("choice", _written(list(texts)))
 
@@ -134,7 +134,7 @@ class Grammar:
     @classmethod
     def tool_call(
         cls,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Iterable[Mapping[str, Any]],
         *,
         required: bool = True,
         content: Optional[Mapping[str, Any]] = None,
@@ -147,7 +147,7 @@ class Grammar:
             required: whether the answer is exactly one call. Otherwise it is content, or calls.
             content: a JSON schema of content, where no call is required; None: any text.
         """
-        if isinstance(tools, str) or not isinstance(tools, Sequence):
+        if isinstance(tools, str) or not isinstance(tools, Iterable):
             raise _wrong(f"of kind tool_call has tools {shown(tools)}; it must be a list")
         functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
         if not functions or not all(

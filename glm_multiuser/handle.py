@@ -6,12 +6,11 @@ import asyncio
 import queue
 import time
 from collections.abc import AsyncIterator, Iterator
-from threading import TIMEOUT_MAX
 from typing import Any, Callable, Generic, Optional, TypeVar
 
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece, Usage
 from glm_multiuser.engine.request import Event
-from glm_multiuser.errors import GenerationError, check_kind
+from glm_multiuser.errors import GenerationError, check_seconds
 
 Self = TypeVar("Self", bound="RunningRequest[Any]")
 Events = TypeVar("Events")
@@ -103,7 +102,7 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
             TimeoutError: the request is still running; it goes on.
         """
         if timeout is not None:
-            timeout = min(check_kind("timeout", timeout, int, float), TIMEOUT_MAX)
+            timeout = check_seconds("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._answer.result is None:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -111,7 +110,7 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
                 event = self._events.get(timeout=remaining)
             except queue.Empty:
                 raise TimeoutError(
-                    f"the request is still running after {timeout} seconds"
+                    f"the request is still running after {timeout:g} seconds"
                 ) from None
             self._take(event)
         return self._answer.result

@@ -234,7 +234,7 @@ class MultiUserLLM(GenerationMixin):
             raise SessionError(f"user {user!r} has no session: no slot holds it, and no store")
         try:
             write_file(_path_of(path), session, self._fingerprint(), "")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name with the character NUL
             raise SessionError(f"the session is not written to {path}: {error}") from error
 
     def load_session(
@@ -258,7 +258,7 @@ class MultiUserLLM(GenerationMixin):
         holder, identity = self._session_of(user, owner)
         try:
             session = read_file(_path_of(path), self._fingerprint())
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise SessionError(f"no session is read from {path}: {error}") from error
         self._engine.forget(holder, only_idle=True)
         self._engine.store.insert(identity, session)

@@ -10,7 +10,7 @@ from dataclasses import field, fields
 from inspect import Parameter, cleandoc, signature
 from typing import Any, Callable, NamedTuple, TypeVar, get_args, get_type_hints
 
-from glm_multiuser.errors import ConfigError
+from glm_multiuser.errors import ConfigError, shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -114,7 +114,8 @@ def check(values: object) -> None:
         if isinstance(one.high, str):
             one = one._replace(high=getattr(values, one.high))
         if not one.allows(value):
-            raise ConfigError(f"{one.name} is {value!r}; it must be {one.limits}")
+            limits = one.limits or f"of type {one.kind.__name__}"
+            raise ConfigError(f"{one.name} is {shown(value)}; it must be {limits}")
 
 
 def pick(declared: type, values: Mapping[str, Any]) -> dict[str, Any]:

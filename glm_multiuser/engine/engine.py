@@ -6,7 +6,6 @@ import logging
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import TIMEOUT_MAX
 from typing import Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
@@ -19,7 +18,7 @@ from glm_multiuser.errors import (
     GLMMultiUserError,
     QueueFullError,
     UserBusyError,
-    check_kind,
+    check_seconds,
 )
 from glm_multiuser.progress import Progress
 from glm_multiuser.sessions.session import Session, SessionInfo
@@ -156,7 +155,7 @@ class Engine(StepLoop):
         Raises:
             InvalidParameterError: `drain` is no number.
         """
-        drain = min(check_kind("drain", drain, int, float), TIMEOUT_MAX)
+        drain = check_seconds("drain", drain)
         if self._device_thread.stopped:
             return  # the process is ending
         with self._lock:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 
-from glm_multiuser import ConfigError, InvalidParameterError, MultiUserLLM
+from glm_multiuser import ConfigError, EngineConfig, InvalidParameterError, MultiUserLLM
 from glm_multiuser.checkpoint.hub import local_path
-from glm_multiuser.errors import CheckpointError
+from glm_multiuser.errors import CheckpointError, SessionError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.progress import show_progress
 from tests.api.mocked import GREEDY
@@ -77,7 +79,45 @@ def test_checkpoints_grammars_and_progress(value: Any) -> None:
             show_progress(value).__enter__()
 
 
-@pytest.mark.parametrize("seconds", [10**30, float("inf")])
+@pytest.mark.parametrize("setting", ["weight_cache", "compile_cache_dir", "session_dir"])
+@pytest.mark.parametrize("value", [5, b"x", ["x"], True, "a\0b"])
+def test_folders_have_names(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{setting} is .*; \w"):
+        EngineConfig(**{setting: value})
+
+
+def test_a_number_too_long_to_write_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^users is <int>; it must be between"):
+        EngineConfig(users=10**5000)
+
+
+def test_a_session_file_whose_name_cannot_be(llm: MultiUserLLM) -> None:
+    llm.submit("a", user="alice", params=GREEDY).result()
+    for call in (llm.save_session, llm.load_session):
+        with pytest.raises(SessionError, match="null byte"):
+            call("alice", "a\0b")
+
+
+@pytest.mark.parametrize("texts", [{"a": 1, "b": 2}.keys(), np.array(["a", "b"]), iter("ab")])
+def test_a_grammar_takes_what_can_be_counted_through(texts: Iterable[str]) -> None:
+    assert Grammar.choice(texts) == Grammar.choice(["a", "b"])
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert Grammar.tool_call({1: tool}.values()) == Grammar.tool_call([tool])
+
+
+@pytest.mark.parametrize("seconds", [np.int64(60), np.float32(60), True])
+def test_seconds_are_any_number(llm: MultiUserLLM, seconds: Any) -> None:
+    assert llm.submit("a", params=GREEDY).result(seconds).finish_reason == "length"
+    llm.close(seconds)
+
+
+def test_no_number_of_seconds_closes_nothing(llm: MultiUserLLM) -> None:
+    with pytest.raises(InvalidParameterError, match="drain is nan; it must be a number of seconds"):
+        llm.close(float("nan"))
+    assert llm.submit("a", params=GREEDY).result().finish_reason == "length"
+
+
+@pytest.mark.parametrize("seconds", [10**400, float("inf")])
 def test_times_that_threads_cannot_wait_for(llm: MultiUserLLM, seconds: float) -> None:
     assert llm.submit("a", params=GREEDY).result(seconds).finish_reason == "length"
     llm.close(seconds)
