@@ -140,6 +140,8 @@ class RayReplicas:
             results = await asyncio.wait_for(fetched, seconds)
         except (RayError, RayServeException, asyncio.TimeoutError) as error:
             raise no_replica() from error
+        if not results:  # they have died, and Ray does not know it yet
+            raise no_replica()
         calls = [asyncio.ensure_future(one.get_async()) for one in results]
         try:
             _, late = await asyncio.wait(calls, timeout=seconds)

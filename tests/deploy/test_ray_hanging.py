@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from glm_multiuser.server.app import wrap_middleware
+from glm_multiuser.server.errors import APIError
 from tests.server.in_process import MODEL, mock_llm, mock_settings
 
 if sys.version_info < (3, 10):
@@ -115,5 +116,16 @@ def test_a_replica_that_was_never_heard_of(ray_serve: Any) -> None:
         first, second = await replicas.broadcast(make_request("/status", b"", "GET"))
         assert (first.replica, second.replica, second.status) == ("a", "unknown", 504)
         assert json.loads(second.body)["error"].startswith("replica 'unknown' did not answer")
+
+    asyncio.run(run())
+
+
+def test_replicas_that_have_all_just_died(ray_serve: Any) -> None:
+    async def run() -> None:
+        handle: Any = Handle({"/status": {}})
+        replicas = ray_serve.RayReplicas(handle, mock_settings())
+        with pytest.raises(APIError) as caught:
+            await replicas.broadcast(make_request("/status", b"", "GET"))
+        assert (caught.value.status, caught.value.code) == (503, "no_replica")
 
     asyncio.run(run())
