@@ -116,7 +116,7 @@ class ChatTemplate:
         named: dict[str, Any] = {file.stem: read_text(file) for file in folder.glob(MORE_TEMPLATES)}
         if (folder / TEMPLATE_FILE).exists():
             named["default"] = read_text(folder / TEMPLATE_FILE)
-        if not named:
+        if not named.keys() & {"default", "tool_use"}:
             where = f"chat_template of tokenizer_config.json in {folder}"
             found: Any = config.get("chat_template")
             if not found:

@@ -261,6 +261,11 @@ class TestTemplate:
         (copied / "chat_template.jinja").unlink()
         found = HuggingFaceTokenizer.from_folder(copied)
         assert found.decode(found.encode_prompt("a")) == "4True<tool_call>"
+        # Those of other names are for neither.
+        (copied / "additional_chat_templates" / "tool_use.jinja").unlink()
+        write_config(copied, chat_template="5")
+        found = HuggingFaceTokenizer.from_folder(copied)
+        assert found.encode_prompt("a") == found.encode("5")
 
 
 class TestFiles:
