@@ -1,4 +1,5 @@
-"""Responses to HTTP/1.0, which knows no chunks: the end of the connection is that of the body."""
+"""Responses to HTTP/1.0, which knows no chunks and no `100 Continue`: the end of the connection is
+that of the body."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ def send_without_chunks(cycle: RequestResponseCycle) -> None:
 
     Before its application starts.
     """
+    cycle.waiting_for_100_continue = False  # RFC 9110, 10.1.1
     send = cycle.send
     has_length = False
 

@@ -58,6 +58,11 @@ def test_other_responses_have_a_length(server: InProcessServer) -> None:
     assert exchange(server, "/status", None, "GET", Upgrade="h2c", Connection="Upgrade")[0] == 200
 
 
+def test_it_is_not_asked_to_continue(server: InProcessServer) -> None:
+    status, _, _ = exchange(server, "/", {"prompt": "ab"}, Expect="100-continue")
+    assert status == 200
+
+
 def test_streams_of_http_1_1_have_chunks(server: InProcessServer) -> None:
     wire = Wire(server.url).request("/", {"prompt": "ab", "stream": True})
     assert wire.read_until(b"0\r\n\r\n").lower().count(b"transfer-encoding: chunked") == 1
