@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -53,3 +56,26 @@ def test_openais_client_counts_the_tokens_of_a_response(server: InProcessServer)
         assert count.input_tokens > first.usage.input_tokens
         with pytest.raises(openai.NotFoundError, match="model 'none' is unknown"):
             client.responses.input_tokens.count(model="none", input="a")
+
+
+def test_what_cannot_be_counted_is_named_as_what_cannot_be_answered(
+    server: InProcessServer,
+) -> None:
+    half = "\ud800"  # of a surrogate pair
+    responses: dict[str, Any] = {"input": message("a"), "instructions": half}
+    asked = [{"role": "user", "content": half}]
+    messages: dict[str, Any] = {"max_tokens": 1, "system": "a", "messages": asked}
+    with httpx.Client(base_url=server.url) as client:
+        for path, count, body, name in (
+            ("/v1/responses", "input_tokens", responses, "instructions"),
+            ("/v1/messages", "count_tokens", messages, r"messages\[0\]"),
+        ):
+            errors = []
+            for url in (path, f"{path}/{count}"):
+                if count in url:
+                    body.pop("max_tokens", None)
+                response = client.post(url, content=json.dumps(body))
+                assert response.status_code == 400
+                errors.append(response.json()["error"])
+            assert errors[0] == errors[1]
+            assert re.match(rf"{name}\['content'\] has ", errors[0]["message"])

@@ -10,7 +10,6 @@ from glm_multiuser.server.anthropic.events import MessageEvents, error_event, pi
 from glm_multiuser.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from glm_multiuser.server.anthropic.response_models import MessageCard, TokenCount
 from glm_multiuser.server.events import EventStream
-from glm_multiuser.server.request_context import service_of
 from glm_multiuser.server.responses import ANTHROPIC_ERRORS
 
 router = APIRouter(tags=["anthropic"])
@@ -37,7 +36,4 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
 @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
 async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
     """How many tokens the prompt of `/v1/messages` has for the same conversation."""
-    service = service_of(request)
-    model = service.models.get(body.model)
-    wanted = as_chat(body).generation_request()
-    return TokenCount(input_tokens=len(await service.token_ids(model, wanted)))
+    return TokenCount(input_tokens=await as_chat(body).count_tokens(request))

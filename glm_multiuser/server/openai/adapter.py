@@ -13,14 +13,15 @@ from typing import Any, Optional
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 
+from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling_params import REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import Seed, Temperature, TopP, problem_of
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
-from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.errors import BAD_REQUEST, APIError, api_error_of
 from glm_multiuser.server.openai.chat import generation_request, start_chat
 from glm_multiuser.server.openai.fields import Hint, Strict
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.server.openai.requests import ChatRequest
+from glm_multiuser.server.request_context import service_of
 
 MESSAGE = re.compile(r"\bmessages(?:\[(\d+)\]|\.(\d+))")
 KEEPS_ALL = "would drop content; here a prompt that is too long is rejected"
@@ -108,16 +109,19 @@ class Chat:
         except APIError as error:
             raise self._renamed(error) from error
 
-    def generation_request(self) -> GenerationRequest:
-        """Its prompt.
+    async def count_tokens(self, request: Request) -> int:
+        """How long its prompt is.
 
         Raises:
-            APIError: 400, a field that is not valid.
+            APIError: a field that is not valid, or a model that is not there or not ready.
         """
+        service = service_of(request)
         try:
-            return generation_request(self._body())
-        except APIError as error:
-            raise self._renamed(error) from error
+            wanted = generation_request(self._body())
+            model = service.models.get(self.fields["model"])
+            return len(await service.token_ids(model, wanted))
+        except (APIError, GLMMultiUserError) as error:
+            raise self._renamed(api_error_of(error)) from error
 
     def _body(self) -> ChatRequest:
         given = {name: value for name, value in self.fields.items() if value is not None}

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.events import EventStream
-from glm_multiuser.server.request_context import caller_of, service_of, session_of
+from glm_multiuser.server.request_context import caller_of, session_of
 from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.responses import OPENAI_ERRORS
 from glm_multiuser.server.responses_api.conversation import as_chat, messages_after
@@ -56,11 +56,9 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
 @router.post("/v1/responses/input_tokens", responses=OPENAI_ERRORS)
 async def input_tokens(request: Request, body: ResponseRequest) -> InputTokens:
     """How many tokens the prompt of `/v1/responses` has for the same conversation."""
-    service, user = service_of(request), _user_of(request, body.user)
+    user = _user_of(request, body.user)
     before = _store_of(request).messages_before(user, body.previous_response_id)
-    wanted = as_chat(body, before).generation_request()
-    token_ids = await service.token_ids(service.models.get(body.model), wanted)
-    return InputTokens(input_tokens=len(token_ids))
+    return InputTokens(input_tokens=await as_chat(body, before).count_tokens(request))
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseCard, responses=OPENAI_ERRORS)
