@@ -99,6 +99,13 @@ DATACLASSES = [
 ]
 
 
+def test_every_method_is_documented() -> None:
+    names = {name for name, one in inspect.getmembers(MultiUserLLM) if callable(one)}
+    documented = re.findall(r"^### .*", API, re.MULTILINE)
+    public = {name for name in names if not name.startswith("_")}
+    assert public - set(re.findall(r"\w+", " ".join(documented))) == set()
+
+
 @pytest.mark.parametrize(("name", "documented"), METHODS, ids=[name for name, _ in METHODS])
 def test_parameters_are_those_of_the_method(name: str, documented: str) -> None:
     function = getattr(MultiUserLLM, name)
