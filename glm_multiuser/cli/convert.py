@@ -58,9 +58,12 @@ def command(
 
 
 def print_folder(folder: Path) -> None:
-    """The files of the folder with their sizes."""
+    """The files of the checkpoint with their sizes."""
+    from glm_multiuser.tokenizers.chat_template import MORE_TEMPLATES
+
     typer.echo(f"{folder}/")
-    for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+    found = [*folder.iterdir(), *folder.glob(MORE_TEMPLATES)]  # not all there is below
+    for path in sorted(filter(Path.is_file, found)):
         typer.echo(f"  {path.relative_to(folder)!s:26}{decimal(path.stat().st_size):>10}")
 
 

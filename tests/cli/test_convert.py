@@ -182,11 +182,15 @@ def test_chat_templates_are_taken_over(run: Run, huggingface: Path, tmp_path: Pa
     templates = huggingface / "additional_chat_templates"
     templates.mkdir()
     new = tmp_path / "new" / templates.name
+    git = tmp_path / "new" / ".git"
+    git.mkdir(parents=True)
+    (git / "HEAD").touch()
     for content in ("old", "new"):
         (templates / "tool_use.jinja").write_text(content)
         result = run("convert", huggingface, tmp_path / "new", "--force")
         assert result.exit_code == 0
         assert f"{templates.name}/tool_use.jinja" in result.stdout
+        assert ".git" not in result.stdout
         (new / "mine.txt").write_text("mine")  # beside which a file is replaced
         assert (new / "tool_use.jinja").read_text() == content
 
