@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,9 @@ from glm_multiuser.checkpoint.gguf.file import open_gguf
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.gguf.names import gguf_placements
 from glm_multiuser.checkpoint.huggingface import has_weights, open_folder
+from glm_multiuser.checkpoint.layouts.decoder import EMBEDDING
 from glm_multiuser.checkpoint.placement import (
+    BLOCK_BYTES,
     Placement,
     Places,
     Shapes,
@@ -27,6 +30,7 @@ from glm_multiuser.checkpoint.placement import (
 from glm_multiuser.checkpoint.stored_tensor import Array, RowIndex, StoredTensor
 from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.model_config import CausalConfig
 
 NO_WEIGHT = re.compile(r"\.rotary(_pos)?_emb\.inv_freq$")
 """Buffers that published checkpoints carry along; the rotary tables are computed instead."""
@@ -158,6 +162,8 @@ def match(
         stored = open_folder(source).items()
         tensors = {name: tensor for name, tensor in stored if not NO_WEIGHT.search(name)}
         places = placements_of_names(config, tensors)
+        if isinstance(config, CausalConfig) and config.tied:
+            _check_tied(tensors, places)
     needed = {name: one.shape(shapes) for name, one in places.items() if one and one.name in shapes}
     # A parameter that no tensor of this layout fills stands for itself.
     placed = {place.name for place in places.values() if place}
@@ -185,6 +191,27 @@ def match(
             f"missing tensors: {len(missing)}"
         )
     return list(filled.values())
+
+
+def _check_tied(tensors: Mapping[str, StoredTensor], places: Places) -> None:
+    """Refuses an output layer that is not the embedding, of a model whose configuration says that
+    it is: transformers 4 leaves it out, transformers 5 computes with it."""
+    embedding = next(one for one, place in places.items() if place and place.name == EMBEDDING)
+    for output in [one for one, place in places.items() if place is None and one in tensors]:
+        if embedding in tensors and not _same_values(tensors[embedding], tensors[output]):
+            raise CheckpointError(
+                f"{output} in {tensors[output].path} differs from {embedding}, and "
+                "tie_word_embeddings of config.json is true; with false, both are used"
+            )
+
+
+def _same_values(one: StoredTensor, other: StoredTensor) -> bool:
+    if one.shape != other.shape or not one.shape:
+        return False
+    bits = one.dtype == other.dtype
+    step = max(1, BLOCK_BYTES // (4 * max(1, math.prod(one.shape[1:]))))
+    blocks = [slice(at, min(at + step, one.shape[0])) for at in range(0, one.shape[0], step)]
+    return all(np.array_equal(one.rows(part, bits), other.rows(part, bits)) for part in blocks)
 
 
 def _is_superfluous(name: str, tensors: Mapping[str, StoredTensor]) -> bool:

@@ -237,6 +237,12 @@ def test_an_architecture_without_model_type(tmp_path: Path, values: dict[str, An
         (GLM4, {"partial_rotary_factor": 0.8}, "rotary_dim is 3; it must be even"),
         (GLM4_0414, {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only \"silu\" is computed here"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only \"silu\" is computed here"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1 is computed"),
+        (
+            QWEN2,
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is 0.5; only 1 is computed",
+        ),
         (LLAMA, {"sliding_window": 4096}, "sliding_window is 4096; only null is computed here"),
         (LLAMA, {"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
         (LLAMA, {"mlp_bias": "no"}, "mlp_bias is 'no'; it must be true or false"),
@@ -378,27 +384,6 @@ def shapes_of_cells(config: Any, backend: Backend) -> dict[str, tuple[int, ...]]
     """On the device thread."""
     device.configure("CPU", 0)
     return {name: one.shape for name, one in weights_of(make_model(config, backend)).items()}
-
-
-@pytest.mark.parametrize(
-    ("values", "name"),
-    [
-        (CHATGLM2, "transformer.output_layer.weight"),
-        (GLM4, "lm_head.weight"),
-        (GLM4_0414, "lm_head.weight"),
-        (LLAMA, "lm_head.weight"),
-        (QWEN2, "lm_head.weight"),
-        (QWEN3, "lm_head.weight"),
-    ],
-)
-def test_output_layer_of_a_tied_model(tmp_path: Path, values: dict[str, Any], name: str) -> None:
-    tied = {**values, "tie_word_embeddings": True}
-    without = load_folder(folder_of(tmp_path / "without", tied))
-    stored = {**arrays_of(tied), name: np.ones((11, values["hidden_size"]), np.float32)}
-    assert same(load_folder(folder_of(tmp_path / "with", tied, stored)), without)
-    del stored[name]
-    with pytest.raises(CheckpointError, match=rf"lacks {name}, expected with shape \[11, "):
-        load_folder(folder_of(tmp_path / "not_tied", values, stored))
 
 
 def test_rotary_buffers_are_left_out(tmp_path: Path) -> None:

@@ -85,6 +85,11 @@ def test_what_convert_refuses(run: Callable[..., Any], tmp_path: Path) -> None:
     result = run("convert", content.write(tmp_path / "other.gguf"), tmp_path / "new")
     assert result.exit_code == 2
     assert "no config.json of LlamaForCausalLM describes" in result.stderr
+    content = Content.of(gguf_model("qwen3.F32"))
+    content.metadata["qwen3.rope.dimension_count"] = 2
+    result = run("convert", content.write(tmp_path / "other.gguf"), tmp_path / "new")
+    assert result.exit_code == 2
+    assert "no config.json of Qwen3ForCausalLM describes" in result.stderr
     content = Content.of(gguf_model("glm4.F32"))
     content.metadata["glm4.rope.dimension_sections"] = np.array([2, 1, 1, 0], "<i4")
     result = run("convert", content.write(tmp_path / "other.gguf"), tmp_path / "new")

@@ -180,10 +180,15 @@ def gguf_config_json(path: Path) -> dict[str, Any]:
             "high_freq_factor": llama3.high_freq_factor,
             "original_max_position_embeddings": llama3.original_positions,
         }
-    if layout.read_config(values) != config:
+    try:
+        is_described = layout.read_config(values) == config
+    except ConfigError:
+        is_described = False
+    if not is_described:
         raise CheckpointError(
             f"{path} has a model that no config.json of {layout.architectures[0]} describes, "
-            f"because of {FACTORS} or of its biases; give the original one with --config"
+            f"because of {FACTORS}, its rotary dimensions or its biases; give the original "
+            "one with --config"
         )
     return {name: value for name, value in values.items() if value is not None}
 

@@ -47,7 +47,10 @@ def layout(
         values = {**(defaults or {}), **values}
         only(values, {"hidden_act": "silu", **computed})
         read_quantisation(values)
-        return CausalConfig(family=family, **{**read(values), **fields(values)})
+        found = {**read(values), **fields(values)}
+        if "partial_rotary_factor" not in (defaults or {}):
+            _check_whole_heads(found["rotary_dim"], found["head_dim"])
+        return CausalConfig(family=family, **found)
 
     placements_of = partial(placements, norms=norms, gate_up=gate_up)
     return Layout(model_types, architectures, read_config, placements_of)
@@ -79,6 +82,15 @@ def read(values: Mapping[str, Any]) -> dict[str, Any]:
         "tied": switch(values, "tie_word_embeddings", False),
         **rope_fields(values, head_dim),
     }
+
+
+def _check_whole_heads(rotary_dim: int, head_dim: int) -> None:
+    """Of most families, transformers 4 cannot compute anything else, and 5 turns all of each head
+    nevertheless."""
+    if rotary_dim != head_dim:
+        raise ConfigError(
+            f"partial_rotary_factor is {rotary_dim / head_dim:g}; only 1 is computed here"
+        )
 
 
 def placements(config: CausalConfig, norms: Sequence[str], gate_up: bool) -> Places:
