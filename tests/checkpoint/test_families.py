@@ -243,6 +243,7 @@ def test_an_architecture_without_model_type(tmp_path: Path, values: dict[str, An
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
             "partial_rotary_factor is 0.5; only 1 is computed",
         ),
+        (QWEN2, {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4}}, "theta is 1; it"),
         (LLAMA, {"sliding_window": 4096}, "sliding_window is 4096; only null is computed here"),
         (LLAMA, {"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
         (LLAMA, {"mlp_bias": "no"}, "mlp_bias is 'no'; it must be true or false"),

@@ -36,6 +36,9 @@ def rope_fields(values: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
         if kind != "default" and "factor" not in rope:
             raise ConfigError(f"{name} is {rope!r}; rope_type {kind!r} needs a factor")
         merged.update({**rope, "rope_type": kind})
+    theta = positive(merged, "rope_theta", 10000.0)
+    if theta <= 1:
+        raise ConfigError(f"rope_theta is {theta:g}; it must exceed 1")
     positions = whole(values, "max_position_embeddings")
     scaling = _scaling(merged, positions)
     reach = positions
@@ -43,7 +46,7 @@ def rope_fields(values: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
         reach = max(positions, int((scaling.original_positions or positions) * scaling.factor))
     return {
         "rotary_dim": int(head_dim * positive(merged, "partial_rotary_factor", 1.0)),
-        "rope_theta": positive(merged, "rope_theta", 10000.0),
+        "rope_theta": theta,
         "rope_scaling": scaling,
         "max_sequence_length": reach,
     }
