@@ -179,6 +179,7 @@ def cut_vocabulary(content: Content) -> None:
         ),
         (setting(attention__value_length=4, attention__key_length=8), "value_length is 4; only 8"),
         (setting(attention__sliding_window=64), "sliding_window is 64"),
+        (setting(attention__causal=False), "attention.causal is False; only true"),
         (setting(expert_count=8), "expert_count is 8"),
         (setting(rope__dimension_count=4), "rope.dimension_count is 4; only 8"),
         (setting(rope__scaling__type="longrope"), "'longrope'.*; only rope_type"),

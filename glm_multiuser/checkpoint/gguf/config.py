@@ -50,6 +50,14 @@ TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Behind "tokenizer.ggml.": ids that end a text, a turn, and a message with calls in it."""
 
+COMPUTED = {
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "rope.scaling.attn_factor": 1.0,
+}
+"""Behind the name of the architecture: keys that are read at one value only."""
+
 SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -130,7 +138,7 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         return own[name]
 
     hidden, heads = required("embedding_length"), required("attention.head_count")
-    only(own, {"rope.scaling.attn_factor": 1.0, "attention.sliding_window": 0, "expert_count": 0})
+    only(own, COMPUTED)
     values: dict[str, Any] = {
         "model_type": architecture.layout.model_types[0],
         "architectures": list(architecture.layout.architectures[:1]),
