@@ -61,9 +61,13 @@ def draw(
 
 def heading(conditions: Mapping[str, Any]) -> str:
     """The conditions of the measurement."""
+    inputs = conditions["compute_dtype"]
     return (
         f"{conditions['num_layers']} layers, hidden {conditions['hidden_size']}, "
-        f"{conditions['dtype']} on {conditions['device_target']}, "
+        f"weights {conditions['weight_dtype']}, "
+        + (f"inputs {inputs}, " if inputs != "float32" else "")
+        + f"caches {conditions['cache_dtype']}, {conditions['kernels']} kernels on "
+        f"{conditions['device_target']}, "
         f"prompt {conditions['prompt_tokens']} + {conditions['new_tokens']} new tokens\n"
         f"{conditions['cpu']}, {conditions['cores']} cores; mindspore {conditions['mindspore']}"
     )

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from glm_multiuser.cli.bench_run import RunSettings
 from glm_multiuser.cli.loading import find_checkpoint, installed
-from glm_multiuser.cli.measure import fields
+from glm_multiuser.server.available_memory import total_bytes
 
 OF_A_RUN = ("users", "max_queue")
 """Settings that differ between the runs of a benchmark."""
@@ -49,6 +49,7 @@ def workload(settings: RunSettings) -> dict[str, Any]:
         "dtype": backend_choice.dtype_of(engine),
         "weight_dtype": backend_choice.weight_dtype_of(engine),
         "cache_dtype": backend_choice.cache_dtype_of(engine),
+        "kernels": "native" if backend_choice.is_native(engine) else "portable",
     }
     values = {**vars(engine), **types}
     return {
@@ -78,8 +79,6 @@ def cpu_name() -> str:
 
 
 def memory_gb() -> Optional[float]:
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return round(fields(text)["MemTotal"] / (1 << 20), 1)
-    except (OSError, KeyError):
-        return None
+    """GiB of this machine, or of the container that this runs in."""
+    total = total_bytes()
+    return None if total is None else round(total / (1 << 30), 1)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, on Linux."""
+"""How much memory this process may take, in all and still, on Linux."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ CGROUPS = {
     "": ("sys/fs/cgroup", "memory.max", "memory.current"),
 }
 """Of cgroup v1 and v2, by the controller's name: folder, and files with the limit and the usage."""
+
+
+def total_bytes(root: Path = Path("/")) -> Optional[int]:
+    """The memory of this machine, or the limit of this process's control group if that is less.
+
+    Args:
+        root: folder with `proc` and `sys`.
+
+    Returns:
+        None where the system does not say it.
+    """
+    machine = _number(root / "proc/meminfo", r"MemTotal:\s+(\d+) kB")
+    limits = (_number(place / limit_file, r"(\d+)") for place, limit_file, _ in _cgroups(root))
+    found = [None if machine is None else machine * 1024, *limits]
+    return min((size for size in found if size is not None), default=None)
 
 
 def available_bytes(root: Path = Path("/")) -> Optional[int]:
@@ -30,6 +45,18 @@ def available_bytes(root: Path = Path("/")) -> Optional[int]:
 
 def _left_in_cgroups(root: Path) -> Iterator[int]:
     """In the control group of this process and in those around it; none without a limit."""
+    for place, limit_file, usage_file in _cgroups(root):
+        limit = _number(place / limit_file, r"(\d+)")
+        usage = _number(place / usage_file, r"(\d+)")
+        if limit is not None and usage is not None:
+            # Files in the page cache make room when memory is needed.
+            cache = _number(place / "memory.stat", r"(?:total_)?inactive_file (\d+)") or 0
+            yield max(0, limit - usage + cache)
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Folder, and names of the files with limit and usage: of this process's control group, and of
+    those around it."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in CGROUPS.keys() & set(controllers.split(",")):
@@ -37,12 +64,7 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
             top = root / folder
             group = top / path.lstrip("/")
             for place in (group, *group.parents):
-                limit = _number(place / limit_file, r"(\d+)")
-                usage = _number(place / usage_file, r"(\d+)")
-                if limit is not None and usage is not None:
-                    # Files in the page cache make room when memory is needed.
-                    cache = _number(place / "memory.stat", r"(?:total_)?inactive_file (\d+)") or 0
-                    yield max(0, limit - usage + cache)
+                yield place, limit_file, usage_file
                 if place == top:
                     break
 

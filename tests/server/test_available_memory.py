@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.server.available_memory import available_bytes
+from glm_multiuser.server.available_memory import available_bytes, total_bytes
 
 GIB = 2**30
 MACHINE = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n"
@@ -80,3 +80,19 @@ def test_a_control_group_without_a_limit(tmp_path: Path, v1: bool, limit: str) -
 def test_a_control_group_that_is_full(tmp_path: Path) -> None:
     files = group(f"{V2_FOLDER}/a/b", False, str(GIB), 2 * GIB)
     assert available_bytes(machine(tmp_path, V2, **files)) == 0
+
+
+@pytest.mark.parametrize("v1", [True, False])
+@pytest.mark.parametrize("place", ["", "/a", "/a/b"])
+def test_all_memory_is_the_limit_of_a_control_group(tmp_path: Path, v1: bool, place: str) -> None:
+    folder = (V1_FOLDER if v1 else V2_FOLDER) + place
+    files = group(folder, v1, str(4 * GIB), 3 * GIB)
+    assert total_bytes(machine(tmp_path, V1 if v1 else V2, **files)) == 4 * GIB
+
+
+@pytest.mark.parametrize(("v1", "limit"), [(True, str(2**63 - 4096)), (False, "max")])
+def test_all_memory_without_a_limit(tmp_path: Path, v1: bool, limit: str) -> None:
+    folder = (V1_FOLDER if v1 else V2_FOLDER) + "/a/b"
+    files = group(folder, v1, limit, 3 * GIB)
+    assert total_bytes(machine(tmp_path, V1 if v1 else V2, **files)) == 16 * GIB
+    assert total_bytes(tmp_path / "nothing") is None
