@@ -76,7 +76,7 @@ def main() -> int:
                     count = number * options.requests
                     run = load(evalscope, url, work, number, count, options.new_tokens)
                     runs.append({"variant": variant, "clients": number, **run})
-    console.print(table_of(runs))
+    screen.print_numbers(console, table_of(runs))
     print(json.dumps({"conditions": conditions, "runs": runs}))
     return 0 if all(run["failed"] == 0 for run in runs) else 1
 

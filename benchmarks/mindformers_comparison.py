@@ -89,7 +89,7 @@ def main() -> int:
         "near_ties": sum(run["near_ties"] for run in measured),
         "different_answers": len({tuple(tokens) for tokens in answers.values()}),
     }
-    console.print(table_of(runs))
+    screen.print_numbers(console, table_of(runs))
     for run in runs:
         if run["reason"]:
             console.print(f"{title(run['variant'], run['users'])}: {run['reason']}")

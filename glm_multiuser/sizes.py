@@ -9,9 +9,10 @@ from glm_multiuser.errors import ConfigError
 
 UNITS = {
     "": 1,
-    **{"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40},
-    **{"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
+    **{"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40},
+    **{"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
 }
+"""In what people write, their case does not matter."""
 MOST_BYTES = 2**60
 
 
@@ -25,11 +26,13 @@ def bytes_of(field: str, size: Union[str, int]) -> int:
     match = isinstance(text, str) and re.fullmatch(
         r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text
     )
-    if not match or match[2].upper() not in UNITS:
+    bytes_in = {unit.upper(): count for unit, count in UNITS.items()}
+    if not match or match[2].upper() not in bytes_in:
         raise ConfigError(
-            f"{field} is {size!r}; it must be a number with one of {', '.join(UNITS)[2:]}"
+            f"{field} is {size!r}; it must be a number of bytes, or a number with one of "
+            f"{', '.join(filter(None, UNITS))}"
         )
-    count = int(float(match[1]) * UNITS[match[2].upper()])
+    count = int(float(match[1]) * bytes_in[match[2].upper()])
     if not 1 <= count <= MOST_BYTES:
         raise ConfigError(f"{field} is {size!r}; it must be from 1 byte to {MOST_BYTES} bytes")
     return count

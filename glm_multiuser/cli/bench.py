@@ -81,7 +81,7 @@ def command(
     console = screen.wide_output(120)
     print_conditions(console, conditions)
     runs, failed = run_all(all_settings)
-    console.print(table_of(runs))
+    screen.print_numbers(console, table_of(runs))
     if runs and not no_plot:
         plot_runs(runs, conditions, plot)
         screen.notice(f"plot written to {plot}")

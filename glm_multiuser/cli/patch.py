@@ -62,8 +62,8 @@ def print_series(known: Sequence[Series]) -> None:
     table = Table()
     table.add_column("MindFormers", no_wrap=True)
     table.add_column("#", justify="right")
-    table.add_column("patch")
-    table.add_column("files")
+    table.add_column("patch", overflow="fold")
+    table.add_column("files", overflow="fold")
     for series in known:
         version = ", ".join(series.versions)
         for patch in series.patches:

@@ -95,7 +95,7 @@ def command(
         console.print(plan_tables.does_not_fit(model, device, plan), soft_wrap=True)
     steps = roofline(config, engine, chosen, plan["users"], context)
     if steps:
-        console.print(plan_tables.roofline_table(steps, context))
+        screen.print_numbers(console, plan_tables.roofline_table(steps, context))
     found = {"model": model, "device": {"name": device, **asdict(chosen)}, **plan}
     found["decode_steps"] = [
         {**asdict(step), "tokens_per_second": step.tokens_per_second} for step in steps

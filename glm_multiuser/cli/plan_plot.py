@@ -6,6 +6,9 @@ from typing import Any
 
 from glm_multiuser.errors import ConfigError
 
+MOST_LEVEL = 7
+"""Points whose values have room beside each other; those of more are slanted."""
+
 
 def plot_sweep(found: Sequence[Mapping[str, Any]], heading: str, marked: int, path: Path) -> None:
     """Writes a PNG; two panels if the tokens per second are known.
@@ -56,6 +59,8 @@ def draw(
             textcoords="offset points",
             xytext=(5, 6),
             fontsize=9,
+            rotation=45 if len(found) > MOST_LEVEL else 0,
+            rotation_mode="anchor",
             fontweight="bold" if length == marked else "normal",
         )
     axes.set_xscale("log", base=2)
@@ -65,5 +70,5 @@ def draw(
     axes.yaxis.set_major_formatter(lambda height, _: f"{height:,.0f}")
     axes.minorticks_off()
     axes.set_xlabel("tokens that each user can hold (log scale)")
-    axes.margins(x=0.1, y=0.15)
+    axes.margins(x=0.16, y=0.2)  # room for the last value, which stands right of its point
     axes.grid(alpha=0.3)

@@ -17,8 +17,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
     limit = plan["cache_memory"]
     budget = {} if limit is None else {"caches of all users (cache-memory)": size(limit)}
     rows = {
-        "weights": f"{plan['weight_count'] / 1e9:.2f} billion in {dtype}, "
-        + size(plan["weight_bytes"]),
+        "weights": f"{millions(plan['weight_count'])} in {dtype}, {size(plan['weight_bytes'])}",
         "keys and values per token": f"{size(plan['bytes_per_token'])} in {plan['cache_dtype']}",
         f"per user of {plan['seq_length']} tokens": size(plan["bytes_per_user"]),
         **budget,
@@ -31,6 +30,8 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
     table = Table("", title, title=f"memory, {plan['kernels']} kernels")
     for row in rows.items():
         table.add_row(*row)
+    for column in table.columns:
+        column.overflow = "fold"
     table.caption = caption(plan)
     return table
 
@@ -100,6 +101,11 @@ def heading(model: str, device: str, plan: dict[str, Any]) -> str:
         f"caches {plan['cache_dtype']}, {size(plan['bytes_per_token'])} per token\n"
         "computed from shapes and published peaks, nothing measured on a card"
     )
+
+
+def millions(count: int) -> str:
+    """A number of weights, in billions from the first one on."""
+    return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
 
 
 def size(count: int) -> str:

@@ -6,6 +6,7 @@ import unicodedata
 from pathlib import Path
 from typing import Optional
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -15,6 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column, Table
 from rich.text import Text
 
 from glm_multiuser.errors import ConfigError
@@ -32,6 +34,33 @@ def wide_output(width: int) -> Console:
     """Results in a wide table; a pipe has no width that would have to be kept."""
     console = output()
     return console if console.is_terminal else Console(highlight=False, markup=False, width=width)
+
+
+def print_numbers(console: Console, table: Table) -> None:
+    """Prints a table without cutting a cell: where it is too wide for the terminal, in several
+    parts, one below the other, each with the first column. Its headings and cells are strings."""
+    parts, used = [[0]], 0
+    widths = [column_width(column) for column in table.columns]
+    for index in range(1, len(widths)):
+        used += widths[index]
+        if len(parts[-1]) > 1 and widths[0] + used + 1 > console.width:
+            parts.append([0])
+            used = widths[index]
+        parts[-1].append(index)
+    for number, part in enumerate(parts):
+        columns = [table.columns[index] for index in part]
+        shown = Table(title=None if number else table.title)
+        for column in columns:
+            shown.add_column(column.header, justify=column.justify, no_wrap=True)
+        for row in zip(*(column.cells for column in columns)):
+            shown.add_row(*row)
+        console.print(shown)
+
+
+def column_width(column: Column) -> int:
+    """Cells on the terminal: the widest line, and the border and blanks beside it."""
+    lines = (line for text in (column.header, *column.cells) for line in str(text).split("\n"))
+    return max(map(cell_len, lines)) + 3
 
 
 def messages() -> Console:

@@ -128,7 +128,7 @@ def one_line(error: Exception) -> str:
 def golden_logits(golden: Path, **settings: Any) -> Outcome:
     """Greedy tokens exactly, and the first token's log-probabilities, of every golden case."""
     if not (golden / "expected.json").is_file():
-        return None, "no golden folder"
+        return None, f"no golden folder at {golden}"
     import numpy
 
     cases = json.loads((golden / "expected.json").read_text(encoding="utf-8"))["cases"]
@@ -235,7 +235,7 @@ def print_report(results: list[CheckResult]) -> None:
     table = Table()
     table.add_column("check", no_wrap=True)
     table.add_column("result", no_wrap=True)
-    table.add_column("detail")
+    table.add_column("detail", overflow="fold")
     for result in results:
         table.add_row(result.name, Text(result.status, STYLES[result.status]), Text(result.detail))
     screen.output().print(table)

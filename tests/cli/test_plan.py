@@ -11,6 +11,7 @@ import pytest
 
 from glm_multiuser import memory
 from glm_multiuser.backends.native import library
+from glm_multiuser.cli.plan_tables import millions
 from glm_multiuser.cli.published import PUBLISHED
 from glm_multiuser.sizes import bytes_of
 
@@ -77,6 +78,13 @@ def test_a_model_that_does_not_fit(run: Callable[..., Any], tmp_path: Path) -> N
     )
     assert "does not fit" not in run(*words, "--device-memory", needed).stdout
     assert "does not fit" in run(*words, "--device-memory", needed - 1).stdout
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(4_206_592, "4.21 million"), (6_710_000_000, "6.71 billion")]
+)
+def test_weights_are_counted_in_millions_or_billions(count: int, text: str) -> None:
+    assert millions(count) == text
 
 
 def test_a_checkpoint_folder(run: Callable[..., Any], glm_tiny: Any) -> None:
@@ -206,7 +214,8 @@ def test_values_that_are_refused(run: Callable[..., Any], words: list[str], told
 def test_sizes_that_are_none(run: Callable[..., Any], text: str) -> None:
     result = run("plan", "--device-memory", text)
     assert result.exit_code == 2
-    assert "device-memory is" in result.stderr
+    assert f"device-memory is {text!r}; it must be a number of bytes" in result.stderr
+    assert "KiB, MiB, GiB, TiB, kB, MB, GB, TB" in result.stderr
 
 
 @pytest.mark.parametrize(
