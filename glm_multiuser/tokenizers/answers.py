@@ -16,6 +16,9 @@ CLOSING = "</tool_call>"
 BEGUN = re.compile(r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)', re.DOTALL)
 AFTER = "}\n"
 """A call has its arguments between these two, where it is written exactly as it should be."""
+_STRING = r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*'
+INSIDE_STRING = re.compile(rf'[^"]*(?:{_STRING}"[^"]*)*{_STRING}', re.DOTALL)
+"""JSON that ends inside a string."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class TaggedAnswerReader(AnswerReader):
     of Qwen2.5 asks for it.
 
     A call that cannot be read, that names another tool or that does not end is text. Whitespace
-    before a call, and at the end of an answer with calls, is no content.
+    before a call, and at the end of an answer with calls, is no content. `</tool_call>` in a JSON
+    string does not end a call.
 
     Args:
         tools: the offered tools, in OpenAI's shape; at least one.
@@ -115,10 +119,13 @@ class TaggedAnswerReader(AnswerReader):
                 before, self._known = before[: len(before) - held], before[len(before) - held :]
                 return content + self._take(before)
             content += self._take(before)
-            if self._in_call:
-                content += self._end_call()
-            self._in_call = not self._in_call
             self._known = after
+            if not self._in_call:
+                self._in_call = True
+            elif INSIDE_STRING.fullmatch("".join(self._call)):
+                self._call.append(CLOSING)
+            else:
+                content += self._end_call()
 
     @property
     def ended_calls(self) -> Sequence[ToolCall]:
@@ -137,12 +144,15 @@ class TaggedAnswerReader(AnswerReader):
         return ToolCall(name, written[: len(written) - len(AFTER)])
 
     def finish(self) -> AnswerEnd:
+        content = ""
+        while self._in_call and CLOSING in self._call:
+            content += self._as_text("".join(self._call)) + self.feed("")
         if self._in_call:
             rest = self._space + OPENING + "".join(self._call) + self._known
         else:
             rest = self._take(self._known) + ("" if self._calls else self._space)
         self._known = self._space = ""
-        return AnswerEnd(rest, tuple(self._calls))
+        return AnswerEnd(content + rest, tuple(self._calls))
 
     def _take(self, text: str) -> str:
         if self._in_call:
@@ -155,13 +165,25 @@ class TaggedAnswerReader(AnswerReader):
 
     def _end_call(self) -> str:
         written = "".join(self._call)
-        self._call = []
-        space, self._space = self._space, ""
         call = self._read(written)
         if call is None:
-            return space + OPENING + written + CLOSING
+            return self._as_text(written + CLOSING)
         self._calls.append(call)
+        self._leave_call()
         return ""
+
+    def _as_text(self, written: str) -> str:
+        """What looked like a call, up to the first tag; what follows that is read again."""
+        text, tag, rest = written.partition(CLOSING)
+        self._known = rest + self._known
+        return self._leave_call() + OPENING + text + tag
+
+    def _leave_call(self) -> str:
+        """Returns the white space before the call."""
+        space, self._space = self._space, ""
+        self._call = []
+        self._in_call = False
+        return space
 
     def _read(self, written: str) -> Optional[ToolCall]:
         values = read_json_arguments(written) or {}

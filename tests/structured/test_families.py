@@ -169,7 +169,9 @@ def test_content_or_strict_calls(small_tokenizer: ChatTokenizer, content: Any) -
     assert kinds == {True, False}
 
 
-@pytest.mark.parametrize("text", ["a<|assistant|>b", "<|assistant|>get_weather\n{}"])
+@pytest.mark.parametrize(
+    "text", ["a<|assistant|>b", "<|assistant|>get_weather\n{}", "a</tool_call>b"]
+)
 def test_a_spelled_special_token_splits_no_answer(
     small_tokenizer: ChatTokenizer, text: str
 ) -> None:

@@ -29,7 +29,7 @@ TOOLS = [
 CALL = "```python\ntool_call(city='北京')\n```"
 READ = ToolCall("get_weather", '{"city": "北京"}')
 TAGGED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "北京"}}\n</tool_call>'
-
+UNQUOTED = '<tool_call>{"name": "get", "arguments": {"city": "x}}</tool_call>'
 
 DEEP = json.loads("[" * 70 + "]" * 70)
 
@@ -120,11 +120,21 @@ def test_what_is_no_call_of_glm4(arguments: str) -> None:
         ("a <tool_", "a <tool_", ()),
         ("a\n<tool_call>{", "a\n<tool_call>{", ()),
         (TAGGED.replace("北京", "\\ud800"), TAGGED.replace("北京", "\\ud800"), ()),
+        (f"{UNQUOTED}{TAGGED}", UNQUOTED, (READ,)),
+        (f"{UNQUOTED}\n{TAGGED}\n{TAGGED}", UNQUOTED, (READ, READ)),
     ],
 )
 def test_answers_with_tags(answer: str, content: str, calls: tuple[ToolCall, ...]) -> None:
     assert read(TaggedAnswerReader(TOOLS), answer) == (content, calls)
     assert read(TaggedAnswerReader(TOOLS), *answer) == (content, calls)
+
+
+@given(parts=st.lists(st.sampled_from(['"', "\\", "</tool_call>", "<tool_call>", "\n", "a"])))
+def test_tags_in_strings_end_no_call(parts: list[str]) -> None:
+    arguments = json.dumps({"a": "".join(parts)})
+    answer = TAGGED.replace('{"city": "北京"}', arguments)
+    calls = (ToolCall("get_weather", arguments),)
+    assert read(TaggedAnswerReader(TOOLS), *answer) == ("", calls)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +164,7 @@ PARTS = [
     "<|assistant|>",
     "<|",
     TAGGED,
+    UNQUOTED,
     "<tool_call>",
     "a",
     "{}",
