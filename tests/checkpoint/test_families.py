@@ -245,6 +245,7 @@ def test_an_architecture_without_model_type(tmp_path: Path, values: dict[str, An
         ),
         (QWEN2, {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4}}, "theta is 1; it"),
         (LLAMA, {"sliding_window": 4096}, "sliding_window is 4096; only null is computed here"),
+        (QWEN2, {"is_causal": False}, "is_causal is False; only true is computed here"),
         (LLAMA, {"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
         (LLAMA, {"mlp_bias": "no"}, "mlp_bias is 'no'; it must be true or false"),
         (LLAMA, {"rope_scaling": "linear"}, "rope_scaling is 'linear'; only rope_type"),

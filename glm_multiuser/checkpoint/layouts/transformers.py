@@ -45,7 +45,7 @@ def layout(
 
     def read_config(values: Mapping[str, Any]) -> CausalConfig:
         values = {**(defaults or {}), **values}
-        only(values, {"hidden_act": "silu", **computed})
+        only(values, {"hidden_act": "silu", "is_causal": True, **computed})
         read_quantisation(values)
         found = {**read(values), **fields(values)}
         if "partial_rotary_factor" not in (defaults or {}):
