@@ -8,6 +8,7 @@ is the work of Hugging Face (Apache-2.0): 98 MB, of which nothing is installed o
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def checksum(path: Path) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help must not download
     try:
         print(f"{'Fetched' if fetch() else 'Already there:'} {TARGET}")
     except (FetchError, OSError) as error:

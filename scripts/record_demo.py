@@ -7,6 +7,7 @@ Needs Chromium, which draws the frames (`make browser`).
 
 from __future__ import annotations
 
+import argparse
 import copy
 import html
 import io
@@ -98,6 +99,7 @@ def draw(consoles: Sequence[Console], title: str) -> list[Image.Image]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help must not record
     seen, last = record()
     consoles = []
     for answers in evenly(seen):

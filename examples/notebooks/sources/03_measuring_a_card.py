@@ -119,13 +119,13 @@ png = BytesIO()
 figure.savefig(png, format="png")
 display(Image(png.getvalue(), width=1000))
 # %% [markdown] lang="en"
-# For `ckpt/glm-tiny` on a CPU, one user's keys and values are 2 × 4 layers × 256 numbers × 1024 tokens × 4 bytes = 8 MiB. The slope of the third plot should be close to that.
+# For `ckpt/glm-tiny` on a CPU, one user's keys and values are 2 × 4 layers × 256 numbers × 1024 tokens × 4 bytes = 8 MiB. With MindSpore's operators, that is about the slope of the third plot. Native kernels on Linux take memory [for the tokens in a cache only](../../docs/engine.md): here for 16 + 128 of 1024, 1.1 MiB. Version 0.1 took all of it from the start.
 #
 # ## How many users fit?
 #
 # `plan` computes it from a model's shape: a checkpoint folder, or the name of a published model, which does not have to be here. This is ChatGLM-6B on a card of 32 GiB. It is arithmetic from published figures: nobody has measured it on a card, and `tok/s` there are the most that the card's memory and arithmetic allow.
 # %% [markdown] lang="cn"
-# 对于 CPU 上的 `ckpt/glm-tiny`，一个用户的键和值占 2 × 4 层 × 256 个数 × 1024 个词元 × 4 字节 = 8 MiB。第三张图的斜率应当接近这个数。
+# 对于 CPU 上的 `ckpt/glm-tiny`，一个用户的键和值占 2 × 4 层 × 256 个数 × 1024 个词元 × 4 字节 = 8 MiB。用 MindSpore 的算子时，第三张图的斜率大约就是这个数。Linux 上的[原生内核](../../docs/native.md)[只为缓存中的词元占用内存](../../docs/engine.md)：这里是 1024 个中的 16 + 128 个，即 1.1 MiB。版本 0.1 从一开始就占用全部。
 #
 # ## 能容纳多少用户？
 #
