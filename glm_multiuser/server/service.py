@@ -157,7 +157,7 @@ class Service:
             self.metrics.requests.labels(model.name, "refused").inc()
             api_error = api_error_of(error, self._retry_seconds(model))
             if self.tracer is not None:
-                self.tracer.rejected(model.name, api_error.code)
+                self.tracer.rejected(model.name, requests[0], api_error.code)
             raise api_error from error
 
     def _submit(
@@ -188,7 +188,7 @@ class Service:
                 )
                 on_end: OnEnd = partial(self._on_end, admitted, request, since)
                 if self.tracer is not None:
-                    on_end = self.tracer.watch(admitted.model.name, since, on_end)
+                    on_end = self.tracer.watch(admitted.model.name, request, since, on_end)
                 generation = Generation(handle, admitted.seconds, on_end, admitted.seconds_left)
                 self._running[generation.number] = (generation, admitted.caller)
                 self.requests += 1

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from glm_multiuser.answer import GenerationResult, Timings
 from glm_multiuser.server.generation import Generation, OnEnd
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.logs import request_id
 from glm_multiuser.version import NAME, own_version
 
@@ -69,11 +70,12 @@ class RequestTracer:
 
         return traced
 
-    def watch(self, model: str, since: float, on_end: OnEnd) -> OnEnd:
+    def watch(self, model: str, request: GenerationRequest, since: float, on_end: OnEnd) -> OnEnd:
         """`on_end`, which also records the request that the current task starts.
 
         Args:
             model: its name.
+            request: what is asked.
             since: when the request was submitted, in `time.monotonic` seconds.
             on_end: called at its end.
         """
@@ -81,13 +83,15 @@ class RequestTracer:
 
         def record(generation: Generation, outcome: str) -> None:
             on_end(generation, outcome)
-            self._record(parent, identifier, model, since, outcome, generation.result)
+            attributes = _attributes(model, request, identifier, outcome, generation.result)
+            self._record(parent, attributes, since, outcome, generation.result)
 
         return record
 
-    def rejected(self, model: str, code: str) -> None:
+    def rejected(self, model: str, request: GenerationRequest, code: str) -> None:
         """Records that the request of the current task was not accepted."""
-        self._record(context.get_current(), request_id.get(), model, time.monotonic(), code)
+        attributes = _attributes(model, request, request_id.get(), code, None)
+        self._record(context.get_current(), attributes, time.monotonic(), code)
 
     def close(self) -> None:
         """Exports what has been recorded; gives up after `FLUSH_SECONDS`."""
@@ -98,8 +102,7 @@ class RequestTracer:
     def _record(
         self,
         parent: Context,
-        identifier: Optional[str],
-        model: str,
+        attributes: dict[str, Any],
         since: float,
         outcome: str,
         result: Optional[GenerationResult] = None,
@@ -110,7 +113,7 @@ class RequestTracer:
             "llm_request",
             parent,
             SpanKind.SERVER,
-            _attributes(model, identifier, outcome, result),
+            attributes,
             start_time=started,
         )
         if outcome not in NO_ERROR:
@@ -124,10 +127,19 @@ class RequestTracer:
 
 
 def _attributes(
-    model: str, identifier: Optional[str], outcome: str, result: Optional[GenerationResult]
+    model: str,
+    request: GenerationRequest,
+    identifier: Optional[str],
+    outcome: str,
+    result: Optional[GenerationResult],
 ) -> dict[str, Any]:
     """In the names of OpenTelemetry's conventions for generative AI, where they have one."""
-    found: dict[str, Any] = {"gen_ai.request.model": model, "glm.outcome": outcome}
+    found: dict[str, Any] = {
+        "gen_ai.operation.name": "chat" if request.is_text else "text_completion",
+        "gen_ai.provider.name": NAME,
+        "gen_ai.request.model": model,
+        "glm.outcome": outcome,
+    }
     if identifier is not None:
         found["gen_ai.request.id"] = identifier
     if outcome not in NO_ERROR:

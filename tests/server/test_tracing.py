@@ -122,6 +122,8 @@ def test_a_request_is_a_span_with_queue_prefill_and_decode(
     assert 1 <= attributes.pop("gen_ai.usage.output_tokens") <= 64
     assert attributes == {
         **usage,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "glm_multiuser",
         "gen_ai.request.model": MODEL,
         "gen_ai.request.id": "mine",
         "gen_ai.response.finish_reasons": (reply.json()["finish_reason"],),
@@ -137,6 +139,27 @@ def test_a_request_is_a_span_with_queue_prefill_and_decode(
         assert one.end_time is not None
         assert request.end_time is not None
         assert one.start_time <= one.end_time <= request.end_time
+
+
+def test_attributes_have_the_names_of_the_conventions(
+    server: InProcessServer, spans: Spans
+) -> None:
+    conventions = pytest.importorskip(
+        "opentelemetry.semconv._incubating.attributes.gen_ai_attributes"
+    )
+    known = {value for name, value in vars(conventions).items() if name.startswith("GEN_AI_")}
+    operations = {one.value for one in conventions.GenAiOperationNameValues}
+    chat(server)
+    post(server, "/v1/completions", {"prompt": [5, 6, 7]})
+    rejected = post(server, "/v1/completions", {"prompt": [5] * 96})
+    assert rejected.status_code == 400
+    found = [dict(one.attributes or {}) for one in spans.requests(4)]
+    named = {name for one in found for name in one if name.startswith("gen_ai.")}
+    assert named - known == {"gen_ai.request.id"}  # vLLM's
+    asked = [one["gen_ai.operation.name"] for one in found]
+    assert asked == ["chat", "chat", "text_completion", "text_completion"]
+    assert set(asked) <= operations
+    assert {one["gen_ai.provider.name"] for one in found} == {"glm_multiuser"}
 
 
 def test_the_parent_is_that_of_the_request(server: InProcessServer, spans: Spans) -> None:
