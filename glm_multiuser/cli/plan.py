@@ -154,7 +154,8 @@ def choose_device(
     """A known device, with what is given in place of what is published.
 
     Raises:
-        ConfigError: an unknown device, or a value that is none.
+        ConfigError: an unknown device, a value that is none, or bandwidth or compute alone where
+            the other one is not known.
     """
     from glm_multiuser.cli.conditions import memory_gb
     from glm_multiuser.cli.roofline import DEVICES
@@ -175,6 +176,9 @@ def choose_device(
         if not 0 < compute <= 1e9:
             raise ConfigError(f"compute is {compute}; it must be above 0 and at most 1e9 TFLOPS")
         known = replace(known, compute=compute * 1e12)
+    if (known.bandwidth is None) != (known.compute is None):
+        missing = "bandwidth" if known.bandwidth is None else "compute"
+        raise ConfigError(f"{missing} is not given; a roofline needs bandwidth and compute")
     return known
 
 

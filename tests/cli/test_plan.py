@@ -171,6 +171,19 @@ def test_a_cpu_has_a_roofline_only_if_it_is_told_how_fast_it_is(run: Callable[..
     assert "roofline" in run(*words, "--bandwidth", "30GB", "--compute", "0.2").stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [(["--bandwidth", "30GB"], "compute"), (["--compute", "0.23"], "bandwidth")],
+)
+def test_half_a_roofline_is_refused(
+    run: Callable[..., Any], words: list[str], missing: str
+) -> None:
+    result = run("plan", "--device", "CPU", *words)
+    assert result.exit_code == 2
+    assert f"{missing} is not given" in result.stderr
+    assert run("plan", "--device", "910A", *words).exit_code == 0
+
+
 @pytest.mark.slow
 def test_the_sweep_is_a_table_and_a_picture(run: Callable[..., Any], tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
