@@ -91,6 +91,9 @@ class GrammarCompiler:
     ) -> GrammarMatcher:
         """The matcher of a new request; takes milliseconds.
 
+        Copies of a matcher of llguidance share its lexer: the states that one answer needs would
+        count towards `max_lexer_states` of the others. So every answer has a grammar compiled.
+
         Args:
             grammar: of its answer.
             continued: whether the beginning of the answer is in the prompt.

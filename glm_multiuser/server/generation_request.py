@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional, Union
 
+from glm_multiuser.errors import PromptTooLongError
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.tokenizers import AnswerReader
 
@@ -56,6 +57,30 @@ class GenerationRequest:
                 self.messages, self.tools, continue_final_message=self.continue_final_message
             )
         return llm.prompt_token_ids(self.prompt, self.history)
+
+    def has_prompt_of(self, other: GenerationRequest) -> bool:
+        """Whether it is another answer to the very same prompt."""
+        return self.continue_final_message == other.continue_final_message and all(
+            getattr(self, one) is getattr(other, one)
+            for one in ("prompt", "history", "messages", "tools")
+        )
+
+    def sampling(self, defaults: SamplingParams, prompt_tokens: int) -> SamplingParams:
+        """Its parameters; the answer ends when prompt and answer have `max_length` tokens.
+
+        Raises:
+            PromptTooLongError: the prompt leaves no room for an answer.
+        """
+        params = self.params or defaults
+        if self.max_length is None:
+            return params
+        room = self.max_length - prompt_tokens
+        if room < 1:
+            raise PromptTooLongError(
+                f"max_length is {self.max_length}; the prompt alone has {prompt_tokens} tokens",
+                field="max_length",
+            )
+        return replace(params, max_tokens=min(room, params.max_tokens or room))
 
     def reader(self, llm: MultiUserLLM) -> Optional[AnswerReader]:
         """Splits the answer into content and tool calls; None where it is returned as it is."""

@@ -6,11 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from glm_multiuser.errors import PromptTooLongError
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.admission import Admission
 from glm_multiuser.server.compiling import GrammarQueue
@@ -146,7 +145,7 @@ class Service:
             release = self.admission.admit(caller, user, len(requests))
             admitted = _Admitted(model, caller, user, release, since, seconds)
             try:
-                all_ids = [await self.token_ids(model, request) for request in requests]
+                all_ids = await self._all_token_ids(model, requests)
                 matchers = [await self._matcher(admitted, request) for request in requests]
             except BaseException:
                 for _ in requests:
@@ -173,9 +172,7 @@ class Service:
             llm = admitted.model.llm
             for request, token_ids, matcher in zip(requests, all_ids, matchers):
                 slot_of = admitted.user if len(requests) == 1 else None
-                params = _within(
-                    request.max_length, len(token_ids), request.params or llm.default_params
-                )
+                params = request.sampling(llm.default_params, len(token_ids))
                 since = time.monotonic()  # before the engine counts the time in its queue
                 handle = llm.asubmit(
                     token_ids,
@@ -250,6 +247,16 @@ class Service:
         if request.length > LONG_PROMPT:
             return await asyncio.to_thread(request.token_ids, model.llm)
         return request.token_ids(model.llm)
+
+    async def _all_token_ids(
+        self, model: Model, requests: Sequence[GenerationRequest]
+    ) -> list[TokenIds]:
+        """A prompt with several answers is read once."""
+        all_ids: list[TokenIds] = []
+        for place, request in enumerate(requests):
+            is_read = place > 0 and request.has_prompt_of(requests[place - 1])
+            all_ids.append(all_ids[-1] if is_read else await self.token_ids(model, request))
+        return all_ids
 
     async def _matcher(
         self, admitted: _Admitted, request: GenerationRequest
@@ -326,22 +333,3 @@ class Service:
 
     def _stats(self) -> dict[str, EngineStats]:
         return {model.name: model.llm.stats() for model in self.models.ready()}
-
-
-def _within(
-    max_length: Optional[int], prompt_tokens: int, params: SamplingParams
-) -> SamplingParams:
-    """`params` whose answer ends when prompt and answer have `max_length` tokens.
-
-    Raises:
-        PromptTooLongError: the prompt leaves no room for an answer.
-    """
-    if max_length is None:
-        return params
-    room = max_length - prompt_tokens
-    if room < 1:
-        raise PromptTooLongError(
-            f"max_length is {max_length}; the prompt alone has {prompt_tokens} tokens",
-            field="max_length",
-        )
-    return replace(params, max_tokens=min(room, params.max_tokens or room))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from glm_multiuser.token_ids import TokenIds
 from tests.engine.mock_runner import EOS, Call
 from tests.server.in_process import (
     MODEL,
@@ -62,6 +63,29 @@ def test_every_choice_has_the_next_seed(mock: InProcessServer, path: str, first:
 def test_choices_without_a_seed_differ(mock: InProcessServer) -> None:
     answer = ask(mock.url, CHAT, messages=HELLO, n=4, temperature=9.0, max_tokens=20)
     assert len({choice.text for choice in answer.choices.values()}) > 1
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_prompt_with_several_answers_is_tokenized_once(
+    mock: InProcessServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    llm: Any = mock.llm()
+    for name in ("chat_token_ids", "prompt_token_ids"):
+        tokenize = getattr(llm, name)
+
+        def note(prompt: Any, *rest: Any, to: Any = tokenize, **options: Any) -> Any:
+            if not isinstance(prompt, TokenIds):  # `submit` takes what has been read
+                read.append(prompt)
+            return to(prompt, *rest, **options)
+
+        monkeypatch.setattr(llm, name, note)
+    if path == CHAT:
+        ask(mock.url, path, messages=HELLO, n=3, max_tokens=1)
+        assert read == [HELLO]
+    else:
+        ask(mock.url, path, prompt=["a", "bc", "a"], n=2, max_tokens=1)
+        assert read == ["a", "bc", "a"]
 
 
 @pytest.mark.parametrize("prompts", [["a", "bc"], [[1, 2], [3]]])

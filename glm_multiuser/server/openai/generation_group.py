@@ -155,6 +155,7 @@ async def start(
 
     Raises:
         APIError: a field that is not valid, or as `Service.start`.
+        ClientDisconnected: the client disconnected while a grammar waited to be compiled.
     """
     service = service_of(request)
     model = service.models.get(body.model)
@@ -197,13 +198,16 @@ async def start(
     ]
     llm = model.llm
     try:
-        generations = await service.start(
+        starting = service.start(
             caller_of(request),
             model,
             requests,
             session_of(request, body.user),
             deadline_of(request),
         )
+        if params.grammar is not None:
+            starting = _unless_disconnected(request, starting)  # it may wait for the compiler
+        generations = await starting
     except APIError as error:
         if error.field in LIBRARY_PROMPT:
             error.field = body.prompt_field
@@ -235,6 +239,23 @@ async def start(
         generations=generations,
         prompt_only=max_tokens == 0,
     )
+
+
+async def _unless_disconnected(
+    request: Request, starting: Coroutine[Any, Any, list[Generation]]
+) -> list[Generation]:
+    started: list[Generation] = []
+
+    async def start() -> None:
+        started.extend(await starting)
+
+    try:
+        await unless_disconnected(request, start())
+    except BaseException:
+        for generation in started:  # just as the client disconnected
+            generation.close()
+        raise
+    return started
 
 
 def _without_answer(piece: Piece) -> Piece:
