@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from glm_multiuser.errors import InvalidParameterError, shown
+from glm_multiuser.grammar_size import check_regexes
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "tool_call")
 GRAMMAR_LENGTH_MAX = 65_536
@@ -58,6 +59,8 @@ class Grammar:
         if self.kind == "regex" and (len(self.text) - len(self.text.rstrip("\\"))) % 2:
             # llguidance would leave it out.
             raise _wrong("of kind regex ends in a backslash that escapes nothing")
+        if self.kind == "regex":
+            check_regexes([self.text])
         if self.kind in ("json_schema", "choice", "tool_call"):
             self._check(self.value)
 
@@ -166,6 +169,7 @@ class Grammar:
 def _check_size(value: Any) -> None:
     """Limits what would cost more to compile than its length says."""
     waiting = [value]
+    patterns: list[str] = []
     while waiting:
         one = waiting.pop()
         if isinstance(one, list):
@@ -181,6 +185,11 @@ def _check_size(value: Any) -> None:
             count = one.get(name)
             if isinstance(count, (int, float)) and count > ITEMS_MAX:
                 raise _wrong(f"has {name} {count}; it may be at most {ITEMS_MAX}")
+        if isinstance(one.get("pattern"), str):
+            patterns.append(one["pattern"])
+        if isinstance(one.get("patternProperties"), dict):
+            patterns += one["patternProperties"]
+    check_regexes(patterns)
 
 
 def _levels(text: str) -> int:

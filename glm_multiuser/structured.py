@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser.errors import GenerationError, InvalidParameterError
 from glm_multiuser.grammar import Grammar
+from glm_multiuser.grammar_size import check_lark
 from glm_multiuser.sampling_rows import Mask
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.forms import one_of
@@ -165,11 +166,13 @@ class GrammarCompiler:
         from llguidance.gbnf_to_lark import any_to_lark
 
         try:
-            return _lark(name, any_to_lark(grammar.text))
+            text = any_to_lark(grammar.text)
         except Exception as error:  # the converter raises no narrower class
             raise InvalidParameterError(
                 f"grammar of kind grammar is neither Lark nor GBNF: {error}", "grammar"
             ) from None
+        check_lark(text)
+        return _lark(name, text)
 
 
 class TokenMatcher(Protocol):

@@ -62,6 +62,23 @@ BOMBS: dict[str, Callable[[], Grammar]] = {
     ),
     "a regex of many states": lambda: Grammar.regex("(a|b)*a(a|b){200}"),
     "nested counts": lambda: Grammar.regex("((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"),
+    "a text of a million characters": lambda: Grammar.regex("(a{1000}){1000}"),
+    "a suffix that is repeated": lambda: Grammar.regex("a+{5000}"),
+    "a group without an upper limit": lambda: Grammar.regex("[)](a{100,}[)]?){100}"),
+    "the same in a pattern": lambda: Grammar.json_schema(
+        {"type": "object", "patternProperties": {"^(a{100,}){100}$": {}}, "minProperties": 1}
+    ),
+    "in a regex of a grammar": lambda: Grammar.lark("start: /(a{1000}){1000}/"),
+    "in JSON of a grammar": lambda: Grammar.lark(
+        'start: %json {"type": "string", "pattern": "^(a{1000}){1000}$"}'
+    ),
+    "in terminals": lambda: Grammar.lark('start: A\nA: B{1000} # )\nB: "a"{1000}'),
+    "doubled terminals": lambda: Grammar.lark(
+        'start: A0\nA20: "a"\n' + "".join(f"A{at}: A{at + 1} A{at + 1}\n" for at in range(20))
+    ),
+    "a chain of terminals": lambda: Grammar.lark(
+        'start: A0\nA2000: "a"\n' + "".join(f"A{at}: A{at + 1}\n" for at in range(2000))
+    ),
     "an ambiguous grammar": lambda: Grammar.lark('start: a\na: a a a | "x" |'),
     "brackets": lambda: Grammar.json_schema('{"a":' * 5000 + "1" + "}" * 5000),
     "a long text": lambda: Grammar.regex("a" * 100_000),
@@ -89,12 +106,30 @@ def test_a_bomb_costs_little(compiler: GrammarCompiler, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.regex(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}"),
+        Grammar.regex(r"(\w{1,40} ){100}\p{Greek}[{]{3}"),
+        Grammar.regex("[a-z]{9000}|.{0,60000}"),
+        Grammar.json_schema({"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2})?$"}),
+        Grammar.lark('start: row{8} END\nrow: CELL{8} "\\n"\nCELL: /[0-9]{2}/\nEND: "."'),
+        Grammar.lark('root ::= [a-z]{3} "-" [0-9]{4}'),
+    ],
+)
+def test_usual_counts_are_served(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    assert compiler.compile(grammar).allowed().any()
+
+
+@pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: Grammar("xml", "a"), "kind 'xml'; it must be one of json_schema, regex"),
         (lambda: Grammar.regex(""), "at least 1 character"),
         (lambda: Grammar.regex("\ud800"), "half of a surrogate pair"),
         (lambda: Grammar.regex("a" * 65_537), "65537 characters; it may have at most 65536"),
+        (lambda: Grammar.regex("a{1000}{2}"), "a group are 2000 characters when they are written"),
+        (lambda: Grammar.regex("a{9000}b{2000}"), "and may be at most 10000"),
+        (lambda: Grammar.json_schema({"pattern": "(ab){501}"}), "1002 characters"),
         (lambda: Grammar.regex("\\"), "ends in a backslash that escapes nothing"),
         (lambda: Grammar.regex("a|b\\\\\\"), "ends in a backslash that escapes nothing"),
         (lambda: Grammar.json_schema("[1"), "is not JSON"),

@@ -1,0 +1,129 @@
+"""How long regular expressions are with their counted repetitions written out.
+
+llguidance writes texts out before its limits count anything: `((a{1000}){1000}){100}` would be a
+text of 100 million characters, in every state of the lexer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from glm_multiuser.errors import InvalidParameterError
+
+WRITTEN_MAX = 10_000
+"""Characters that all counted repetitions of a grammar may add."""
+GROUP_MAX = 1000
+"""Characters of one repetition of more than a character: its time may grow with their square."""
+
+Part = tuple[str, int]
+"""("(", 0), (")", 0), ("times", count), ("suffix", 1) of `*`, `+`, `?`, or ("text", length)."""
+
+REGEX = re.compile(r"\\[pPxuU]\{[^}]*\}|\\.|\{\s*0*(\d{0,7})[\d\s,]*\}|\[\^?\]?|.", re.DOTALL)
+LARK = re.compile(
+    r'(?://|#)[^\n]*|(?P<text>"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/)'
+    r"|(?P<name>\b_?[A-Z]\w*)(?P<defines>\s*:)?|[{~]\s*0*(?P<count>\d{0,7})|[()*+?\[\]]|\w+"
+)
+
+
+def check_regexes(patterns: Iterable[str]) -> None:
+    """Those of one grammar.
+
+    Raises:
+        InvalidParameterError: their repetitions are too large.
+    """
+    _check(sum(_length(_regex_parts(pattern)) - len(pattern) for pattern in patterns))
+
+
+def check_lark(text: str) -> None:
+    """A grammar of Lark, whose terminals may name others, and so repeat their repetitions.
+
+    Raises:
+        InvalidParameterError: its repetitions are too large.
+    """
+    lengths: dict[str, int] = {}
+    bodies: dict[str, list[re.Match[str]]] = {}
+    body = bodies.setdefault("", [])
+    for match in LARK.finditer(text):
+        if match["defines"]:
+            body = bodies.setdefault(match["name"], [])
+        else:
+            body.append(match)
+
+    def length_of(name: str) -> int:
+        if name not in lengths:
+            lengths[name] = 1  # where it names itself, llguidance refuses it
+            lengths[name] = _length(parts(bodies.get(name, [])))
+        return lengths[name]
+
+    def parts(matches: Iterable[re.Match[str]]) -> Iterator[Part]:
+        for match in matches:
+            if match["text"]:
+                yield "text", _length(_regex_parts(match["text"][1:-1]))
+            elif match["name"]:
+                yield "text", length_of(match["name"])
+            elif match["count"] is not None:
+                yield "times", int(match["count"] or 1)
+            elif match[0] in "([)]":
+                yield "(" if match[0] in "([" else ")", 0
+            elif match[0] in "*+?":
+                yield "suffix", 1
+
+    try:
+        _check(sum(map(length_of, bodies)) - len(text))
+    except RecursionError:
+        raise InvalidParameterError(
+            "grammar has too many terminals that name each other", "grammar"
+        ) from None
+
+
+def _regex_parts(pattern: str) -> Iterator[Part]:
+    classes = 0
+    for match in REGEX.finditer(pattern):
+        if match[0].startswith("["):
+            classes += 1
+        elif classes:
+            classes -= match[0] == "]"
+            if not classes:
+                yield "text", 1
+        elif match[0] in "()":
+            yield match[0], 0
+        elif match[1] is not None:
+            yield "times", int(match[1] or 1)
+        else:
+            yield "suffix" if match[0] in "*+?" else "text", 1
+
+
+def _length(parts: Iterable[Part]) -> int:
+    outer: list[int] = []
+    total = last = 0
+    for kind, number in parts:
+        if kind == "(":
+            outer.append(total)
+            total = last = 0
+        elif kind == ")":
+            last = total
+            total += outer.pop() if outer else 0
+        elif kind == "times":
+            written = last * max(number, 1)
+            if number > 1 and last > 1 and written > GROUP_MAX:
+                raise _too_long("a group", written, GROUP_MAX)
+            total += written - last
+            last = written
+        else:
+            total += number
+            last = last + number if kind == "suffix" else number
+    return total + sum(outer)
+
+
+def _check(added: int) -> None:
+    if added > WRITTEN_MAX:
+        raise _too_long("all", added, WRITTEN_MAX)
+
+
+def _too_long(what: str, length: int, limit: int) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"grammar has counted repetitions; those of {what} are {length} characters when they are "
+        f"written out, and may be at most {limit}",
+        "grammar",
+    )
