@@ -43,7 +43,10 @@ class DeviceThread:
             self._start()
             self._calls.append((future, function))  # type: ignore[arg-type]
             self._changed.notify()
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            del future  # its error refers to this frame, which would keep it
 
     def yield_to_engines(self, seconds: float) -> None:
         """Lets the engines run for about `seconds`, or until they have nothing to do.
@@ -119,13 +122,20 @@ class DeviceThread:
                 self._changed.wait()
             if self._stopping:
                 return False
-            call = self._calls.popleft() if self._calls else None
             self._awake = False
-        if call is not None:
-            _complete(*call)
+        if self._calls:
+            self._complete_next()
         if self._step_each():
             self.wake()
         return True
+
+    def _complete_next(self) -> None:
+        future, function = self._calls.popleft()
+        try:
+            future.set_result(function())
+        except BaseException as error:  # the caller gets whatever happened, also an interrupt
+            future.set_exception(error)
+            del future  # as in `call`
 
     def _step_each(self) -> bool:
         """One step of every engine; returns whether any of them had something to do."""
@@ -135,13 +145,6 @@ class DeviceThread:
         for stepper in steppers:
             more |= stepper()
         return more
-
-
-def _complete(future: Future[object], function: Callable[[], object]) -> None:
-    try:
-        future.set_result(function())
-    except BaseException as error:  # the caller gets whatever happened, also an interrupt
-        future.set_exception(error)
 
 
 DEVICE_THREAD = DeviceThread()

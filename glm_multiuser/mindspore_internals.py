@@ -80,6 +80,18 @@ def drop_graphs(cell: nn.Cell) -> None:
         cell.compile_cache.clear()
 
 
+def free_with_last_reference(cell: nn.Cell) -> None:
+    """Has the memory of a cell's Parameters freed with the last reference to them. No graph may be
+    compiled or run with them any more.
+
+    Otherwise it stays until Python collects garbage, because a Parameter and its ParamInfo refer to
+    each other; and MindSpore refers to those of the cell that it has compiled last.
+    """
+    nn_cell._cell_graph_executor._graph_executor.set_weights_values({})
+    for parameter in cell.get_parameters():
+        parameter.param_info.obj = None
+
+
 def soc_version() -> str:
     """The kind of Ascend card, as MindSpore names it; empty on a CPU."""
     return str(MSContext.get_instance().get_ascend_soc_version())

@@ -19,7 +19,7 @@ from glm_multiuser.engine.compile_cache import CompileCache
 from glm_multiuser.engine.fingerprint import CACHES, fingerprint_of
 from glm_multiuser.engine.runner import Runner
 from glm_multiuser.garbage import collecting_new_objects_only
-from glm_multiuser.mindspore_internals import compiled_graphs
+from glm_multiuser.mindspore_internals import compiled_graphs, free_with_last_reference
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
 from glm_multiuser.sessions.session import TOKEN_BYTES
@@ -146,15 +146,19 @@ class GraphRunner(Runner):
         self.graph_seconds = graph_seconds
 
     def resize(self, users: int, progress: Progress) -> None:
-        self.close()  # the old graphs go before their successors come
+        self._drop_graphs()  # the old ones go before their successors come
         self._lay_out(users)
         self.compile(progress)
 
     def recover(self) -> None:
-        self.close()  # MindSpore never runs a graph again that has failed once
+        self._drop_graphs()  # MindSpore never runs a graph again that has failed once
         self._make_entries()
 
     def close(self) -> None:
+        self._drop_graphs()
+        free_with_last_reference(self.model)
+
+    def _drop_graphs(self) -> None:
         self._retired_compiles = self.compiles
         self._forward = self._replace_cache = None
         gc.collect()

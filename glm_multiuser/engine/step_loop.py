@@ -262,6 +262,9 @@ class StepLoop:
 
     def _fail(self, error: Exception) -> None:
         """Ends every request and closes the engine."""
+        one: Optional[BaseException] = error
+        while one is not None:  # their frames refer to the engine, and would keep its caches
+            one.__traceback__, one = None, one.__cause__ or one.__context__
         with self._lock:
             self.failure = error
             requests = self._accepted()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import subprocess
 import sys
 import threading
@@ -79,6 +81,24 @@ def test_the_caller_gets_the_error_and_the_thread_goes_on(
         thread.call(fail)
     assert caught.value is error
     assert thread.call(lambda: 1) == 1
+
+
+def test_what_a_call_held_goes_with_its_error(thread: DeviceThread) -> None:
+    made: list[weakref.ref[Stepper]] = []
+
+    def fail() -> None:
+        large = Stepper("large", 0, [])
+        made.append(weakref.ref(large))
+        raise ValueError("mine")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            thread.call(fail)
+        thread.call(lambda: None)  # the first call has returned on the thread, too
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_call_from_the_thread_itself_runs_at_once(thread: DeviceThread) -> None:

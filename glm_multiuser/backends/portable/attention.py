@@ -11,6 +11,7 @@ from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.kv_cache import KVCache
 from glm_multiuser.backends.portable.types import tensor_type
 from glm_multiuser.backends.protocol import AttentionShape
+from glm_multiuser.mindspore_internals import free_with_last_reference
 from glm_multiuser.models.batch import ChunkBatch, DecodeBatch, PaddedBatch, PromptBatch, Rotary
 
 MASKED = -10000.0
@@ -61,6 +62,8 @@ class Attention(nn.Cell):
         self.layout = layout
         shape, dtype = (self.kv_heads, self.head_dim, layout.block_lengths), self.compute_dtype
         cells = [KVCache(users, *shape, self.softmax, dtype) for users in layout.sizes]
+        for cell in getattr(self, "kv_past", ()):
+            free_with_last_reference(cell.blocks)
         self.kv_past = nn.CellList(cells)
 
     def construct(self, query_key_value: Tensor, batch: PaddedBatch) -> Tensor:
