@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -136,7 +135,7 @@ class Request:
         self.forgotten = False
         """Whether nothing is kept of its user when it has ended."""
         self._deliver = deliver
-        self._cancelled = threading.Event()
+        self.cancelled = False
         self._submitted = time.monotonic()
         self.queued_seconds = 0.0
         """From submission to the slot; 0 until then."""
@@ -184,12 +183,9 @@ class Request:
         self.cached_tokens = self.computed_tokens = self.common(held)
 
     def cancel(self) -> None:
-        """May be called at any moment from any thread; the engine notices at its next step."""
-        self._cancelled.set()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
+        """May be called at any moment from any thread, also by a signal handler or a finalizer in
+        the middle of this very call; the engine notices at its next step."""
+        self.cancelled = True
 
     def enter(self) -> None:
         """The request got its slot."""

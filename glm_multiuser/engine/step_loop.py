@@ -244,6 +244,7 @@ class StepLoop:
             running[slot].saved_past = past
         with self._lock:
             self._scheduler.pause(self._new_slots(users))
+            self._lock.notify_all()  # more slots are more room
         try:
             self.runner.resize(users, progress)
         except BaseException:

@@ -6,6 +6,7 @@ here depends on time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -162,6 +163,25 @@ def test_close_lets_what_was_accepted_finish(device_thread: DeviceThread, gate: 
         prompt = one.request.prompt_token_ids
         assert one.wait().token_ids == alone(prompt, max_tokens=5, **LONG).token_ids
     assert runner.closed
+
+
+def test_a_cancel_may_interrupt_another() -> None:
+    request = Asked([1]).request
+
+    def interrupt(frame: Any, event: str, argument: Any) -> Any:
+        """As a signal handler, or a finalizer, does between any two lines."""
+        sys.settrace(None)
+        request.cancel()
+        sys.settrace(interrupt)
+        return interrupt
+
+    def cancel() -> None:
+        sys.settrace(interrupt)
+        request.cancel()
+        sys.settrace(None)
+
+    in_background(cancel)()
+    assert request.cancelled
 
 
 def test_close_without_patience_cancels_what_is_left(

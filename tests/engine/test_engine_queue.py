@@ -15,6 +15,7 @@ from tests.engine.driving import (
     in_background,
     run,
     threaded_engine,
+    wait_until,
 )
 from tests.engine.mock_runner import Call, Gate
 
@@ -194,6 +195,25 @@ def test_a_request_that_waits_for_admission_is_admitted_when_there_is_room(
     join()
     assert second.wait().token_ids == alone([2], max_tokens=2, **LONG).token_ids
     assert first.wait().reason == "length"
+
+
+def test_a_larger_engine_has_room_at_once(device_thread: DeviceThread, gate: Gate) -> None:
+    engine, _ = threaded_engine(device_thread, 1, gate, max_queue=0)
+    first, second = Asked([1], max_tokens=5, **LONG), Asked([2], max_tokens=5, **LONG)
+    engine.submit(first.request)
+    gate.wait()
+    join = in_background(lambda: engine.submit(second.request, wait=True))
+    grow = in_background(lambda: engine.resize(2, lambda *what: None))
+    wait_until(lambda: device_thread._calls)
+    kind = ""
+    while kind != "restore":
+        gate.let_pass()
+        kind = gate.wait().kind
+    join()  # while the first is still running
+    gate.open()
+    grow()
+    assert first.wait().token_ids == alone([1], max_tokens=5, **LONG).token_ids
+    assert second.wait().token_ids == alone([2], max_tokens=5, **LONG).token_ids
 
 
 def test_a_cancelled_request_makes_room_at_the_door(
