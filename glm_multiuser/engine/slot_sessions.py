@@ -158,8 +158,10 @@ class SlotSessions:
         return future
 
     def export_all(self) -> list[Future[Session]]:
-        """Copies of every idle user's slot that the store does not have."""
-        futures = map(self.export, list(self._unsaved))
+        """Copies of every idle user's slot that the store does not have, and will keep."""
+        every = self.store.writes_behind
+        users = [user for user in self._unsaved if every or self._has_room(self._held[user])]
+        futures = map(self.export, users)
         return [future for future in futures if future is not None]
 
     def flush(self) -> None:

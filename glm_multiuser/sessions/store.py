@@ -117,12 +117,14 @@ class SessionStore:
     def put(self, identity: Identity, session: Session) -> None:
         """Keeps a session, in the place of an earlier one."""
         with self._lock:
-            self._saved += 1
             self._inserted.pop(identity, None)
             self._drop(identity)
             if session.nbytes <= self._memory:
                 self._kept[identity] = time.monotonic(), session
                 self._kept_bytes += session.nbytes
+            elif self.folder is None:
+                return
+            self._saved += 1
             self._make_room()
             if self.folder is None:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from glm_multiuser import EngineClosedError, MultiUserLLM, SessionError, UserBusyError
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.sessions.file import read_file
+from glm_multiuser.sessions.session import Piece
 from tests.engine import small_model
 from tests.engine.native_llm import open_llm, poison_all, runner_of
 from tests.sessions.talking import GREEDY, LENGTH, MODEL, Conversation, all_alone, causal_llm
@@ -82,6 +84,28 @@ def test_a_resize_saves_the_idle(expected: dict[int, list[Any]]) -> None:
         llm.resize(2)
         assert one.talk(llm) > 0
     assert one.answers == expected[0][:2]
+
+
+def test_what_would_not_be_kept_is_not_copied_and_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with causal_llm(2, session_memory="1KiB") as llm:
+        read: list[int] = []
+        read_slot = runner_of(llm).read_slot
+
+        def record(slot: int, positions: int) -> Iterator[Piece]:
+            read.append(slot)
+            return read_slot(slot, positions)
+
+        monkeypatch.setattr(runner_of(llm), "read_slot", record)
+        for number in range(2):
+            Conversation(number, number).talk(llm)
+        llm.resize(1)
+        assert not read
+        Conversation(0, 0).talk(llm)
+        llm.save_session(0, tmp_path / "file")
+        assert len(read) == 1
+        assert llm.stats().sessions.saved == 0
 
 
 def test_a_question_asked_otherwise_starts_where_it_differs(expected: Any) -> None:
