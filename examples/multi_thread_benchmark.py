@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from glm_multiuser import MultiUserLLM, SamplingParams
 from glm_multiuser.cli.measure import jain_index, percentile
 from glm_multiuser.cli.questions import KNOWN
+
+GLM_TINY = Path(__file__).resolve().parents[1] / "ckpt/glm-tiny"
 
 
 class Turn(NamedTuple):
@@ -75,7 +78,7 @@ def print_summary(turns: list[Turn], threads: int, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoint", default="ckpt/glm-tiny")
+    parser.add_argument("--checkpoint", default=str(GLM_TINY))
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=64)

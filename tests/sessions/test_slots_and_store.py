@@ -12,7 +12,7 @@ import pytest
 from glm_multiuser import EngineClosedError, MultiUserLLM, SessionError, UserBusyError
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.sessions.file import read_file
-from glm_multiuser.sessions.session import Piece
+from glm_multiuser.sessions.session import CacheBytes
 from tests.engine import small_model
 from tests.engine.native_llm import open_llm, poison_all, runner_of
 from tests.sessions.talking import GREEDY, LENGTH, MODEL, Conversation, all_alone, causal_llm
@@ -93,7 +93,7 @@ def test_what_would_not_be_kept_is_not_copied_and_does_not_count(
         read: list[int] = []
         read_slot = runner_of(llm).read_slot
 
-        def record(slot: int, positions: int) -> Iterator[Piece]:
+        def record(slot: int, positions: int) -> Iterator[CacheBytes]:
             read.append(slot)
             return read_slot(slot, positions)
 
