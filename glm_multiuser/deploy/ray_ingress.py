@@ -18,7 +18,7 @@ from glm_multiuser.deploy.ray_replica import ReplicaRequest, ReplicaResponse
 from glm_multiuser.deploy.ray_response import Rejected, RelayedResponse, ReplicaLost
 from glm_multiuser.deploy.ray_route import STEP_PATH, STORED_PATH, Route, user_of
 from glm_multiuser.server.admission import Admission
-from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError, error_response
+from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.logs import request_id
 from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
@@ -145,9 +145,7 @@ class Ingress:
 
 def no_replica() -> APIError:
     """The error when no replica is available, or every one that was tried has died."""
-    return APIError(
-        503, "no_replica", "no replica takes requests now", retry_after=NOT_READY_RETRY_SECONDS
-    )
+    return APIError(503, "no_replica", "no replica takes requests now")
 
 
 def _forwarded_scope(scope: Scope) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class APIError(GLMMultiUserError):
         code: a short name for programs.
         message: for people; names the field, the value and the limit.
         field: the field of the request that is wrong.
-        retry_after: seconds to wait before trying again, for the header Retry-After.
+        retry_after: seconds to wait before trying again, for the header Retry-After. With 503
+            NOT_READY_RETRY_SECONDS, unless it is given.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class APIError(GLMMultiUserError):
         self.status = status
         self.code = code
         self.field = field
+        if retry_after is None and status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            retry_after = NOT_READY_RETRY_SECONDS
         self.retry_after = retry_after
 
     @property

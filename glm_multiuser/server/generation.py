@@ -71,7 +71,9 @@ class Generation(AsyncIterator[Piece]):
             self._end("error")
             raise
         if piece.finish_reason == "cancelled":
-            error = self._error or APIError(503, "cancelled", "the request was cancelled")
+            error = self._error or APIError(
+                503, "cancelled", "the model was closed before the answer was complete"
+            )
             self._end(error.code)
             raise error
         if piece.finish_reason is not None:

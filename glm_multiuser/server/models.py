@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from glm_multiuser.server.errors import NOT_READY_RETRY_SECONDS, APIError
+from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.loading import OpenLLM, bring_up, check
 from glm_multiuser.server.logs import FIELDS
 from glm_multiuser.server.settings import ModelSettings, ServerSettings
@@ -62,7 +62,6 @@ class Model:
                 "model_not_ready",
                 f"model {self.name!r} is {self.state}{self.reason and ': ' + self.reason}",
                 field="model",
-                retry_after=NOT_READY_RETRY_SECONDS,
             )
         return self.engine
 

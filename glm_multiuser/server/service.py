@@ -235,7 +235,6 @@ class Service:
                 503,
                 self.state,
                 f"the server is {self.state}; it accepts no requests",
-                retry_after=NOT_READY_RETRY_SECONDS,
             )
 
     async def token_ids(self, model: Model, request: GenerationRequest) -> TokenIds:

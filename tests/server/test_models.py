@@ -168,7 +168,10 @@ def test_what_does_not_end_in_time_is_cancelled_with_an_error_of_its_own() -> No
             unloading = start(server, server.service.models.unload("mock"))
             wait_until(lambda: all(request.cancelled for request in engine._accepted()))
         unloading.result(PATIENCE)
-        assert whole.result(PATIENCE).status_code == 503
+        response = whole.result(PATIENCE)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"] == "the model was closed before the answer was complete"
         assert events_of(streaming.result(PATIENCE).text)[-1]["status"] == 503
 
 
