@@ -79,3 +79,13 @@ def test_what_cannot_be_counted_is_named_as_what_cannot_be_answered(
                 errors.append(response.json()["error"])
             assert errors[0] == errors[1]
             assert re.match(rf"{name}\['content'\] has ", errors[0]["message"])
+
+
+def test_a_stored_response_is_not_streamed(server: InProcessServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    mine = {"X-Session-Id": "me"}
+    kept = client.responses.create(model=MODEL, input="ab", store=True, extra_headers=mine)
+    with pytest.raises(openai.BadRequestError, match="not streamed") as raised:
+        client.responses.retrieve(kept.id, stream=True, extra_headers=mine)
+    assert raised.value.param == "stream"
+    assert client.responses.retrieve(kept.id, extra_headers=mine) == kept

@@ -62,8 +62,12 @@ async def input_tokens(request: Request, body: ResponseRequest) -> InputTokens:
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseCard, responses=OPENAI_ERRORS)
-async def stored_response(request: Request, response_id: str) -> Response:
+async def stored_response(request: Request, response_id: str, stream: bool = False) -> Response:
     """A stored response of the session that the header X-Session-Id names."""
+    if stream:
+        # OpenAI's client would read a stream without events.
+        why = "stored responses are not streamed; it can only be false"
+        raise APIError(400, BAD_REQUEST, f"stream: {why}", field="stream")
     found = _store_of(request).get(_user_of(request), response_id)
     return Response(found.response, media_type="application/json")
 
