@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import jsonschema
@@ -105,6 +106,14 @@ def test_a_stop_token_that_the_model_does_not_have(small_tokenizer: ChatTokenize
     compiler = GrammarCompiler(small_tokenizer, size, (*small_tokenizer.stop_token_ids, size))
     answer = walk(compiler, small_tokenizer, Grammar.choice(["yes"]), seed=0)
     assert (answer.text, answer.complete) == ("yes", True)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="its newest llguidance cuts such texts")
+@pytest.mark.parametrize("text", ["\n" + "abcdefgh" * 6, 'say "' + "yes, " * 20 + '"', "\\" * 40])
+def test_a_long_constant_text_is_allowed_whole(small_tokenizer: ChatTokenizer, text: str) -> None:
+    grammar = Grammar.json_schema({"const": text})
+    answer = walk(compiler_of(small_tokenizer), small_tokenizer, grammar, 0)
+    assert json.loads(answer.text) == text
 
 
 def test_choices(small_tokenizer: ChatTokenizer) -> None:
