@@ -55,6 +55,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def nothing_collected() -> Iterator[None]:
+    """As in a service, nothing is frozen, and nothing is collected unasked."""
+    gc.unfreeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+    gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--no-compile",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +13,8 @@ from glm_multiuser.server.loading import open_llm as open_in_server
 from glm_multiuser.server.settings import ModelSettings
 from tests.engine.native_llm import open_llm
 from tests.server.in_process import FOLDER
+
+pytestmark = pytest.mark.usefixtures("nothing_collected")
 
 
 class Garbage:
@@ -25,17 +26,6 @@ class Garbage:
 
 def garbage() -> weakref.ref[Garbage]:
     return weakref.ref(Garbage())
-
-
-@pytest.fixture(autouse=True)
-def nothing_frozen() -> Iterator[None]:
-    """As in a service, and not as in these tests; nothing is collected unasked."""
-    gc.unfreeze()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.unfreeze()
-    gc.freeze()
 
 
 def test_older_garbage_is_collected_afterwards() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -19,16 +18,7 @@ from glm_multiuser.handle import Handle
 from tests.engine.native_llm import open_llm
 from tests.engine.small_model import CAUSAL, GREEDY, PROMPTS
 
-
-@pytest.fixture(autouse=True)
-def nothing_collected() -> Iterator[None]:
-    """As in a service that has frozen nothing, between two collections."""
-    gc.unfreeze()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.unfreeze()
-    gc.freeze()
+pytestmark = pytest.mark.usefixtures("nothing_collected")
 
 
 def watch(parameters: Iterable[Parameter]) -> list[weakref.ref[Any]]:
