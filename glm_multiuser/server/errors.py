@@ -56,6 +56,8 @@ class APIError(GLMMultiUserError):
             headers["WWW-Authenticate"] = "Bearer"
         if self.status == http.HTTPStatus.REQUEST_TIMEOUT:
             headers["Connection"] = "close"
+        if self.status == http.HTTPStatus.GATEWAY_TIMEOUT:  # OpenAI's and Anthropic's clients retry
+            headers["X-Should-Retry"] = "false"
         return headers
 
 

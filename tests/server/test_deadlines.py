@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from tests.engine.stepping import SingleSteps
@@ -81,6 +83,26 @@ def test_a_deadline_frees_the_slot(stream: bool, steps_before: int) -> None:
         assert "retry-after" not in response.headers
         labels = {"model": MODEL, "outcome": "deadline_exceeded"}
         assert server.service.metrics.registry.get_sample_value("glm_requests_total", labels) == 1
+
+
+@pytest.mark.parametrize("protocol", ["openai", "anthropic"])
+def test_official_clients_do_not_send_it_again(protocol: str) -> None:
+    settings = mock_settings(limits={"request_seconds": float(SHORT)})
+    body: Any = {"model": MODEL, "messages": [{"role": "user", "content": "ab"}], "max_tokens": 9}
+    options: Any = {"api_key": "none", "max_retries": 2, "timeout": PATIENCE}
+    with in_process_server(settings) as server:
+        of_openai = openai.OpenAI(base_url=f"{server.url}/v1", **options)
+        of_anthropic = anthropic.Anthropic(base_url=server.url, **options)
+        is_openai = protocol == "openai"
+        create: Any = of_openai.chat.completions if is_openai else of_anthropic.messages
+        with of_openai, of_anthropic:
+            with SingleSteps():
+                asked = in_background(create.create, **body)
+                wait_until(lambda: server.service.requests == 1)
+                wait_until_expired(server)
+            with pytest.raises((openai.InternalServerError, anthropic.InternalServerError)):
+                asked.result(PATIENCE)
+        assert server.service.requests == 1
 
 
 def test_a_deadline_counts_while_a_request_is_queued_and_is_nobody_elses() -> None:
