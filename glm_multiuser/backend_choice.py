@@ -106,8 +106,8 @@ def weight_dtype_of(engine: EngineConfig) -> str:
 
 
 def cache_dtype_of(engine: EngineConfig) -> str:
-    """The type of keys and values: where `cache_dtype` leaves it open, the one that inputs of
-    products are rounded to, or with MindSpore's operators `dtype`."""
+    """The type of keys and values: where `cache_dtype` leaves it open, bfloat16 if inputs of
+    products are rounded, else float32; or with MindSpore's operators `dtype`."""
     if engine.cache_dtype is not None:
         return engine.cache_dtype
     rounds = engine.compute_dtype != "float32" or engine.weight_dtype == "int8"

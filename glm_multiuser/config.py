@@ -115,8 +115,8 @@ class EngineConfig:
     )
     cache_dtype: Optional[str] = setting(
         None,
-        "Type of the KV caches, with native kernels; default: the one that inputs of matrix "
-        "products are rounded to",
+        "Type of the KV caches, with native kernels; default: bfloat16 where inputs of matrix "
+        "products are rounded, otherwise float32",
         choices=("float32", "bfloat16", "int8"),
     )
 

@@ -26,8 +26,8 @@ def command(
     checkpoint: Annotated[
         Optional[Path],
         typer.Option(
-            help="Measure this folder, or model of Hugging Face (owner/name), instead of random "
-            "weights."
+            help="Measure this folder, GGUF file, or model of Hugging Face (owner/name) instead of "
+            "random weights."
         ),
     ] = None,
     hidden: Annotated[int, typer.Option(help="Random weights: hidden size.")] = 1024,
@@ -35,7 +35,7 @@ def command(
     inner: Annotated[int, typer.Option(help="Random weights: inner size of the MLP.")] = 4096,
     heads: Annotated[int, typer.Option(help="Random weights: attention heads.")] = 16,
     vocab: Annotated[int, typer.Option(min=32, help="Random weights: vocabulary.")] = 16384,
-    users: Annotated[str, typer.Option(help="Numbers of users, one run each.")] = "1,2,4,8,16,32",
+    users: Annotated[str, typer.Option(help="Numbers of users; a run each.")] = "1,2,4,8,16,32",
     prompt_tokens: Annotated[int, typer.Option(help="Length of every prompt.")] = 16,
     new_tokens: Annotated[int, typer.Option(min=2, help="Length of every answer.")] = 128,
     repeat: Annotated[int, typer.Option(min=1, help="Measured rounds of each run.")] = 1,

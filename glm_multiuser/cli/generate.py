@@ -37,7 +37,7 @@ def command(
     ] = STDIN,
     out: Annotated[Optional[Path], typer.Option(help="Write here.", show_default="stdout")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on behind the rows that --out already has.")
+        bool, typer.Option("--resume", help="Continue after the rows that --out already has.")
     ] = False,
     json_schema: JsonSchema = None,
     checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT,

@@ -124,7 +124,7 @@ def run_round(
 ) -> list[RequestTimes]:
     """Submits every prompt concurrently, each from a thread of its user, and reads to the end.
 
-    `on_progress` hears a few times a second how many tokens were read; it is not called from the
+    `on_progress` is called a few times a second with the number of tokens read so far; not from the
     threads that read them, which are being measured.
 
     Raises:

@@ -14,8 +14,8 @@ from glm_multiuser.settings import Function, Setting, add_parameters, setting, s
 Checkpoint = Annotated[
     Path,
     typer.Option(
-        help="Folder in Hugging Face layout, or with MindFormers' .ckpt; or a model of a hub: "
-        "owner/name of Hugging Face, modelscope:owner/name of ModelScope.",
+        help="Folder in Hugging Face layout, or with MindFormers' .ckpt; a GGUF file; or a model "
+        "to download: owner/name of Hugging Face, modelscope:owner/name of ModelScope.",
         show_default=str(DEFAULT_CHECKPOINT),
     ),
 ]

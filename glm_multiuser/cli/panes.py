@@ -103,7 +103,7 @@ def pane(answer: ChatAnswer, width: int, height: int) -> Panel:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; Chinese may break behind every character, as it does in
+    """Lines of at most `width` cells; Chinese may break after every character, as it does in
     print, where rich would only break at blanks."""
     lines = []
     for paragraph in screen.printable(text).expandtabs(4).split("\n"):

@@ -35,8 +35,8 @@ def command(
     model: Annotated[
         str,
         typer.Option(
-            help="A checkpoint folder, a model of Hugging Face as owner/name, or one of "
-            f"{', '.join(PUBLISHED)}.",
+            help="A checkpoint folder, a GGUF file, a model of Hugging Face as owner/name, or one "
+            f"of {', '.join(PUBLISHED)}.",
             autocompletion=one_of(PUBLISHED),
         ),
     ] = "chatglm3-6b",

@@ -45,7 +45,7 @@ or 64 GB, and up to 1.6 TB/s."""
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """A bound: one new token for each of so many users."""
+    """A bound: a step with one new token for each user."""
 
     users: int
     bytes_read: int

@@ -1,4 +1,4 @@
-"""`glm-multiuser serve`: one port for OpenAI, KServe v2, step and simple clients, and a page."""
+"""`glm-multiuser serve`: one port for every protocol, and a web page."""
 
 import asyncio
 import logging
@@ -27,14 +27,14 @@ def command(
     checkpoint: Annotated[
         Optional[list[str]],
         typer.Option(
-            help="Folder, or model of Hugging Face as owner/name, or NAME= and either; may come "
-            "several times. The first one answers requests that name no model.",
+            help="Folder, GGUF file, or model of Hugging Face as owner/name, or NAME= and one of "
+            "them; may come several times. The first one answers requests that name no model.",
             show_default=str(loading.DEFAULT_CHECKPOINT),
         ),
     ] = None,
     available: Annotated[
         Optional[list[str]],
-        typer.Option(help="Folder, or NAME=FOLDER, that is loaded only when a client asks for it."),
+        typer.Option(help="As --checkpoint, but loaded only when a client asks for it."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
@@ -68,10 +68,11 @@ def command(
     ] = "fastapi",
     **settings: Any,
 ) -> None:
-    """Serve OpenAI, KServe v2 (Triton), step and simple clients, and a web page, on one port.
+    """Serve OpenAI, Anthropic, KServe v2 (Triton), step and simple clients, and a web page, on one
+    port.
 
     The log goes to stderr. SIGTERM or Ctrl-C shuts down gracefully: running requests end first. A
-    second Ctrl-C ends the process at once.
+    second Ctrl-C ends the process immediately.
     """
     if backend == "triton":
         serve_triton.run(context)
