@@ -88,10 +88,10 @@ def _tensors(path: Path, data: mmap.mmap, ignored: re.Pattern[str]) -> dict[str,
     end = len(data) - 17 if data[-17:-10] == b"crc_num" else len(data)
     tensors: dict[str, StoredTensor] = {}
     parts: dict[str, list[tuple[int, int]]] = {}
-    for number, begin, behind in _fields(data, 0, end):
+    for number, begin, after in _fields(data, 0, end):
         if number != 1:
             raise ValueError(f"a checkpoint has no field {number}")
-        value = {field: span for field, *span in _fields(data, begin, behind)}
+        value = {field: span for field, *span in _fields(data, begin, after)}
         name = data[slice(*value[1])].decode()
         if ignored.search(name):
             continue
@@ -113,12 +113,12 @@ def _tensors(path: Path, data: mmap.mmap, ignored: re.Pattern[str]) -> dict[str,
 
 
 def _tensor(
-    name: str, path: Path, data: mmap.mmap, begin: int, behind: int
+    name: str, path: Path, data: mmap.mmap, begin: int, after: int
 ) -> Optional[StoredTensor]:
     """One value's tensor, or None for text appended to the file."""
     dims: list[int] = []
     fields = {}
-    for number, *span in _fields(data, begin, behind):
+    for number, *span in _fields(data, begin, after):
         if number == 1:
             dims.append(_varint(data, *span)[0])
         else:
@@ -128,9 +128,9 @@ def _tensor(
         return None
     if dtype not in OUR_DTYPES:
         raise not_floating(name, path, dtype)
-    begin, behind = fields[3]
+    begin, after = fields[3]
     shape = () if dims == [0] else tuple(dims)  # [0] is another way to write a scalar
-    return StoredTensor(name, path, OUR_DTYPES[dtype], shape, ((begin, behind - begin),))
+    return StoredTensor(name, path, OUR_DTYPES[dtype], shape, ((begin, after - begin),))
 
 
 def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -144,15 +144,15 @@ def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, i
         number, wire_type = key >> 3, key & 7
         if wire_type == BYTES:
             length, begin = _varint(data, begin, end)
-            behind = begin + length
+            after = begin + length
         elif wire_type == WHOLE_NUMBER:
-            _, behind = _varint(data, begin, end)
+            _, after = _varint(data, begin, end)
         else:
             raise ValueError(f"wire type {wire_type} at {begin}")
-        if behind > end:
-            raise ValueError(f"a field of {behind - begin} bytes at {begin}")
-        yield number, begin, behind
-        begin = behind
+        if after > end:
+            raise ValueError(f"a field of {after - begin} bytes at {begin}")
+        yield number, begin, after
+        begin = after
 
 
 def _varint(data: mmap.mmap, begin: int, end: int) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def _varint(data: mmap.mmap, begin: int, end: int) -> tuple[int, int]:
 def save_ckpt(path: Path, tensors: Iterable[tuple[str, Array]]) -> None:
     """Writes a `.ckpt` file, complete or not at all.
 
-    Each tensor is saved into a file of its own, and these are put one behind the other, which is
+    Each tensor is saved into a file of its own, and these are put one after the other, which is
     how protobuf joins lists. So memory holds a few copies of one tensor and not a checkpoint.
     """
     with TemporaryDirectory(dir=path.parent) as folder, replacing(path) as temporary:

@@ -107,7 +107,7 @@ def convert(
         dtype: of the new weights, "float16" or "float32"; None: each as it is.
         config_file: None: the `config.json` beside the weights, or what a GGUF file says.
         force: whether files in `destination` are replaced.
-        progress: told (tensors done, all of them, name of the next one).
+        progress: called with (tensors done, all of them, name of the next one).
 
     Raises:
         ConfigError: an argument out of its range, or a model that MindFormers cannot compute.

@@ -24,7 +24,7 @@ SMALLEST_GROUP, LARGEST_GROUP = 32, 128
 
 @cache
 def block_type(group: int) -> BlockType:
-    """Of groups of so many inputs, 32 or 128; always the same object."""
+    """Of groups of 32 or 128 inputs; always the same object."""
     name = "int4" if group == SMALLEST_GROUP else f"int4_{group}"
     return BlockType(name, group, HEADER + group // 2, partial(dequantise, group=group))
 

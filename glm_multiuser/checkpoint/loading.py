@@ -46,7 +46,7 @@ def load_checkpoint(
         parameters: the model's parameters, without caches: name -> shape, with weights as
             [out, in], and dtype.
         assign: takes a parameter's name and its values, of exactly that shape and dtype.
-        progress: told (number of parameters done, all of them, name of the next one).
+        progress: called with (number of parameters done, all of them, name of the next one).
 
     Raises:
         CheckpointError: a tensor that is missing, superfluous, of another shape, not finite, or too

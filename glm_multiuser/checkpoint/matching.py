@@ -130,10 +130,10 @@ class Filled(NamedTuple):
         """The tensors that have these rows of the parameter, in their order, and which of theirs
         they are."""
         for place, tensor in sorted(self.sources, key=lambda source: source[0].rows or (0, 0)):
-            first, behind = place.rows or (0, self.shape[0])
-            start, stop = max(begin, first) - first, min(end, behind) - first
+            first, after = place.rows or (0, self.shape[0])
+            start, stop = max(begin, first) - first, min(end, after) - first
             if start < stop:
-                yield tensor, rows_of_tensor(place, self.heads, start, stop, behind - first)
+                yield tensor, rows_of_tensor(place, self.heads, start, stop, after - first)
 
 
 def match(

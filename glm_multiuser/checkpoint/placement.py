@@ -29,7 +29,7 @@ class Placement(NamedTuple):
     per_head: bool = False
     """Its outputs are grouped by head there and by query, key, value here."""
     interleaved_heads: int = 0
-    """If not 0, it has so many heads, and there the rows of the first and the second half of each
+    """If not 0, the number of its heads; the rows of the first and the second half of each
     take turns; llama.cpp turns neighbours where Llama turns the first half with the second."""
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def place_tensor(parameter: Array, place: Placement, heads: int, tensor: StoredT
 
 
 def rows_of_tensor(place: Placement, heads: int, begin: int, end: int, rows: int) -> RowIndex:
-    """Which rows of a checkpoint's tensor of so many `rows` are those of our parameter from `begin`
+    """Which rows of a checkpoint's tensor of `rows` rows are those of our parameter from `begin`
     up to `end`, counted from the first one that the tensor fills."""
     if not place.per_head and not place.interleaved_heads:
         return slice(begin, end)

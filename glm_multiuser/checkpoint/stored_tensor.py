@@ -39,7 +39,7 @@ CACHED_VALUES = 1 << 17
 
 
 class BlockType(NamedTuple):
-    """A quantised type, whose values are stored in blocks of so many, each of so many bytes."""
+    """A quantised type, whose values are stored in blocks of `values` values and `bytes` bytes."""
 
     name: str
     values: int
@@ -88,8 +88,8 @@ class StoredTensor(NamedTuple):
         """
         if self.block_type is not None:
             block = self.block_type
-            first, behind = begin // block.values, -(-end // block.values)
-            values = _dequantised(block, self._bytes(first * block.bytes, behind * block.bytes))
+            first, after = begin // block.values, -(-end // block.values)
+            values = _dequantised(block, self._bytes(first * block.bytes, after * block.bytes))
             return values[begin - first * block.values : end - first * block.values]
         stored_as = {**DTYPES, **WHOLE_NUMBERS}[self.dtype]
         stored: Array = self._bytes(begin * stored_as.itemsize, end * stored_as.itemsize)
@@ -130,10 +130,10 @@ class StoredTensor(NamedTuple):
             return made[begin - first * row : end - first * row]
         pieces = []
         for offset, length in self.parts:
-            first, behind = max(begin, 0), min(end, length)
-            if first < behind:
+            first, after = max(begin, 0), min(end, length)
+            if first < after:
                 try:
-                    piece = np.memmap(self.path, np.uint8, "r", offset + first, (behind - first,))
+                    piece = np.memmap(self.path, np.uint8, "r", offset + first, (after - first,))
                 except (OSError, ValueError) as error:
                     raise CheckpointError(
                         f"cannot read {self.name} from {self.path}: {error}"

@@ -95,7 +95,7 @@ def api_error_of(error: Exception, retry_after: Optional[float] = None) -> APIEr
 
 
 def deadline_error(seconds: float) -> APIError:
-    """504: a request had so many seconds."""
+    """504: a request took longer than it may."""
     return APIError(504, "deadline_exceeded", f"the request took more than {seconds:g} seconds")
 
 

@@ -173,7 +173,7 @@ class SessionStore:
             self._inserted.pop(identity, None)
 
     def restored(self, identity: Identity, tokens: int) -> None:
-        """So many tokens are in a slot again, which is where they live now."""
+        """`tokens` tokens are in a slot again, which is where they live now."""
         with self._lock:
             self._restored += 1
             self._restored_tokens += tokens

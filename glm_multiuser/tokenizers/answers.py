@@ -139,7 +139,7 @@ class TaggedAnswerReader(AnswerReader):
         name = (read_json_arguments(f'{{"name": {begun.group(1)}}}') or {}).get("name")
         if not isinstance(name, str) or name not in self._names:
             return None
-        # Behind the arguments, the object of the call ends.
+        # After the arguments, the object of the call ends.
         written = begun.group(2)
         return ToolCall(name, written[: len(written) - len(AFTER)])
 

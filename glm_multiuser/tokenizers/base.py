@@ -31,9 +31,9 @@ class Vocabulary:
             decoding drops the space there.
         drops_every_leading_space: whether it drops all of them, not only one.
         errors: how bytes that are no UTF-8 are shown, an error handler of `codecs`.
-        encode_after_special: `encode` for a text behind a special token, where that differs.
+        encode_after_special: `encode` for a text after a special token, where that differs.
         begin_id: what every prompt begins with, whether a chat template writes it or not.
-        strips: names of special tokens that take in the whitespace before them, behind them.
+        strips: names of special tokens that take in the whitespace before or after them.
     """
 
     encode: Callable[[str], list[int]]
@@ -147,7 +147,7 @@ class ChatTokenizer(ABC):
                 assistant's may have `tool_calls`, and then its content may be None.
             tools: what the model may call, `{"type": "function", "function": {...}}`.
             continue_final_message: whether the last message, an assistant's, is the beginning of
-                the answer: the prompt ends behind it.
+                the answer: the prompt ends after it.
 
         Raises:
             InvalidParameterError: another role or shape, an order that the family's chat format
@@ -294,7 +294,7 @@ class ChatTokenizer(ABC):
         )
 
     def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
-        """How an answer is written that is content, or calls, perhaps behind content.
+        """How an answer is written that is content, or calls, perhaps after content.
 
         Args:
             calls: of which rules any may follow each other.

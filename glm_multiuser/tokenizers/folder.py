@@ -58,7 +58,7 @@ class AddedTokens(NamedTuple):
     shown: dict[int, bytes]
     """The bytes of those that answers show."""
     strips: dict[str, tuple[bool, bool]]
-    """Those that take in the whitespace before them, behind them, as `lstrip` and `rstrip` say."""
+    """Those that take in the whitespace before or after them, as `lstrip` and `rstrip` say."""
 
 
 def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTokens:

@@ -53,7 +53,7 @@ PRE_TOKENIZERS = {
 """By `tokenizer.ggml.pre`."""
 
 TEMPLATE = "tokenizer.chat_template"
-"""The key; further ones have ".tool_use" and so on behind it."""
+"""The key; further ones end in ".tool_use" and so on."""
 
 NO_MODELS = ("none", "no_vocab")
 MODELS = ("gpt2", "llama", *NO_MODELS)
@@ -78,7 +78,7 @@ class Pieces(NamedTuple):
     names: list[str]
     types: list[int]
     fields: Mapping[str, Any]
-    """What stands behind "tokenizer.ggml."."""
+    """By what follows "tokenizer.ggml." in their names."""
 
     def of_type(self, *types: int) -> dict[str, int]:
         kinds = zip(self.names, self.types)

@@ -36,9 +36,9 @@ class HeaderTokenizer(ChatTokenizer):
     """What the tokenizers of both families share."""
 
     separator = SEPARATOR
-    _strips_answers = True  # of a blank metadata line and the spaces behind it
+    _strips_answers = True  # of a blank metadata line and the spaces after it
     _around_arguments = ("", "")
-    """What a call has before and behind the JSON object of its arguments."""
+    """What a call has before and after the JSON object of its arguments."""
 
     def encode_message(self, role: str, metadata: str, content: str) -> list[int]:
         """Ids of one message, as the originals' `build_single_message`.
@@ -107,7 +107,7 @@ class HeaderAnswerReader(AnswerReader):
             content is no call.
         continued: whether the answer continues content whose beginning is in the prompt; then it
             has no metadata line.
-        around: what a call has before and behind the JSON object of its arguments, if it has one.
+        around: what a call has before and after the JSON object of its arguments, if it has one.
 
     Raises:
         InvalidParameterError: a tool of another shape.

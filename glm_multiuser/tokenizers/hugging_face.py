@@ -178,10 +178,10 @@ class HuggingFaceTokenizer(ChatTokenizer):
         later = self._vocabulary.encode_after_special or first
         parts = [part.replace(mark, "") for part in self._split(rendered)]
         for place in range(1, len(parts), 2):
-            before, behind = self._vocabulary.strips.get(parts[place], (False, False))
+            before, after = self._vocabulary.strips.get(parts[place], (False, False))
             if before:
                 parts[place - 1] = parts[place - 1].rstrip(WHITESPACE)
-            if behind:
+            if after:
                 parts[place + 1] = parts[place + 1].lstrip(WHITESPACE)
         ids: list[int] = []
         for place, part in enumerate(parts):
@@ -200,7 +200,7 @@ def _mark() -> str:
 def _up_to(end: str, rendered: str) -> str:
     """A rendered conversation up to the end of its last message's content.
 
-    As transformers does: a template that removed the space behind `end` trims contents, and would
+    As transformers does: a template that removed the space after `end` trims contents, and would
     have removed the spaces before it, too.
 
     Raises:
@@ -220,7 +220,7 @@ def _escape(value: Any, names: Collection[str], mark: str) -> Any:
     """Puts the mark into every special token's name in a JSON value's texts.
 
     A name that only begins at the end of a text gets it too, because the template may write
-    another text behind it.
+    another text after it.
     """
     escape = partial(_escape, names=names, mark=mark)
     if isinstance(value, Mapping):

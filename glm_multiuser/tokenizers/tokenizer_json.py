@@ -157,7 +157,7 @@ def _byte_level_encoder(tokenizer: Tokenizer, whole_words: Mapping[str, int]) ->
 def _sentencepiece_encoders(
     content: Mapping[str, Any], model: Mapping[str, Any], file: Path
 ) -> tuple[Encode, Optional[Encode]]:
-    """How a text is encoded, and one behind a special token where that differs.
+    """How a text is encoded, and one after a special token where that differs.
 
     Spaces are marked here: the library's normalizer `Replace` takes time with the square of a
     text's length, and its older versions do not know the settings of the pre-tokenizer `Metaspace`.

@@ -143,7 +143,7 @@ def refused(*arguments: str) -> str:
         (("--checkpoint", "nowhere"), "no checkpoint at nowhere"),
         (("--kernels", "fast"), "kernels is 'fast'; it must be one of auto, native, portable"),
         (("--seq-length", "4096"), "seq_length is 4096; this model's max_sequence_length is 2048"),
-        (("--port", "65535"), "port is 65535; Triton takes the two behind it"),
+        (("--port", "65535"), "port is 65535; Triton takes the next two"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(arguments: tuple[str, ...], message: str) -> None:

@@ -31,12 +31,12 @@ def half(blocks: Bytes, begin: int) -> Array:
 
 
 def nibbles(packed: Bytes, group: int) -> Bytes:
-    """Of each group of so many bytes the low halves, then the high halves: [blocks, 2 * bytes]."""
+    """Of each `group` bytes the low halves, then the high halves: [blocks, 2 * bytes]."""
     return bits(packed, group, (0, 4), 15)
 
 
 def bits(packed: Bytes, group: int, shifts: Sequence[int], mask: int) -> Bytes:
-    """Of each group of so many bytes these bits of all of them, one shift after the other."""
+    """Of each `group` bytes these bits of all of them, one shift after the other."""
     shape = (len(packed), -1, 1, group)
     steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
     found: Bytes = (packed.reshape(shape) >> steps) & np.uint8(mask)

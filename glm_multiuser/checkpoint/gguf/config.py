@@ -48,7 +48,7 @@ EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""Behind "tokenizer.ggml.": ids that end a text, a turn, and a message with calls in it."""
+"""After "tokenizer.ggml.": ids that end a text, a turn, and a message with calls in it."""
 
 COMPUTED = {
     "attention.causal": True,
@@ -56,7 +56,7 @@ COMPUTED = {
     "expert_count": 0,
     "rope.scaling.attn_factor": 1.0,
 }
-"""Behind the name of the architecture: keys that are read at one value only."""
+"""After the name of the architecture: keys that are read at one value only."""
 
 SAMPLING = {
     "temp": "temperature",
@@ -64,7 +64,7 @@ SAMPLING = {
     "top_p": "top_p",
     "penalty_repeat": "repetition_penalty",
 }
-"""Behind "general.sampling." -> the key in `generation_config.json`."""
+"""After "general.sampling." -> the key in `generation_config.json`."""
 
 
 def architecture_of(file: GGUFFile) -> Architecture:

@@ -131,7 +131,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def _part(path: Path, number: int, count: int) -> GGUFFile:
-    """A file that by its name is this one, counted from 0, of so many."""
+    """A file that by its name is this one, counted from 0, of `count`."""
     file = _open(path)
     found = _whole(file, "split.no", number), _whole(file, "split.count", count) or 1
     if found != (number, count):

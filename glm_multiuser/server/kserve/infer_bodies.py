@@ -17,7 +17,7 @@ class InputParameters(BaseModel):
 
     binary_data_size: Annotated[
         Optional[int],
-        Field(ge=0, description="Bytes behind the JSON, instead of `data`."),
+        Field(ge=0, description="Bytes after the JSON, instead of `data`."),
         NotBoolean,
     ] = None
     shared_memory_region: Annotated[Optional[str], Field(description="Not supported.")] = None
@@ -39,7 +39,7 @@ class RequestedOutputParameters(BaseModel):
     """How an output's data is wanted."""
 
     binary_data: Annotated[
-        Optional[bool], Field(description="As bytes behind the JSON, instead of `data`.")
+        Optional[bool], Field(description="As bytes after the JSON, instead of `data`.")
     ] = None
     shared_memory_region: Annotated[Optional[str], Field(description="Not supported.")] = None
     classification: Annotated[Optional[int], Field(description="Not supported."), NotBoolean] = None
@@ -74,7 +74,7 @@ class OutputParameters(BaseModel):
 
 
 class Output(BaseModel):
-    """One output tensor, with `data`, or with bytes behind the JSON."""
+    """One output tensor, with `data`, or with bytes after the JSON."""
 
     name: str
     datatype: str

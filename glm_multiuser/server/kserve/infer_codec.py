@@ -76,7 +76,7 @@ def decompress(body: bytes, encoding: Optional[str], limit: int) -> bytes:
 
 
 def split(body: bytes, json_length: Optional[str]) -> tuple[bytes, bytes]:
-    """-> the JSON, and the bytes behind it.
+    """-> the JSON, and the bytes after it.
 
     Args:
         json_length: the header Inference-Header-Content-Length; None: all is JSON.

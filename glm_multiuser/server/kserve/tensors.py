@@ -1,4 +1,4 @@
-"""Tensor data: as JSON, and as raw bytes behind it (Triton's binary tensor data extension).
+"""Tensor data: as JSON, and as raw bytes after it (Triton's binary tensor data extension).
 
 BYTES elements are 4 bytes of length, little-endian, and as many bytes of UTF-8; INT16 elements
 are 2 bytes, little-endian.
