@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 CHECK_SECONDS = 0.5
 PROBE_SECONDS = 3.0
 PROBE_TIMEOUT_SECONDS = 60.0
-"""A model that does not respond for so long is stuck."""
+"""A model that does not respond for longer is stuck."""
 UNLOAD_SECONDS = 1.0
 """For the dead version to unload; one with unfinished requests never does, which is harmless."""
 RETRY_SECONDS = 5.0

@@ -55,5 +55,5 @@ class GrammarQueue:
                 del self._counts[key]  # keys without any have no share
 
     def close(self) -> None:
-        """Nothing is compiled any more."""
+        """Compiles nothing more."""
         self._thread.shutdown(wait=False)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 HEADER_SECONDS = 30.0
 """From the first byte of a connection or request to the end of the request's header."""
 SEND_SECONDS = 60.0
-"""A client that reads nothing for so long is disconnected (backpressure)."""
+"""A client that reads nothing for longer is disconnected (backpressure)."""
 HEAD_BYTES = 1 << 16
 """Of request line and headers together; also of a chunk's extensions, and of trailers."""
 URL_BYTES = 1 << 13

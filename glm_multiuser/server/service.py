@@ -238,7 +238,7 @@ class Service:
             )
 
     async def token_ids(self, model: Model, request: GenerationRequest) -> TokenIds:
-        """The prompt's tokens; a long prompt is read in another thread.
+        """The prompt's tokens; a long prompt is tokenized in another thread.
 
         Raises:
             InvalidParameterError: a prompt that this model cannot read.
@@ -250,7 +250,7 @@ class Service:
     async def _all_token_ids(
         self, model: Model, requests: Sequence[GenerationRequest]
     ) -> list[TokenIds]:
-        """A prompt with several answers is read once."""
+        """Tokenizes a prompt with several answers once."""
         all_ids: list[TokenIds] = []
         for place, request in enumerate(requests):
             is_read = place > 0 and request.has_prompt_of(requests[place - 1])
@@ -260,7 +260,7 @@ class Service:
     async def _matcher(
         self, admitted: _Admitted, request: GenerationRequest
     ) -> Optional[GrammarMatcher]:
-        """Of the request's grammar, compiled in another thread.
+        """The matcher of the request's grammar, which another thread compiles.
 
         Raises:
             QueueFullError: too many requests wait, or too many grammars.

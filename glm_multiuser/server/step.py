@@ -28,7 +28,7 @@ from glm_multiuser.server.settings import Limits
 router = APIRouter(tags=["step"])
 
 WAIT_SECONDS = 10.0
-"""A call returns after so long even if there is nothing new: the request may still be queued."""
+"""After which a call returns even if there is nothing new: the request may still be queued."""
 REMEMBERED = 4096
 """Ended generations whose names are still rejected."""
 
