@@ -68,7 +68,7 @@ def test_the_whole_conversation_is_sent_and_only_what_is_set(visit: Visit) -> No
     answer = visit.wait_for_answer()
     visit.set({"Temperature": "0", "Seed": "7", "Max tokens": "5", "System prompt": "Be brief."})
     visit.ask("Who are you?")
-    expect(visit.pane().get_by_text("Ended at the limit of tokens.")).to_be_visible()
+    expect(visit.pane().get_by_text("Ended at the token limit.")).to_be_visible()
     streaming = {"stream": True, "stream_options": {"include_usage": True}}
     first = {"role": "user", "content": SHORT_QUESTION}
     assert visit.bodies() == [
@@ -213,10 +213,10 @@ def test_a_full_server_is_told_with_the_time_and_asked_again(visit: Visit) -> No
 @pytest.mark.parametrize(
     ("status", "code", "title"),
     [
-        (503, "not_ready", "The server does not take questions right now."),
+        (503, "not_ready", "The server is not accepting questions right now."),
         (400, "context_length_exceeded", "This conversation is too long for the model."),
         (400, "invalid_value", "The server rejected this question."),
-        (429, "user_busy", "Too many of your questions are under way."),
+        (429, "user_busy", "Too many of your questions are running."),
         (500, "internal_error", "Something went wrong."),
     ],
 )

@@ -125,7 +125,7 @@ def test_a_model_that_is_gone_stays_chosen_and_says_so(visit: Visit) -> None:
     choice = visit.pane().get_by_role("combobox", name="Model of this conversation")
     choice.select_option(OTHER)
     visit.page.route("**/status", status_of())
-    expect(choice.locator("option")).to_have_text(["big (default)", f"{OTHER} (not offered now)"])
+    expect(choice.locator("option")).to_have_text(["big (default)", f"{OTHER} (not available now)"])
     expect(choice).to_have_value(OTHER)
     # Where there is nothing to choose, the name is all there is.
     expect(visit.pane(SECOND).get_by_text("big", exact=True)).to_be_visible()

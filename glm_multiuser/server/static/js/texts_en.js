@@ -50,7 +50,7 @@ export const en = {
   interrupted: "Interrupted when the page was left. The model will not see this question again.",
   elsewhere: "Being answered in another tab.",
   emptyAnswer: "The answer is empty. The model will not see this question again.",
-  cutOff: "Ended at the limit of tokens.",
+  cutOff: "Ended at the token limit.",
   usage: ({ tokens, seconds }) => `${plural(tokens, "token", "tokens")} in ${seconds} s`,
   announceBegin: ({ name }) => `${name} is answering`,
   announceAnswer: ({ name, answer }) => `${name} answered: ${answer}`,
@@ -60,13 +60,13 @@ export const en = {
   // What went wrong
   failure_full: "The server is full.",
   failure_fullFor: ({ seconds }) => `The server is full. Try again in ${seconds} s.`,
-  failure_busy: "Too many of your questions are under way.",
+  failure_busy: "Too many of your questions are running.",
   failure_busyFor: ({ seconds }) =>
-    `Too many of your questions are under way. Try again in ${seconds} s.`,
-  failure_unavailable: "The server does not take questions right now.",
+    `Too many of your questions are running. Try again in ${seconds} s.`,
+  failure_unavailable: "The server is not accepting questions right now.",
   failure_unavailableFor: ({ seconds }) =>
-    `The server does not take questions right now. Try again in ${seconds} s.`,
-  failure_key: "The server wants an API key. Enter it in the settings.",
+    `The server is not accepting questions right now. Try again in ${seconds} s.`,
+  failure_key: "The server needs an API key. Enter it in the settings.",
   failure_tooLong: "This conversation is too long for the model. Clear it, or start a new one.",
   failure_refused: "The server rejected this question.",
   failure_broken: "The answer ended with an error.",
@@ -75,19 +75,19 @@ export const en = {
   failure_failed: "Something went wrong.",
   tryAgain: "Try again",
   openSettings: "Open settings",
-  notKept: "The browser has no room to keep this history; it will be gone after a reload.",
-  notReadable: "Something that the browser had kept could not be read and was left out.",
+  notKept: "The browser has no room for this history; it will be lost after a reload.",
+  notReadable: "Something saved in the browser could not be read and was left out.",
 
   // Questions of the page
   cancel: "Cancel",
   clearQuestion: ({ name }) => `Clear “${name}”?`,
   closeQuestion: ({ name }) => `Close “${name}”?`,
-  cannotUndo: "Its messages are kept nowhere else.",
+  cannotUndo: "Its messages are saved nowhere else.",
 
   // Settings
   model: "Default model",
   serverDefault: "chosen by the server",
-  modelGone: ({ name }) => `${name} (not offered now)`,
+  modelGone: ({ name }) => `${name} (not available now)`,
   temperature: "Temperature",
   topP: "Top p",
   maxTokens: "Max tokens",
@@ -100,7 +100,7 @@ export const en = {
   asBrowser: "automatic",
   light: "light",
   dark: "dark",
-  emptyMeansDefault: "Whatever is left empty, the server decides.",
+  emptyMeansDefault: "Empty fields use the defaults of the server.",
   save: "Save",
 
   // The live panel

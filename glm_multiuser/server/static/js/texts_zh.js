@@ -96,7 +96,7 @@ export const zh = {
   asBrowser: "跟随浏览器",
   light: "浅色",
   dark: "深色",
-  emptyMeansDefault: "留空的项目由服务器决定。",
+  emptyMeansDefault: "留空的项目使用服务器的默认值。",
   save: "保存",
 
   // 实况面板
