@@ -171,15 +171,15 @@ class CausalConfig:
         inner_hidden_size: of the MLP, which gates one half of twice that by the other.
         max_sequence_length: positions that the model was trained for.
         eos_token_ids: ids that end an answer.
-        rotary_dim: numbers of each head that turn with the position; the others stay.
+        rotary_dim: numbers of each head that are rotated by the position; the others stay.
         rope_theta: base of the rotary frequencies, `rope_ratio` included.
         rope_scaling: of the rotary frequencies; None: they are as they are.
-        rotary_interleaved: whether neighbours turn with each other, as in ChatGLM, or the first
+        rotary_interleaved: whether neighbours are rotated together, as in ChatGLM, or the first
             half of `rotary_dim` with the second, as in Llama.
         norm: "rms" or "layer".
         norm_position: whether norms stand "before" attention and MLP, "after" them, in front of
             the residual sums, or at "both" places.
-        query_key_norm: whether each head of queries and keys is normed before it turns.
+        query_key_norm: whether each head of queries and keys is normed before it is rotated.
         qkv_bias: whether queries, keys and values have a bias.
         dense_bias: whether the output of the attention has one.
         mlp_bias: whether the MLP has them.

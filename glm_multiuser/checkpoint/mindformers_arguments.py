@@ -1,4 +1,4 @@
-"""What MindFormers has to be told about a model whose weights it loads."""
+"""The arguments with which MindFormers loads the weights of a model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _glm2_arguments(
         raise ConfigError("tie_word_embeddings is true; MindFormers' GLM2 does not tie them")
     if model.rotary_dim * 2 != model.head_dim:
         raise ConfigError(
-            f"rotary_dim is {model.rotary_dim}; MindFormers' GLM2 always turns half of head_dim, "
+            f"rotary_dim is {model.rotary_dim}; MindFormers' GLM2 always rotates half of head_dim, "
             f"{model.head_dim}"
         )
     if model.rope_scaling is not None:

@@ -30,7 +30,7 @@ class Placement(NamedTuple):
     """Its outputs are grouped by head there and by query, key, value here."""
     interleaved_heads: int = 0
     """If not 0, the number of its heads; the rows of the first and the second half of each
-    take turns; llama.cpp turns neighbours where Llama turns the first half with the second."""
+    alternate there: llama.cpp rotates neighbours where Llama rotates the two halves."""
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """Of the stored tensor, if parameters have these shapes."""

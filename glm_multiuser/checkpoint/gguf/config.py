@@ -111,8 +111,8 @@ def _config(file: GGUFFile, architecture: Architecture) -> CausalConfig:
 
 
 def has_sections(file: GGUFFile) -> bool:
-    """Whether positions have several dimensions (M-RoPE), as in GLM-4.1V: llama.cpp then turns the
-    first half of a head with the second, and its converter orders rows for that. In a text all
+    """Whether positions have several dimensions (M-RoPE), as in GLM-4.1V: llama.cpp then rotates
+    the first half of a head with the second, and its converter orders rows for that. In a text all
     dimensions of a position are equal. The condition is `use_mrope` in `llama-hparams.cpp`."""
     architecture = file.metadata.get("general.architecture")
     sections = file.metadata.get(f"{architecture}.rope.dimension_sections")

@@ -85,7 +85,7 @@ def read(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole_heads(rotary_dim: int, head_dim: int) -> None:
-    """Of most families, transformers 4 cannot compute anything else, and 5 turns all of each head
+    """Of most families, transformers 4 cannot compute anything else, and 5 rotates all of each head
     nevertheless."""
     if rotary_dim != head_dim:
         raise ConfigError(
@@ -139,7 +139,7 @@ GLM4_DEFAULTS = {
     "head_dim": 128,
     "attention_bias": True,
 }
-"""Half of each head turns, neighbours with each other."""
+"""Half of each head is rotated, neighbours together."""
 
 GLM4 = layout(
     "chatglm2",
@@ -205,4 +205,4 @@ QWEN3 = layout(
     },
     defaults={"head_dim": 128},
 )
-"""modeling_qwen3.py; every head of queries and of keys is normed by itself before it turns."""
+"""modeling_qwen3.py; every head of queries and of keys is normed by itself before it is rotated."""
