@@ -42,8 +42,7 @@ def choose_ports(host: str, port: int) -> Ports:
     """
     if port > LAST_PORT - 2:
         raise ConfigError(
-            f"port is {port}; Triton takes the next two, too, so it must be at most "
-            f"{LAST_PORT - 2}"
+            f"port is {port}; Triton takes the next two, too, so it must be at most {LAST_PORT - 2}"
         )
     wanted = (port, port + 1, port + 2) if port else (0, 0, 0)
     taken = []
