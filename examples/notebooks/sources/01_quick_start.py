@@ -18,7 +18,7 @@ SEQ_LENGTH = 512  # tokens that each user can hold, prompt and answer together
 # %% [markdown] lang="en"
 # ## Load
 #
-# `from_pretrained` reads the weights and compiles every graph. When it returns, nothing is compiled any more, however many users come.
+# `from_pretrained` reads the weights and compiles every graph. After it returns nothing is compiled, however many users there are.
 # %% [markdown] lang="cn"
 # ## 加载
 #
@@ -62,7 +62,7 @@ print(answer)
 # %% [markdown] lang="en"
 # ## History
 #
-# `chat` returns the history to pass next time. It is yours: a list of questions and answers, and the model sees what you pass.
+# `chat` returns the history to pass next time. You keep it: a list of questions and answers. The model sees what you pass.
 # %% [markdown] lang="cn"
 # ## 历史
 #
@@ -119,7 +119,7 @@ for seed in (1, 4, 1):
 # %% [markdown] lang="en"
 # ## An error
 #
-# What cannot work is refused before it enters the engine, and the message names the value and the limit. Other users do not notice.
+# A request that cannot work is rejected before it enters the engine; the message names the value and the limit. Other users are not affected.
 # %% [markdown] lang="cn"
 # ## 出错时
 #

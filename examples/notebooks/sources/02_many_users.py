@@ -176,7 +176,7 @@ together.go(display(draw([together]), display_id=True))
 # %% [markdown] lang="en"
 # ## One after the other
 #
-# The same users with the same questions and the same model, but nobody asks before the one before has all answers.
+# The same users, questions and model, but each user asks after the one before has all answers.
 # %% [markdown] lang="cn"
 # ## 一个接一个
 #
@@ -187,7 +187,7 @@ alone.go(display(draw([together, alone]), display_id=True), runs_before=[togethe
 # %% [markdown] lang="en"
 # ## The proof
 #
-# Token for token, nobody's answers depend on who else was there. The speed-up has the drawing in it, which runs on the same processor when the model runs on the CPU; without any drawing, `glm-multiuser demo` does the same in a terminal. On a CPU that others use, too, it is different each time.
+# Token for token, no answer depends on who else is active. The speed-up includes the drawing, which runs on the same processor when the model runs on the CPU; `glm-multiuser demo` does the same in a terminal, without drawing. On a CPU that others use, too, it is different each time.
 # %% [markdown] lang="cn"
 # ## 证明
 #

@@ -3,7 +3,7 @@
 #
 # What to run on a new device, in this order: `selfcheck` says whether it computes the right thing, `bench` how fast, and `plan` how many users fit. At the end there is a report to paste into an issue.
 #
-# **Nobody has measured this version on an Ascend card.** If you do, your report is the first: [docs/ascend.md](../../docs/ascend.md) says what is prepared and what is unknown.
+# **Nobody has measured this version on an Ascend card.** If you do, your report is the first: [docs/ascend.md](../../docs/ascend.md) says what is untested and what is unknown.
 #
 # [中文版](03_measuring_a_card_cn.ipynb) · [quick start](01_quick_start.ipynb) · [how the numbers are made](../../docs/benchmarks.md)
 # %% [markdown] lang="cn"
@@ -11,7 +11,7 @@
 #
 # 在一台新设备上要运行的东西，按顺序是：`selfcheck` 检查算得对不对，`bench` 测量有多快，`plan` 计算能容纳多少用户。最后会生成一份可以贴到 issue 里的报告。
 #
-# **还没有人在昇腾卡上测量过这个版本。** 如果您测了，您的报告就是第一份：[docs/ascend.md](../../docs/ascend.md) 说明了哪些已经准备好，哪些还不知道。
+# **还没有人在昇腾卡上测量过这个版本。** 如果您测了，您的报告就是第一份：[docs/ascend.md](../../docs/ascend.md) 说明了哪些还没有测试过，哪些还不知道。
 #
 # [English](03_measuring_a_card.ipynb) · [快速上手](01_quick_start_cn.ipynb) · [这些数字是怎么来的](../../docs/benchmarks.md)
 # %%
@@ -21,11 +21,11 @@ SEQ_LENGTH = 1024  # tokens that each user can hold, prompt and answer together
 # %% [markdown] lang="en"
 # ## The command
 #
-# Everything here is done by the command `glm-multiuser`, which a terminal runs as well. It gets processes of its own, so this notebook holds no device. The function shows its progress and returns what it prints.
+# This notebook runs the command `glm-multiuser`, which you can also run in a terminal. It has a process of its own, so the notebook holds no device. The function below shows its progress and returns what it prints.
 # %% [markdown] lang="cn"
 # ## 命令
 #
-# 这里的一切都由命令 `glm-multiuser` 完成，在终端里也可以运行。它在自己的进程里运行，所以本 notebook 不占用设备。下面的函数显示它的进度，并返回它的输出。
+# 本 notebook 运行命令 `glm-multiuser`，您也可以在终端里运行它。它有自己的进程，所以 notebook 不占用设备。下面的函数显示它的进度，并返回它的输出。
 # %%
 import json
 import tempfile
@@ -87,7 +87,7 @@ for run in bench["runs"]:
     table += f"| {run['peak_rss_mb']:.0f} |\n"
 display(Markdown(table))
 # %% [markdown] lang="en"
-# More users share every pass over the weights, so all of them together get more tokens per second, and each of them somewhat fewer. Memory grows with the users by their keys and values alone. `peak MB` is memory of the host: on Ascend, read the device's from `npu-smi info` while the benchmark runs.
+# More users share each pass over the weights, so together they get more tokens per second, and each of them somewhat fewer. Memory grows only by the keys and values of the users. `peak MB` is memory of the host: on Ascend, read the device's from `npu-smi info` while the benchmark runs.
 # %% [markdown] lang="cn"
 # 更多的用户分享每一次对权重的读取，所以所有人合计每秒得到更多词元，而每个人稍少一些。内存随用户数增长的部分只有他们的键和值。`peak MB` 是主机内存：在昇腾上，请在测量时用 `npu-smi info` 查看设备内存。
 # %%
@@ -119,13 +119,13 @@ png = BytesIO()
 figure.savefig(png, format="png")
 display(Image(png.getvalue(), width=1000))
 # %% [markdown] lang="en"
-# For `ckpt/glm-tiny` on a CPU, one user's keys and values are 2 × 4 layers × 256 numbers × 1024 tokens × 4 bytes = 8 MiB. With MindSpore's operators, that is about the slope of the third plot. Native kernels on Linux take memory [for the tokens in a cache only](../../docs/engine.md): here for 16 + 128 of 1024, 1.1 MiB. Version 0.1 took all of it from the start.
+# For `ckpt/glm-tiny` on a CPU, one user's keys and values are 2 × 4 layers × 256 numbers × 1024 tokens × 4 bytes = 8 MiB. With MindSpore's operators, that is about the slope of the third plot. Native kernels on Linux take memory [for the tokens in a cache only](../../docs/engine.md): here for 16 + 128 of 1024, 1.1 MiB.
 #
 # ## How many users fit?
 #
 # `plan` computes it from a model's shape: a checkpoint folder, or the name of a published model, which does not have to be here. This is ChatGLM-6B on a card of 32 GiB. It is arithmetic from published figures: nobody has measured it on a card, and `tok/s` there are the most that the card's memory and arithmetic allow.
 # %% [markdown] lang="cn"
-# 对于 CPU 上的 `ckpt/glm-tiny`，一个用户的键和值占 2 × 4 层 × 256 个数 × 1024 个词元 × 4 字节 = 8 MiB。用 MindSpore 的算子时，第三张图的斜率大约就是这个数。Linux 上的[原生内核](../../docs/native.md)[只为缓存中的词元占用内存](../../docs/engine.md)：这里是 1024 个中的 16 + 128 个，即 1.1 MiB。版本 0.1 从一开始就占用全部。
+# 对于 CPU 上的 `ckpt/glm-tiny`，一个用户的键和值占 2 × 4 层 × 256 个数 × 1024 个词元 × 4 字节 = 8 MiB。用 MindSpore 的算子时，第三张图的斜率大约就是这个数。Linux 上的[原生内核](../../docs/native.md)[只为缓存中的词元占用内存](../../docs/engine.md)：这里是 1024 个中的 16 + 128 个，即 1.1 MiB。
 #
 # ## 能容纳多少用户？
 #

@@ -1,11 +1,11 @@
 # %% [markdown] lang="en"
 # ## Where are we?
 #
-# The next cell finds the clone of the repository that this notebook lies in, and installs it if that has not been done: without root, and without replacing a MindSpore that is there. On a first run that takes one or two minutes. It also says what it found: `/cache`, the fast local disk of ModelArts, and the devices of Ascend cards.
+# The next cell finds the clone of the repository that this notebook is in, and installs it unless it is installed: without root, and without replacing a MindSpore that is there. The installation takes one to four minutes. The cell also says what it found: `/cache`, the fast local disk of ModelArts, and the devices of Ascend cards.
 # %% [markdown] lang="cn"
 # ## 我们在哪里？
 #
-# 下面的单元格会找到本 notebook 所在的仓库；如果还没有安装，就把它装上：不需要 root，也不会替换已有的 MindSpore。第一次安装需要一两分钟。它还会报告找到了什么：`/cache`（ModelArts 的高速本地盘），以及昇腾卡的设备文件。
+# 下面的单元格会找到本 notebook 所在的仓库；如果还没有安装，就把它装上：不需要 root，也不会替换已有的 MindSpore。安装需要一到四分钟。它还会报告找到了什么：`/cache`（ModelArts 的高速本地盘），以及昇腾卡的设备文件。
 # %%
 import importlib.util
 import os
