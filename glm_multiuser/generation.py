@@ -120,9 +120,11 @@ class GenerationMixin(InputProcessor):
                 Otherwise as `submit`.
         """
         history = history or ()
-        # Token ids, because `process_response` reads an answer as the model writes it.
+        # Token ids, because `process_response` reads an answer as the model writes it. Stop strings
+        # are for its content, which ChatGLM3 and GLM-4 write a line break in front of.
         token_ids = self.prompt_token_ids(prompt, history)
-        result = self.submit(token_ids, user=user, params=params).result()
+        reader = self._reader_of(prompt) if self._params_of(params).stop else None
+        result = self.submit(token_ids, user=user, params=params, reader=reader).result()
         if result.finish_reason == "error":
             raise result.error or GenerationError("the request failed")
         if result.finish_reason == "cancelled":

@@ -68,6 +68,13 @@ def test_stop_strings_are_looked_for_in_the_content_only(llm: MultiUserLLM) -> N
         assert result.tool_calls == (CALLED if SAYS in says else ())
 
 
+def test_stop_strings_of_a_chat_are_those_of_a_stream(llm: MultiUserLLM) -> None:
+    for says, stop, text in ((message("one\ntwo"), "\n", "one"), (message("so it is"), " ", "so")):
+        params = SamplingParams(temperature=0.0, stop=(stop,))
+        assert llm.stream_chat(says, params=params).result().text == text
+        assert llm.chat(says, params=params) == (text, [(says, text)])
+
+
 def test_a_call_that_is_cut_is_text(llm: MultiUserLLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=10)
     says = call("get_time")
