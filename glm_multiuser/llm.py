@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from threading import Thread
+from threading import TIMEOUT_MAX, Thread
 from typing import Any, Optional, Union
 
 from glm_multiuser.build import build_runner
@@ -334,7 +334,7 @@ class MultiUserLLM(GenerationMixin):
         """
         self._engine.close(drain)
         if self._saving is not None:
-            self._saving.join(drain)
+            self._saving.join(min(drain, TIMEOUT_MAX))
 
     def __enter__(self) -> MultiUserLLM:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Thread
 from typing import Any, Callable
 
 import numpy as np
@@ -120,4 +121,6 @@ def test_no_number_of_seconds_closes_nothing(llm: MultiUserLLM) -> None:
 @pytest.mark.parametrize("seconds", [10**400, float("inf")])
 def test_times_that_threads_cannot_wait_for(llm: MultiUserLLM, seconds: float) -> None:
     assert llm.submit("a", params=GREEDY).result(seconds).finish_reason == "length"
+    llm._saving = Thread(target=lambda: None)  # as while packed weights are being written
+    llm._saving.start()
     llm.close(seconds)
