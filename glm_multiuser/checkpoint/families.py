@@ -50,6 +50,7 @@ GENERATION_FIELDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "temperature": ("temperature", (int, float)),
     "top_k": ("top_k", (int,)),
     "top_p": ("top_p", (int, float)),
+    "min_p": ("min_p", (int, float)),
     "repetition_penalty": ("repetition_penalty", (int, float)),
     "max_new_tokens": ("max_tokens", (int,)),
 }

@@ -29,6 +29,7 @@ def test_known_keys(tmp_path: Path) -> None:
             "temperature": 0.95,
             "top_k": 50,
             "top_p": 1,
+            "min_p": 0.05,
             "repetition_penalty": 1.1,
             "max_new_tokens": 64,
             "eos_token_id": 130005,
@@ -39,6 +40,7 @@ def test_known_keys(tmp_path: Path) -> None:
         "temperature": 0.95,
         "top_k": 50,
         "top_p": 1,
+        "min_p": 0.05,
         "repetition_penalty": 1.1,
         "max_tokens": 64,
     }
@@ -72,6 +74,7 @@ def test_null_is_not_set(tmp_path: Path) -> None:
         ("top_k", 5.0),
         ("top_k", True),
         ("top_p", [0.9]),
+        ("min_p", "0.1"),
         ("repetition_penalty", {}),
         ("max_new_tokens", 1.5),
     ],

@@ -127,9 +127,10 @@ class TestRope:
 
 def test_sampling_of_the_file(tmp_path: Path) -> None:
     content = Content.of(gguf_model("qwen2.F32"))
-    content.metadata.update({"general.sampling.temp": 0.6, "general.sampling.top_k": 20})
+    sampling = {"temp": 0.6, "top_k": 20, "min_p": 0.05}
+    content.metadata.update({f"general.sampling.{key}": one for key, one in sampling.items()})
     path = content.write(tmp_path / "a.gguf")
-    assert read_generation_defaults(path) == {"temperature": 0.6, "top_k": 20}
+    assert read_generation_defaults(path) == {"temperature": 0.6, "top_k": 20, "min_p": 0.05}
     assert read_generation_defaults(gguf_model("qwen2.F32")) == {}
 
 

@@ -62,6 +62,7 @@ SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
+    "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
 """After "general.sampling." -> the key in `generation_config.json`."""
