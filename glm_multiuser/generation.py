@@ -15,6 +15,7 @@ from glm_multiuser.errors import (
     EngineClosedError,
     GenerationError,
     InvalidParameterError,
+    RequestError,
     check_kind,
     shown,
 )
@@ -167,29 +168,26 @@ class GenerationMixin(InputProcessor):
                 f"prompts is {shown(prompts)}; it must be a list of texts or of token ids"
             )
         prompts = list(prompts)
-        all_ids = [self.prompt_token_ids(prompt) for prompt in prompts]
-        each = list(params) if isinstance(params, Sequence) else [params] * len(all_ids)
-        if len(each) != len(all_ids):
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        if len(each) != len(prompts):
             raise InvalidParameterError(
-                f"params has {len(each)} entries for {len(all_ids)} prompts; it must have as many",
+                f"params has {len(each)} entries for {len(prompts)} prompts; it must have as many",
                 field="params",
             )
-        readers = [self._reader_of(prompt) for prompt in prompts]
-        matchers = [
-            self._matcher_of(self._params_of(one), token_ids, reader)
-            for token_ids, one, reader in zip(all_ids, each, readers)
-        ]
-        wanted = list(zip(all_ids, each, readers, matchers))
-        for token_ids, one, reader, matcher in wanted:
-            # Before the first one runs, because a wrong one rejects all.
-            self._request(token_ids, lambda event: None, params=one, reader=reader, matcher=matcher)
-        handles = []
-        for token_ids, one, reader, matcher in wanted:
+        made = []
+        for place, (prompt, one) in enumerate(zip(prompts, each)):
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-            request, answer = self._request(
-                token_ids, events.put, params=one, reader=reader, matcher=matcher
-            )
-            handles.append(Handle(answer, events, self._enqueue(request, wait=True)))
+            try:
+                made.append((events, *self._request(prompt, events.put, params=one)))
+            except RequestError as error:
+                if error.field == "prompt":
+                    error.args = (f"prompts[{place}]: {error}",)
+                raise
+        # All were made before the first one runs, because a wrong one rejects all.
+        handles = [
+            Handle(answer, events, self._enqueue(request, wait=True))
+            for events, request, answer in made
+        ]
         return [handle.result() for handle in handles]
 
     def check_queue(self, group: str = "") -> None:

@@ -148,16 +148,6 @@ class InputProcessor:
             return None
         return self.tokenizer.answer_reader()
 
-    def _matcher_of(
-        self, params: SamplingParams, token_ids: TokenIds, reader: Optional[AnswerReader]
-    ) -> Optional[GrammarMatcher]:
-        """Of the grammar in `params`; None if there is none."""
-        if params.grammar is None:
-            return None
-        return self.compile_grammar(
-            params.grammar, continued=token_ids.continued, raw=reader is None
-        )
-
     def _request(
         self,
         prompt: Prompt,
@@ -178,8 +168,10 @@ class InputProcessor:
         if reader is None:
             reader = self._reader_of(prompt)
         params = self._params_of(params)
-        if matcher is None:
-            matcher = self._matcher_of(params, token_ids, reader)
+        if matcher is None and params.grammar is not None:
+            matcher = self.compile_grammar(
+                params.grammar, continued=token_ids.continued, raw=reader is None
+            )
         self._check(params, group, reader, matcher)
         check_owner(owner)
         request = Request(

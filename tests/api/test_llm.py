@@ -204,10 +204,10 @@ def test_a_failure_in_a_batch_is_one_of_its_results(llm_of_ids: MultiUserLLM) ->
     ("prompts", "params", "message"),
     [
         ([[1], [2]], [GREEDY], "params has 1 entries for 2 prompts; it must have as many"),
-        ([[1], []], GREEDY, "prompt has 0 tokens"),
-        ([[1], [1] * 96], GREEDY, "prompt has 96 tokens"),
-        ([[1], [99]], GREEDY, r"prompt\[0\] is 99"),
-        ([[1], "text"], GREEDY, "has no tokenizer"),
+        ([[1], []], GREEDY, r"^prompts\[1\]: prompt has 0 tokens"),
+        ([[1], [1] * 96], GREEDY, r"^prompts\[1\]: prompt has 96 tokens"),
+        ([[1], [99]], GREEDY, r"^prompts\[1\]: prompt\[0\] is 99"),
+        ([[1], "text"], GREEDY, r"^prompts\[1\]: .*has no tokenizer"),
         ([[1], [2]], [GREEDY, SamplingParams(stop=("x",))], "without a tokenizer"),
         (
             [[1], [2]],
