@@ -175,8 +175,8 @@ class GrammarCompiler:
         return _lark(name, text)
 
 
-class TokenMatcher(Protocol):
-    """What is used of llguidance's `LLMatcher`."""
+class LLMatcher(Protocol):
+    """What is used of llguidance's class of this name."""
 
     def consume_token(self, token: int) -> bool: ...
     def is_stopped(self) -> bool: ...
@@ -197,7 +197,7 @@ class GrammarMatcher:
 
     def __init__(
         self,
-        matcher: TokenMatcher,
+        matcher: LLMatcher,
         vocab_size: int,
         stop_token_ids: NDArray[np.intp],
         never: NDArray[np.intp],
