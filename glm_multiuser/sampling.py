@@ -71,8 +71,8 @@ class RowSampler:
     """The sampling state of one request, and of no other.
 
     prompt_token_ids: what the repetition penalty knows before the first token.
-    stop_token_ids: the tokens that would end this request; min_tokens masks them, together
-        with params.stop_token_ids, unless the grammar allows no other. With ignore_eos, leave
+    stop_token_ids: the model's own; min_tokens masks them, together with
+        params.stop_token_ids, unless the grammar allows no other. With ignore_eos, leave
         end-of-sequence tokens out: they end nothing then, and may be drawn at any time.
     vocab_size: the width of the logits. Ids beyond it can never be drawn and are passed over.
     matcher: of params.grammar, and of no other request.

@@ -116,9 +116,7 @@ class Request:
         self.max_tokens = min(limit, params.max_tokens or limit)
         model_stops = () if params.ignore_eos else tuple(stop_token_ids)
         self.stop_token_ids = frozenset(model_stops + params.stop_token_ids)
-        self.sampler = RowSampler(
-            params, self.prompt_token_ids, sorted(self.stop_token_ids), vocab_size, matcher
-        )
+        self.sampler = RowSampler(params, self.prompt_token_ids, model_stops, vocab_size, matcher)
         self.output_token_ids: list[int] = []
         self.prompt_logprobs: list[Choice] = []
         """The tokens of the prompt from the second one on, as far as it is in, where they are
