@@ -59,7 +59,8 @@ class GenerationMixin(InputProcessor):
                 the fewest, and a group may always have its share of `max_queue`.
             owner: a secret of the tenant, such as a digest of its API key. Users of two owners are
                 two, whatever their names: a slot and a session on disk belong to owner and user.
-            matcher: of the grammar in `params`, from `compile_grammar`; None: compiled here.
+            matcher: of the grammar in `params`, from `compile_grammar`, for this request alone;
+                None: compiled here.
 
         Raises:
             InvalidParameterError: a field out of its range, a grammar that cannot be served.
@@ -71,7 +72,7 @@ class GenerationMixin(InputProcessor):
         request, answer = self._request(
             prompt, events.put, history, user, params, reader, group, owner, matcher
         )
-        return Handle(answer, events, self._enqueue(request))
+        return Handle(answer, events, self._enqueue(request, matcher))
 
     @keyword_only_since("0.2", "params", "user", "history", "reader")
     def asubmit(
@@ -100,7 +101,7 @@ class GenerationMixin(InputProcessor):
         request, answer = self._request(
             prompt, deliver, history, user, params, reader, group, owner, matcher
         )
-        return AsyncHandle(answer, events, self._enqueue(request))
+        return AsyncHandle(answer, events, self._enqueue(request, matcher))
 
     @keyword_only_since("0.2", "history", "user", "params")
     def stream_chat(
@@ -204,7 +205,11 @@ class GenerationMixin(InputProcessor):
         """
         self._engine.check_queue(check_kind("group", group, str))
 
-    def _enqueue(self, request: Request, wait: bool = False) -> Callable[[], None]:
+    def _enqueue(
+        self, request: Request, matcher: Optional[GrammarMatcher] = None, wait: bool = False
+    ) -> Callable[[], None]:
         """-> its cancel. With `wait`, waits until there is room in the queue."""
         self._engine.submit(request, wait)
+        if matcher is not None:
+            matcher.taken = True
         return lambda: self._engine.cancel(request)

@@ -213,6 +213,10 @@ class InputProcessor:
                     f"{self._vocab_size}",
                     "matcher",
                 )
+            if matcher.taken:
+                raise InvalidParameterError(
+                    "matcher is another request's; each request needs one of its own", "matcher"
+                )
         if params.stop and self.tokenizer is None:
             raise InvalidParameterError(
                 f"stop is {params.stop!r}; without a tokenizer only stop_token_ids end an answer",

@@ -193,6 +193,9 @@ class GrammarMatcher:
         vocab_size: of the model.
         stop_token_ids: that may end the answer where the grammar allows an end.
         never: ids that the answer never has, besides.
+
+    Attributes:
+        taken: whether a request has it; no other may have it then.
     """
 
     def __init__(
@@ -204,6 +207,7 @@ class GrammarMatcher:
     ) -> None:
         self._matcher = matcher
         self.vocab_size = vocab_size
+        self.taken = False
         self._stops = stop_token_ids
         self._never = never
         self._mask: Future[Mask] = Future()

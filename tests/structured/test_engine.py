@@ -195,6 +195,18 @@ def test_a_matcher_of_another_model_is_rejected(
         llm.submit("q", params=wanted, matcher=matcher)
 
 
+def test_a_matcher_of_another_request_is_rejected(llm: MultiUserLLM) -> None:
+    """Each would take in the tokens of both answers."""
+    wanted = params(SCHEMA, 1)
+    assert wanted.grammar is not None
+    matcher = llm.compile_grammar(wanted.grammar)
+    first = llm.submit("q", params=wanted, matcher=matcher)
+    with pytest.raises(InvalidParameterError, match="matcher is another request's"):
+        llm.submit("q", params=wanted, matcher=matcher)
+    alone = llm.submit("q", params=wanted).result()
+    assert first.result().token_ids == alone.token_ids
+
+
 def test_without_a_tokenizer_there_is_no_grammar() -> None:
     with random_llm(None) as bare, pytest.raises(InvalidParameterError, match="tokenizer"):
         bare.submit([1, 2], params=params(SCHEMA, 1))
