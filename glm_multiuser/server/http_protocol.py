@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from typing import Any, Callable, Optional
 
@@ -52,6 +53,7 @@ class HTTPProtocol(UpgradesIgnored):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.client = _by_its_own_address(self.client)
         # Any unsent byte calls pause_writing. Not 0: ssl's transport would call it without one.
         transport.set_write_buffer_limits(high=1)
         self._expect_header()
@@ -190,3 +192,11 @@ class HTTPProtocol(UpgradesIgnored):
 
 def _headers_too_large(what: str) -> APIError:
     return APIError(431, "headers_too_large", f"headers: {what}")
+
+
+def _by_its_own_address(client: Optional[tuple[str, int]]) -> Optional[tuple[str, int]]:
+    """A client of IPv4 has an address of IPv6 on a socket for both; proxies are known by theirs."""
+    host = ipaddress.ip_address(client[0]) if client else None
+    if client and isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped:
+        return str(host.ipv4_mapped), client[1]
+    return client

@@ -19,7 +19,10 @@ from typer.testing import CliRunner
 from glm_multiuser import ConfigError
 from glm_multiuser.cli import app, loading
 from glm_multiuser.server.http_protocol import HEAD_BYTES
-from tests.server.asking import KEYS, RED, Wire, answer_alone, get, nothing_stays, post
+from glm_multiuser.server.run import listen
+from glm_multiuser.server.settings import Limits
+from tests.server import in_process
+from tests.server.asking import HTTP, KEYS, RED, Wire, answer_alone, get, nothing_stays, post
 from tests.server.in_process import (
     PATIENCE,
     InProcessServer,
@@ -27,6 +30,7 @@ from tests.server.in_process import (
     mock_settings,
     wait_until,
 )
+from tests.server.process import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -247,6 +251,11 @@ def test_another_path_is_none(mounted: InProcessServer, path: str) -> None:
     assert get(mounted, path, **RED).status_code == 404
 
 
+def test_the_documented_proxy_waits_as_long_as_an_answer_may_take() -> None:
+    documented = (ROOT / "docs/server.md").read_text("utf-8")
+    assert f"proxy_read_timeout {Limits.request_seconds:g}s;" in documented
+
+
 # Addresses.
 
 
@@ -271,6 +280,22 @@ def test_only_a_proxy_that_is_trusted_names_clients(
         wait_until(lambda: any(one["path"] == "/status" for one in logged(caplog)))
     (line,) = (one for one in logged(caplog) if one["path"] == "/status")
     assert line["client"] == client
+
+
+def test_a_proxy_of_ipv4_is_trusted_on_a_socket_for_both(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(in_process, "listen", lambda _, port: listen("::", port))
+    with in_process_server(mock_settings(forwarded_allow_ips="127.0.0.1")) as server:
+        address = server.url.replace("[::]", "127.0.0.1")
+        for path, headers in (("/status", FORWARDED), ("/version", {})):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            assert HTTP.get(address + path, headers=named).status_code == 200
+        wait_until(lambda: {"/status", "/version"} <= {one["path"] for one in logged(caplog)})
+    clients = {line["path"]: line["client"] for line in logged(caplog)}
+    assert clients["/status"] == "203.0.113.9"
+    assert clients["/version"] == "127.0.0.1"
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
