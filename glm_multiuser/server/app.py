@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
-from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.errors import GLMMultiUserError, shown
 from glm_multiuser.server import anthropic, health, openai, responses_api, simple, status, step
 from glm_multiuser.server.bodies import problem_of
 from glm_multiuser.server.cors import ClientCORSMiddleware
@@ -145,19 +145,26 @@ async def on_invalid(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """No such path, or another method."""
+    """No such path, another method, or a body that cannot be read."""
     status_code = error.status_code if isinstance(error, HTTPException) else 500
     detail = error.detail if isinstance(error, HTTPException) else ""
     codes = {404: "not_found", 405: "method_not_allowed"}
-    api_error = APIError(
-        status_code,
-        codes.get(status_code, BAD_REQUEST),
-        f"{request.method} {request.url.path}: {detail}",
-    )
+    message = f"{request.method} {request.url.path}: {detail}"
+    if status_code == 400 and isinstance(error.__cause__, (ValueError, RecursionError)):
+        message = _why_unread(error.__cause__, request.headers.get("content-encoding"))
+    api_error = APIError(status_code, codes.get(status_code, BAD_REQUEST), message)
     response = error_response(request.url.path, api_error)
     if status_code == 405:
         response.headers["Allow"] = ", ".join(_methods(request) or ("GET", "HEAD"))  # files
     return response
+
+
+def _why_unread(cause: BaseException, encoding: Optional[str]) -> str:
+    """FastAPI's own message says nothing of the cause."""
+    message = f"body: must be JSON in UTF-8: {cause}"
+    if encoding is None:
+        return message
+    return f"{message}; Content-Encoding is {shown(encoding)}, it can only be left out here"
 
 
 def _methods(request: Request) -> list[str]:

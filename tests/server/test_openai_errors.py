@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -236,3 +237,21 @@ def test_a_full_queue_refuses_all_choices_or_none() -> None:
             assert int(error.value.response.headers["retry-after"]) >= 1
             assert server.call(lambda: server.service.running) == 1
         assert running.result(PATIENCE).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "told"),
+    [
+        ('{"prompt": "你好"}'.encode("gbk"), {}, "must be JSON in UTF-8: 'utf-8' codec"),
+        (b'{"prompt": ' + b"[" * 100_000, {}, "must be JSON in UTF-8: maximum recursion depth"),
+        (zlib.compress(b"{}"), {"content-encoding": "deflate"}, "Content-Encoding is 'deflate'"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/"])
+def test_a_body_that_cannot_be_read(
+    server: InProcessServer, path: str, body: bytes, headers: dict[str, str], told: str
+) -> None:
+    response = HTTP.post(server.url + path, content=body, headers=headers)
+    assert response.status_code == 400
+    assert "body: " in response.text
+    assert told in response.text
