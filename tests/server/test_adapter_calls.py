@@ -204,3 +204,17 @@ def test_only_allowed_tools_are_called(
     body["tool_choice"] = {**none, "mode": "required"}
     with pytest.raises(openai.BadRequestError, match="needs at least 1 tool"):
         client.responses.create(model=MODEL, **body)
+
+
+def test_text_may_come_behind_the_calls_of_its_turn(responses: dict[str, openai.OpenAI]) -> None:
+    asked: Any = question("q")
+    text: Any = {"role": "assistant", "content": "wait"}
+    called: Any = {"type": "function_call", "call_id": "1", "name": "get_time", "arguments": "{}"}
+    result: Any = {"type": "function_call_output", "call_id": "1", "output": message("08:30")}
+    body: Any = {"model": MODEL, "tools": test_responses_api.TOOLS}
+    answers = [
+        responses[CHATGLM3].responses.create(input=[*asked, *turn, result], **body)
+        for turn in ([text, called], [called, text])
+    ]
+    assert [answer.output_text for answer in answers] == ["08:30", "08:30"]
+    assert answers[0].usage == answers[1].usage

@@ -73,13 +73,18 @@ InputItem = Annotated[
 def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], list[str]]:
     """-> the messages of a chat, and where each of them is in the input.
 
-    Calls belong to the assistant's message before them.
+    Calls belong to the assistant's message before them, and text between calls and their results to
+    the message with the calls.
     """
     messages: list[dict[str, Any]] = []
     places: list[str] = []
     for number, item in enumerate(items):
         if isinstance(item, MessageItem):
-            messages.append({"role": item.role, "content": _text(item.content)})
+            text = _text(item.content)
+            if item.role == "assistant" and messages and messages[-1].get("tool_calls"):
+                messages[-1]["content"] = (messages[-1]["content"] or "") + text
+            else:
+                messages.append({"role": item.role, "content": text})
         elif isinstance(item, CallOutputItem):
             content = _text(item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
