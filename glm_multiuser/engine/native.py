@@ -1,8 +1,8 @@
-"""Prompts and decode rows in one graph, by native kernels.
+"""The native runner: prompts and decode rows in one graph.
 
-A step is a ragged batch of tokens, each with its user and its position: one of each decoding user,
-and of prompts as many as fit. One compiled graph serves every step. A row's bits depend on its own
-tokens alone (batch invariance), so chunked prefill may cut a prompt anywhere.
+A step is a ragged batch of tokens, each with its user and its position: one token of each decoding
+user, and as many prompt tokens as fit. One compiled graph serves every step. A row's bits depend on
+its own tokens alone (batch invariance), so chunked prefill may split a prompt anywhere.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.sessions.session import CacheBytes
 
-ROWS_TRIED = 16
-"""Rows that are compared with one alone when an engine starts."""
+INVARIANCE_ROWS = 16
+"""Maximum number of rows that are compared with a single row when an engine starts."""
 
 
 class NativeForward(nn.Cell):
     """Any tokens of any users in one step; the graph has a fixed row count.
 
-    It is one operator: what the model's cells compute is recorded once, as a program. The numbers
-    of a step and its results are Parameters, as caches and weights are, so nothing that the
-    operator reads or writes ever moves. The graph runs once; that launch of its operator is
-    captured, and replayed in every step, as CUDA graphs are: MindSpore would take 0.5 ms more.
+    It is one operator: the model's cells are recorded once, as a program. Inputs and results of a
+    step are Parameters, like caches and weights, so the addresses of all arguments are fixed. The
+    graph runs once; the launch of its operator is captured and replayed in every step, like a CUDA
+    graph, which saves 0.5 ms per step.
 
     Args:
-        model: its caches are laid out before.
-        saved: that of `LayerwisePrefill`.
-        rows: of a step, at most.
-        answers: of these, how many get logits at most.
+        model: with allocated caches.
+        saved: as in `LayerwisePrefill`.
+        rows: maximum per step.
+        answers: maximum of rows that get logits.
 
     Attributes:
-        tokens: int32, 4 + parts times [rows]: input_ids, users, two rows of positions, and
-            rotary_positions, as in `RaggedBatch`, of the rows of the step.
-        others: int32 [6 + answers]: used [1], how many of those rows are new in this step; plan
-            [4], as in `LayerwisePrefill`; answered [answers], the rows that get logits; and how
-            many of those there are.
-        next_tokens, finite, logits: what `Backend.next_token` gives, of the rows that get logits.
+        tokens: int32, 4 + parts arrays [rows]: input_ids, users, two rows of positions, and
+            rotary_positions, as in `RaggedBatch`.
+        control: int32 [6 + answers]: used [1], number of rows that enter the first layer; plan [4],
+            as in `LayerwisePrefill`; answered [answers], the rows that get logits; and their
+            number.
+        next_tokens, finite, logits: results of `Backend.next_token` for the rows that get logits.
 
-    Memory views, not arrays: NumPy's code has left the processor's caches when a step ends.
+    These are memory views, because after a step, NumPy's code is no longer in the CPU's caches.
     """
 
     def __init__(self, model: MultiUserModel, saved: Parameter, rows: int, answers: int) -> None:
@@ -76,31 +76,31 @@ class NativeForward(nn.Cell):
         program = Program()
         with cells_as_functions():
             results = record_step(program, model, saved, rows, answers)
-        numbers = np.zeros(program.number_count, np.int32)
+        inputs = np.zeros(program.input_words, np.int32)
         head = (4 + model.rotary.parts) * rows
-        view = numbers.data
+        view = inputs.data
         self.tokens = [view[first : first + rows] for first in range(0, head, rows)]
-        self.others = view[head:]
+        self.control = view[head:]
         arrays = [np.zeros(result.shape, result.dtype) for result in results]
         next_tokens, finite, self.logits = arrays
         self.next_tokens, self.finite = next_tokens.data, finite.data
         self.code = Tensor(program.code(results))
         self.tensors = (
-            parameter_of(numbers, "numbers"),
+            parameter_of(inputs, "step_inputs"),
             *program.parameters,
-            *(parameter_of(one, f"result_{place}") for place, one in enumerate(arrays)),
+            *(parameter_of(one, f"result_{index}") for index, one in enumerate(arrays)),
         )
         name = f"{library.path()}:run_program"
         self.run = ops.Custom(name, lambda *of: [1], lambda *of: ms.int32, "aot")
         self.captured: Optional[CapturedProgram] = None
 
     def construct(self) -> Tensor:
-        """-> [1]: nothing, but an operator has to return something."""
+        """-> [1], unused: an operator must return something."""
         nothing: Tensor = self.run(self.code, *self.tensors)
         return nothing
 
     def step(self) -> None:
-        """Computes results from `tokens` and `others`, and at first compiles the graph."""
+        """Computes results from `tokens` and `control`; the first call compiles the graph."""
         if self.captured is None:
             self()
             self.captured = CapturedProgram()
@@ -111,14 +111,14 @@ class NativeForward(nn.Cell):
 def record_step(
     program: Program, model: MultiUserModel, saved: Parameter, rows: int, answers: int
 ) -> Sequence[Value]:
-    """Adds to the program what `NativeForward` says -> its results."""
-    # Positions in the answer of ChatGLM-6B are counted from 1.
+    """Records the program of `NativeForward`; returns its results."""
+    # ChatGLM-6B counts positions in the answer from 1.
     cosine, sine = model.rotary.tables(model.layout.seq_length + 1)
-    input_ids, users = program.numbers(rows), program.numbers(rows)
-    positions = program.numbers(2, rows)
-    rotary_positions = program.numbers(model.rotary.parts, rows)
-    used, plan = program.numbers(1), program.numbers(4)
-    answered, answered_used = program.numbers(answers), program.numbers(1)
+    input_ids, users = program.step_inputs(rows), program.step_inputs(rows)
+    positions = program.step_inputs(2, rows)
+    rotary_positions = program.step_inputs(model.rotary.parts, rows)
+    used, plan = program.step_inputs(1), program.step_inputs(4)
+    answered, answered_used = program.step_inputs(answers), program.step_inputs(1)
     batch: RaggedBatch = {
         "users": users,
         "positions": positions,
@@ -146,14 +146,14 @@ class LayerRange(NamedTuple):
 
 
 class LayerwiseProgress:
-    """Prompts of ChatGLM-6B that are too long for one step, and how far they are.
+    """Progress of prompts of ChatGLM-6B that are too long for one step.
 
-    They cannot be chunked, because their attention is bidirectional. They go through some layers in
-    each step, beside the other users' next tokens.
+    They cannot be chunked, because their attention is bidirectional. They go through some of the
+    layers in each step, together with the next tokens of the other users.
 
     Args:
         layers: of the model.
-        room: tokens of prompts that one step takes through all layers.
+        room: prompt tokens that can go through all layers in one step.
     """
 
     def __init__(self, layers: int, room: int) -> None:
@@ -163,7 +163,7 @@ class LayerwiseProgress:
         self._next_layer = 0
 
     def group(self, prompts: Sequence[Request]) -> list[Request]:
-        """The prompts that go through layers together: those on the way, or the next that fit."""
+        """The prompts that go through layers together: those in progress, or the next that fit."""
         count = len(self._group)
         if count and list(prompts[:count]) == self._group:
             return self._group
@@ -171,14 +171,14 @@ class LayerwiseProgress:
         return list(prompts[: max(1, sum(total <= self.room for total in totals))])
 
     def layers_of(self, group: Sequence[Request]) -> LayerRange:
-        """The layers that this group goes through in the next step."""
+        """The layers for this group in the next step."""
         first = self._next_layer if list(group) == self._group else 0
         tokens = sum(len(request.prompt_token_ids) for request in group)
         last = first + max(1, self.room * self.layers // tokens)
         return LayerRange(first, self.layers + 1 if last >= self.layers else last)
 
     def advance(self, group: Sequence[Request], layers: LayerRange) -> None:
-        """The group has gone through these layers."""
+        """Records that the group has gone through these layers."""
         is_through = layers.last > self.layers
         self._group = [] if is_through else list(group)
         self._next_layer = 0 if is_through else layers.last
@@ -197,10 +197,10 @@ class NativeRunner(GraphRunner):
         self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
         wanted, causal = self.engine.prefill_chunk, config.is_causal
         default = device.PREFILL_CHUNK_NATIVE if causal else device.PREFILL_CHUNK_LAYERWISE
-        # Where prompts are prefilled whole, a step has rows for one of full length.
+        # If prompts cannot be chunked, a step has rows for one of full length.
         room = min(wanted or default, users * length if causal else length)
         self.chunk_length = ChunkLength(room, is_fixed=wanted is not None or not causal)
-        # A prompt that must be prefilled whole, and is longer than `room`, goes layer by layer.
+        # A prompt that cannot be chunked, and is longer than `room`, is prefilled layer by layer.
         self._layerwise = LayerwiseProgress(config.num_layers, room)
         self._all_layers = LayerRange(0, config.num_layers + 1)
         self._height = users + (room if causal else length)
@@ -211,16 +211,16 @@ class NativeRunner(GraphRunner):
         self._forward = NativeForward(self.model, self._saved, self._height, self._answers)
 
     def _jobs(self) -> list[Job]:
-        jobs: list[Job] = [("compile step graph", partial(self._try, 1))]
+        jobs: list[Job] = [("compile step graph", partial(self._trial_run, 1))]
         if self.users > 1:
-            several = min(self.users, ROWS_TRIED)
-            jobs.append(("check batch invariance", partial(self._try, several)))
+            several = min(self.users, INVARIANCE_ROWS)
+            jobs.append(("check batch invariance", partial(self._trial_run, several)))
         return jobs
 
-    def _try(self, users: int) -> NDArray[Any]:
-        """-> logits of as many users who bring the same token: rows that must be equal."""
+    def _trial_run(self, users: int) -> NDArray[Any]:
+        """-> logits of `users` users with the same token, which must be equal."""
         check_shared_memory()
-        # What it leaves at the first position is overwritten before it is read.
+        # The first position, which this writes, is overwritten before it is read.
         rotary = [0] * self.model.rotary.parts
         tokens = [(0, user, 0, 1, *rotary) for user in range(users)]
         plan = [users, users, *self._all_layers]
@@ -230,10 +230,10 @@ class NativeRunner(GraphRunner):
         return results.logits(range(users))
 
     def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """Prompts in turn, as long as there is room; the last one of a causal model is chunked.
+        """Prompts in order while there is room; the last one of a causal model is chunked.
 
-        Whole prompts count in the step that takes them through the last layer. Those that need
-        logits for each token share the rows that there are for it equally.
+        Whole prompts count in the step in which they go through the last layer. Prompts that need
+        logits for each token share `PROMPT_LOGITS` rows equally.
         """
         if not self.model.config.is_causal:
             group = self._layerwise.group(prompts)
@@ -253,7 +253,7 @@ class NativeRunner(GraphRunner):
         return counts
 
     def parts(self, step: Step) -> Sequence[Step]:
-        """One graph does it all."""
+        """A single graph runs the whole step."""
         return [step] if step.rows else []
 
     def run(self, step: Step) -> HostResults:
@@ -273,7 +273,7 @@ class NativeRunner(GraphRunner):
         group = [] if is_causal else [chunk.request for chunk in step.prompts.values()]
         layers = self._layerwise.layers_of(group) if group else self._all_layers
         answered = [*(last[slot] for slot in step.answered), *scored]
-        # Prompts in the middle of the layers enter at the first one of `plan`, from `saved`.
+        # Prompts in progress continue from `saved`, at the first layer of `plan`.
         new = decode_rows if layers.first else len(tokens)
         plan = [len(tokens), decode_rows, *layers]
         seconds_before = self.graph_seconds
@@ -285,7 +285,7 @@ class NativeRunner(GraphRunner):
         return results
 
     def _tokens_of(self, slot: int, request: Request, count: int) -> Iterator[tuple[int, ...]]:
-        """(token id, slot, its position, how many positions it sees, rotary positions) of each."""
+        """Yields (token id, slot, position, number of positions it sees, rotary positions)."""
         start = request.computed_tokens
         token_ids = request.token_ids(start, start + count)
         positions = range(start, start + count)
@@ -311,24 +311,24 @@ class NativeRunner(GraphRunner):
         """Runs the graph.
 
         Args:
-            tokens: what `_tokens_of` yields, a row of the graph each.
+            tokens: one tuple of `_tokens_of` per row.
             answered: the rows that get logits.
             new: how many of the rows go through the first layer.
             plan: as in `LayerwisePrefill`.
         """
         forward, count = self._forward, len(answered)
-        for row, numbers in zip(forward.tokens, zip(*tokens)):
-            row[: len(numbers)] = array("i", numbers)
-        forward.others[: 5 + count] = array("i", [new, *plan, *answered])
-        forward.others[-1] = count
+        for row, values in zip(forward.tokens, zip(*tokens)):
+            row[: len(values)] = array("i", values)
+        forward.control[: 5 + count] = array("i", [new, *plan, *answered])
+        forward.control[-1] = count
         start = time.perf_counter()
         forward.step()
         self.graph_seconds += time.perf_counter() - start
-        finite = [number == 0 for number in forward.finite[:count].tolist()]
+        finite = [value == 0 for value in forward.finite[:count].tolist()]
         return HostResults(forward.next_tokens[:count].tolist(), finite, forward.logits)
 
     def cache_bytes(self, tokens: int) -> int:
-        """Whole pages for each head. A prompt of ChatGLM-6B counts when it is in."""
+        """Whole pages for each head. A prompt of ChatGLM-6B counts once it is complete."""
         if pages.UNAVAILABLE:
             tokens = self.engine.seq_length
         config, dtype = self.model.config, self.cache_dtype
@@ -361,8 +361,8 @@ class NativeRunner(GraphRunner):
 
 
 def _heads_of(model: MultiUserModel, user: int, positions: int) -> Iterator[tuple[CacheBytes, int]]:
-    """The memory of each head of a user's caches, and how many bytes of it the first `positions`
-    positions take, in whole tiles: one head's positions lie together."""
+    """The memory of each head of a user's caches, which is contiguous, and how many bytes the first
+    `positions` positions take, in whole tiles."""
     for cell, row in model.caches_of(user):
         for parameter, per_piece in ((cell.key_past, TILE), (cell.value_past, 1)):
             for head in memory_of(parameter)[row]:
@@ -383,7 +383,7 @@ def read_cache(model: MultiUserModel, user: int, positions: int) -> list[NDArray
 
 
 def write_cache(model: MultiUserModel, user: int, saved: Sequence[NDArray[Any]]) -> None:
-    """Puts back what `read_cache` copied, of this user or of another."""
+    """Restores what `read_cache` copied, from this user or another."""
     arrays = iter(saved)
     for cell, row in model.caches_of(user):
         for parameter in (cell.key_past, cell.value_past):

@@ -32,7 +32,7 @@ EMULATED: dict[str, list[str]] = {
 OFTEN = ("amx",)
 """It has nearly all instructions of the others."""
 OTHERS = tuple(name for name in EMULATED if name not in ("plain", *OFTEN))
-PRODUCTS = ("linear", "groups", "laid_rows", "int8_inputs", "int8_groups")
+PRODUCTS = ("linear", "groups", "packed_inputs", "int8_inputs", "int8_groups")
 TESTS = (*PRODUCTS, "attention", "rows", "levels")
 EXAMPLES = 4
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov")

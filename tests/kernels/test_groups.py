@@ -19,8 +19,8 @@ from tests.golden_data import golden_folder
 from tests.kernels.calling import PROPERTY, bits, call, number, run
 from tests.kernels.group_weights import DTYPES, TYPES, GroupWeight
 from tests.kernels.memory import placed
-from tests.kernels.test_laid_rows import laid_out, of_laid_rows
 from tests.kernels.test_linear import FACTOR, FINISHES, Exact, finished
+from tests.kernels.test_packed_inputs import packed_inputs, run_packed
 from tests.kernels.weights import EPSILON, SMALLEST_NORMAL, pack_whole, round_to_bfloat16
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
@@ -174,13 +174,13 @@ def test_every_number_of_rows(dtype: str, rounded: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rounded", ["", ROUNDED])
 @pytest.mark.parametrize("rows", [1, 4, 17, 70])
-def test_swiglu_lays_its_results_out(dtype: str, rounded: str, rows: int) -> None:
+def test_swiglu_packs_its_results(dtype: str, rounded: str, rows: int) -> None:
     product = Product.random("linear_add" + rounded, dtype, rows, 2, 45)
     inputs = product.packing.inputs
     both = np.random.default_rng(2).standard_normal((rows, 2 * inputs)).astype(np.float32)
     product.x = run("swiglu", both, number(rows), shape=(rows, inputs))
-    laid = laid_out("swiglu" + rounded, product, rows, both, number(rows), product.packed)
-    assert bits(of_laid_rows(product, laid)) == bits(product.run())
+    packed = packed_inputs("swiglu" + rounded, product, rows, both, number(rows), product.packed)
+    assert bits(run_packed(product, packed)) == bits(product.run())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

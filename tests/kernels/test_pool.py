@@ -112,11 +112,11 @@ def test_threads_may_change_while_others_compute(best_level: ctypes.CDLL) -> Non
             assert answer.result() == expected
 
 
-@pytest.mark.parametrize("patience", [0, 50, 2000])
-def test_patience_does_not_change_answers(best_level: ctypes.CDLL, patience: int) -> None:
+@pytest.mark.parametrize("spin_time", [0, 50, 2000])
+def test_spin_time_does_not_change_answers(best_level: ctypes.CDLL, spin_time: int) -> None:
     expected = attend(0)
-    best_level.glm_set_patience(patience)
+    best_level.glm_set_spin_time(spin_time)
     try:
         assert all(attend(0) == expected for _ in range(20))
     finally:
-        best_level.glm_set_patience(50)
+        best_level.glm_set_spin_time(50)

@@ -71,8 +71,8 @@ NO_BIAS, NO_LOGIT_BIAS = np.zeros(2 * INNER, np.float32), np.zeros(VOCABULARY, n
 def mlp_program() -> tuple[Program, list[Value]]:
     """An embedding, an MLP with its norm, and the next tokens of some rows, with tied weights."""
     program = Program()
-    ids, used = program.numbers(ROWS), program.numbers(1)
-    answered, answered_used = program.numbers(2), program.numbers(1)
+    ids, used = program.step_inputs(ROWS), program.step_inputs(1)
+    answered, answered_used = program.step_inputs(2), program.step_inputs(1)
     table, gate_up, down, weight, bias = map(Stored, (TABLE, GATE_UP, DOWN, WEIGHT, BIAS))
     hidden = operators.embedding(HIDDEN)(ids, used, table, SIZES)
     x = operators.rms_norm()(hidden, used, weight, FEW)
@@ -201,7 +201,7 @@ NARROW = {size: packed(100 + size, 40, size) for size in SIZES_DRAWN}
 def test_values_keep_what_they_hold_until_it_is_read(drawn: list[tuple[int, int, int]]) -> None:
     """Each takes an earlier value, however old, as another one is added to a product of it."""
     program = Program()
-    ids, used = program.numbers(2), program.numbers(1)
+    ids, used = program.step_inputs(2), program.step_inputs(1)
     table = packed(9, VOCABULARY, 40)
     rows, sizes = np.array([3, 11], np.int32), np.array([VOCABULARY, 40], np.int32)
     values = [operators.embedding(40)(ids, used, Stored(table), sizes)]
@@ -233,8 +233,8 @@ def test_values_keep_what_they_hold_until_it_is_read(drawn: list[tuple[int, int,
 
 def test_memory_is_used_again() -> None:
     program = Program()
-    used = program.numbers(1)
-    x = operators.take_rows()(Value(program, (8, 64), "float32"), program.numbers(8), used)
+    used = program.step_inputs(1)
+    x = operators.take_rows()(Value(program, (8, 64), "float32"), program.step_inputs(8), used)
     before = program.code([])[2]
     for _ in range(100):
         x = operators.rms_norm()(x, used, WEIGHT, FEW)
@@ -244,4 +244,4 @@ def test_memory_is_used_again() -> None:
 def test_a_kernel_that_there_is_not() -> None:
     program = Program()
     with pytest.raises(KeyError, match="no kernel 'run_program'"):
-        program.add("run_program", [program.numbers(1)], [])
+        program.add("run_program", [program.step_inputs(1)], [])

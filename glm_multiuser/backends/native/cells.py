@@ -1,6 +1,6 @@
 """The cells of a model, each one instruction of a step's program (`program.py`).
 
-All of them compute in float32. Only the first `batch["used"]` rows are read and written.
+Activations are float32. Only the first `batch["used"]` rows are read and written.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Linear(nn.Cell):
 
     @property
     def row_bytes(self) -> int:
-        """Of x, laid out for this product."""
+        """Bytes of a row of x that is packed for this product."""
         packing = self.packing
         dtype = np.dtype(packing.array_dtype).name
         return library.row_bytes(dtype, packing.shape, packing.inputs, self.inputs)
@@ -127,7 +127,7 @@ class RMSNorm(nn.Cell):
 
 
 class EntryNorm(nn.Cell):
-    """Layer norm in front of a layer that not every row may be in (`LayerwisePrefill`)."""
+    """Layer norm before a layer that only some of the rows may go through (`LayerwisePrefill`)."""
 
     def __init__(self, size: int, epsilon: float, layer: int) -> None:
         super().__init__()
@@ -169,8 +169,8 @@ class QueryKeyNorm(nn.Cell):
 
 
 class MLP(nn.Cell):
-    """hidden -> inner -> hidden. What is between them is never float32 in memory where the first
-    product, or the activation, can lay it out for the second one."""
+    """hidden -> inner -> hidden. The first product or the activation writes packed inputs of the
+    second one where it can, so the inner rows are never float32 in memory."""
 
     def __init__(self, up: Linear, down: Linear, activation: str) -> None:
         super().__init__()
@@ -203,9 +203,9 @@ class NextToken(nn.Cell):
 
 
 class KVCache(nn.Cell):
-    """The keys and values of one or more users, as `kv_layout` describes them.
+    """The keys and values of one or more users, in the layout of `kv_layout`.
 
-    What lies after a user's last position is never read, so a slot changes hands as it is.
+    Positions after a user's last one are never read, so a slot need not be cleared for a new user.
     """
 
     def __init__(self, dtype: str, users: int, heads: int, positions: int, head_dim: int) -> None:
@@ -218,22 +218,22 @@ class KVCache(nn.Cell):
         self.sizes = partial(head_sizes, dtype, head_dim=head_dim)
 
     def trim(self, row: int, positions: int) -> None:
-        """Gives back the memory of a user after the first `positions` positions."""
+        """Frees the memory of a user after the first `positions` positions."""
         keys, values = self.sizes(positions=positions)
         self.keys.trim(row, keys)
         self.values.trim(row, values)
 
     def give_back(self) -> None:
-        """Gives back all of it."""
+        """Frees the memory of all users."""
         self.keys.give_back()
         self.values.give_back()
 
 
 class Attention(nn.Cell):
-    """Every row over its own user's keys and values, in one instruction.
+    """Every row attends to its own user's keys and values, in one instruction.
 
-    It takes the Parameters of all cells. How many cells there are changes nothing but what
-    compiling and launching cost.
+    It takes the Parameters of all cells. The number of cells affects only the cost of compiling and
+    launching.
     """
 
     def __init__(self, shape: AttentionShape, cache_dtype: str) -> None:
@@ -245,7 +245,7 @@ class Attention(nn.Cell):
         self.attention = operators.attention(shape.width)
 
     def set_layout(self, layout: CellLayout) -> None:
-        """Gives every user of `layout` an empty cache; what was cached before is dropped."""
+        """Allocates an empty cache for every user of `layout` and drops the old ones."""
         for cell in getattr(self, "kv_past", ()):
             cell.give_back()
         shape = (self.shape.kv_heads, layout.seq_length, self.shape.head_dim)
@@ -271,16 +271,16 @@ class Attention(nn.Cell):
 
 @dataclass(frozen=True)
 class NativeBackend:
-    """Cells of our own kernels.
+    """Cells computed by the native kernels.
 
     Attributes:
-        weight_dtype: of the matrices and the embedding, "float32", "float16", "bfloat16", "int8" or
+        weight_dtype: of the matrices and the embedding: "float32", "float16", "bfloat16", "int8" or
             "int4".
         rotary_dtype: in which the rotary tables are computed.
-        input_dtype: that the inputs of products are rounded to, "float32", "bfloat16" or "int8".
-        cache_dtype: of keys and values, "float32", "bfloat16" or "int8".
-        weight_types: name of a parameter -> its type, where it is another one; `set_weight_types`
-            makes it so.
+        input_dtype: that the inputs of products are rounded to: "float32", "bfloat16" or "int8".
+        cache_dtype: of keys and values: "float32", "bfloat16" or "int8".
+        weight_types: name of a parameter -> its type, if not `weight_dtype`; applied by
+            `set_weight_types`.
     """
 
     weight_dtype: str = "float32"
@@ -315,12 +315,12 @@ class NativeBackend:
 
     @property
     def kept_as(self) -> str:
-        """Types of the matrices, in words."""
+        """Types of the matrices, for logs and statistics."""
         return described(self.weight_dtype, self.weight_types)
 
     def set_weight_types(self, model: nn.Cell) -> None:
-        """Gives matrices of `weight_types` a Parameter of that type, of zeros. Cells that share one
-        share the new one, too."""
+        """Replaces the Parameters in `weight_types` by zeros of that type. Cells that shared one
+        share the new one."""
         made: dict[str, Parameter] = {}
         for _, cell in model.cells_and_names():
             if not isinstance(cell, (Linear, Embedding)):

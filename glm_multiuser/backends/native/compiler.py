@@ -1,6 +1,6 @@
-"""Builds the C++ sources in `cpu/`. An installation calls it, before anything else is installed: it
-needs the standard library only. `python -m glm_multiuser.backends.native.compiler` builds them for
-this processor, where they lie."""
+"""Builds the C++ sources in `cpu/`. It is called during installation, when dependencies are not
+installed yet, so it needs the standard library only. `python -m
+glm_multiuser.backends.native.compiler` builds them in place for this processor."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from glm_multiuser.backends.native.library import PATH
 
 SOURCES = Path(__file__).with_name("cpu")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
-# GCC's headers set the latter two off.
+# GCC's own headers trigger the last two.
 FLAGS += ["-Wno-unused-parameter", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-# Compilers may fuse a product with a sum in a loop over several rows and not in the one over a
-# single row, so they are to fuse nothing by themselves; kernels say where they do.
+# Compilers might contract products and sums in a loop over several rows but not over a single row,
+# so they must not do it at all; kernels use FMA explicitly.
 FLAGS += ["-ffp-contract=off"]
-# A wheel may be loaded on a system with an older libstdc++. Its unused parts are left out, because
-# some need a recent glibc. So does a static libgcc; the shared one is compatible and everywhere.
+# A wheel may be loaded on a system with an older libstdc++. Unused parts are removed, because some
+# require a recent glibc. A static libgcc would as well; the shared one is compatible and always
+# present.
 STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -44,18 +45,18 @@ LEVEL_FLAGS: dict[str, list[str]] = {
 
 
 class BuildError(Exception):
-    """There is no compiler, or it refused the sources."""
+    """There is no compiler, or it failed."""
 
 
 def is_up_to_date(target: Path) -> bool:
-    """Whether there is a library that is newer than all that it is built from, as make sees it."""
+    """Whether there is a library that is newer than all of its sources."""
     sources = [*SOURCES.glob("*.[ch]pp"), Path(__file__)]
     newest = max(one.stat().st_mtime_ns for one in sources)
     return target.exists() and target.stat().st_mtime_ns > newest
 
 
 def levels_here() -> list[str]:
-    """The levels that this machine's processor can run, as the compiler sees it.
+    """The levels that this machine's processor supports, according to the compiler.
 
     Raises:
         BuildError: there is no compiler.
@@ -66,11 +67,11 @@ def levels_here() -> list[str]:
 
 
 def build_here() -> None:
-    """Writes the library of a checkout, for this machine's processor, unless it is up to date.
+    """Builds the library of a checkout for this machine's processor, unless it is up to date.
     Waits while another process does the same.
 
     Raises:
-        BuildError: it could not be built; a library that was there is as it was.
+        BuildError: the build failed; an existing library is unchanged.
     """
     lock = os.open(SOURCES, os.O_RDONLY)
     try:
@@ -82,20 +83,20 @@ def build_here() -> None:
 
 
 def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str]] = None) -> None:
-    """Writes the library to `target`.
+    """Builds the library at `target`.
 
     Args:
-        extra: flags after ours and before those of a level.
-        levels: of `LEVEL_FLAGS`; default: all. Those that the compiler does not know are left out.
+        extra: flags after `FLAGS` and before those of a level.
+        levels: of `LEVEL_FLAGS`; default: all. Those that the compiler lacks are skipped.
 
     Raises:
-        BuildError: it could not be built; a library that was there is as it was.
+        BuildError: the build failed; an existing library is unchanged.
     """
     compiler = _compiler()
     wanted = LEVEL_FLAGS if levels is None else levels
     levels = [name for name in wanted if _supports(compiler, LEVEL_FLAGS[name])]
     have = [f"-DHAVE_{name}" for name in levels]
-    # Beside another level, `plain` is for comparing and for processors of before 2013.
+    # If there are other levels, `plain` is for tests and for processors from before 2013.
     quick = {"level_plain": ["-O1"]} if len(levels) > 1 else {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
@@ -115,9 +116,9 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
         link = [*compiler, *FLAGS, *extra, "-shared", *objects, "-o", str(linked)]
         try:
             _run([*link, *STATIC])
-        except BuildError:  # the static libstdc++ is a package of its own on some systems
+        except BuildError:  # some systems package the static libstdc++ separately
             _run(link)
-    # Never written in place: a process that runs the old library would die of it.
+    # Not written in place, which would crash processes that use the old library.
     linked.replace(target)
 
 
@@ -130,14 +131,14 @@ def _compiler() -> list[str]:
 
 
 def _supports(compiler: list[str], flags: Sequence[str]) -> bool:
-    """Whether the compiler has these instructions: an old one lacks the newest, and any compiler
-    those of other processors."""
+    """Whether the compiler supports these instructions: an old one lacks the newest, and all lack
+    those of other architectures."""
     command = [*compiler, "-Werror", *flags, "-x", "c++", "-fsyntax-only", os.devnull]
     return not flags or subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _predefined_macros(compiler: list[str], flags: Sequence[str]) -> set[str]:
-    """Names of the macros that these flags define, among them one for each instruction set."""
+    """Names of the macros that these flags define, which include one for each instruction set."""
     command = [*compiler, *flags, "-x", "c++", "-dM", "-E", os.devnull]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return {line.split()[1] for line in lines}

@@ -1,9 +1,8 @@
-"""How weights that are quantised in groups lie in memory for the kernels.
+"""Packs group-quantised weights; `cpu/group_types.hpp` documents the layout.
 
-`cpu/group_types.hpp` says what lies where. Blocks are taken as they are in a file: those of GGUF
-as in `checkpoint/gguf/blocks.py`, those of AWQ and GPTQ as in `checkpoint/int4.py`. What is packed
-takes as much memory as they do, but for Q4_K and Q5_K, whose scales take 8 bits each instead of 6,
-and the zero points of AWQ and GPTQ, which take 4 instead of 8.
+Input blocks are those of a file: GGUF as in `checkpoint/gguf/blocks.py`, AWQ and GPTQ as in
+`checkpoint/int4.py`. Packed weights take the same memory, except that scales of Q4_K and Q5_K take
+8 bits instead of 6, and zero points of AWQ and GPTQ 4 instead of 8.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ from glm_multiuser.checkpoint.stored_tensor import Array
 from glm_multiuser.errors import ConfigError
 
 PACKED_VALUES = 1 << 20
-"""How many are packed at a time: with the intermediate arrays they fit into a cache."""
+"""How many weights are packed at a time: with intermediate arrays, they fit into a cache."""
 
 
 class Parts(NamedTuple):
-    """What blocks [blocks, bytes] consist of."""
+    """The fields of blocks [blocks, bytes]."""
 
     heads: Sequence[Bytes]
-    """Each [blocks, bytes]: one number of the block."""
+    """Each [blocks, bytes]: one value per block."""
     scales: Sequence[Bytes]
-    """Each [blocks, groups]: one byte of each group."""
-    numbers: Bytes
-    """[blocks, inputs], one in each byte."""
+    """Each [blocks, groups]: one byte per group."""
+    quants: Bytes
+    """[blocks, inputs], one per byte."""
 
 
 class GroupType(NamedTuple):
-    """As the struct of this name in `cpu/group_types.hpp`."""
+    """See the struct of this name in `cpu/group_types.hpp`."""
 
     inputs: int
     group: int
     bits: int
     packed_bytes: int
-    """Of a block, of a panel."""
+    """Of a block of a panel."""
     parts: Callable[[Bytes], Parts]
 
 
@@ -66,17 +65,17 @@ def _q4_1(blocks: Bytes) -> Parts:
     return Parts([blocks[:, :2], blocks[:, 2:4]], [], nibbles(blocks[:, 4:], 16))
 
 
-def _of_six_bits(blocks: Bytes, numbers: Bytes) -> Parts:
+def _with_six_bit_scales(blocks: Bytes, quants: Bytes) -> Parts:
     scales = [array.astype(np.uint8) for array in scales_and_minima(blocks[:, 4:16])]
-    return Parts([blocks[:, :2], blocks[:, 2:4]], scales, numbers)
+    return Parts([blocks[:, :2], blocks[:, 2:4]], scales, quants)
 
 
 def _q4_k(blocks: Bytes) -> Parts:
-    return _of_six_bits(blocks, nibbles(blocks[:, 16:], 32))
+    return _with_six_bit_scales(blocks, nibbles(blocks[:, 16:], 32))
 
 
 def _q5_k(blocks: Bytes) -> Parts:
-    return _of_six_bits(blocks, q5_k_numbers(blocks))
+    return _with_six_bit_scales(blocks, q5_k_numbers(blocks))
 
 
 def _q6_k(blocks: Bytes) -> Parts:
@@ -84,8 +83,8 @@ def _q6_k(blocks: Bytes) -> Parts:
 
 
 def _int4(blocks: Bytes) -> Parts:
-    numbers = nibbles(blocks[:, int4.HEADER :], blocks.shape[1] - int4.HEADER)
-    return Parts([blocks[:, :2], blocks[:, 2:3]], [], numbers)
+    quants = nibbles(blocks[:, int4.HEADER :], blocks.shape[1] - int4.HEADER)
+    return Parts([blocks[:, :2], blocks[:, 2:3]], [], quants)
 
 
 GROUP_TYPES = {
@@ -98,12 +97,12 @@ GROUP_TYPES = {
     "int4": GroupType(32, 32, 4, 18 * PANEL + PANEL // 2, _int4),
     "int4_128": GroupType(128, 128, 4, 66 * PANEL + PANEL // 2, _int4),
 }
-"""Name of a type -> the type. No two have as many bytes: kernels tell them apart by that."""
+"""Types by name. Kernels tell them apart by `packed_bytes`, which differ."""
 
 
 @dataclass(frozen=True)
 class GroupPacking:
-    """One weight [outputs, inputs] of a type in `GROUP_TYPES`; `inputs` are whole blocks."""
+    """One weight [outputs, inputs] of a type in `GROUP_TYPES`; `inputs` must be whole blocks."""
 
     dtype: str
     outputs: int
@@ -121,7 +120,7 @@ class GroupPacking:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one of its numbers."""
+        """Bytes of one element of the packed array."""
         return 1
 
     @property
@@ -131,22 +130,22 @@ class GroupPacking:
 
     @property
     def unpacked_dtype(self) -> np.dtype[Any]:
-        """Of values that are quantised."""
+        """The type from which weights are quantised."""
         return np.dtype(np.float32)
 
     def zeros(self) -> Bytes:
         return np.zeros(self.shape, np.uint8)
 
     def pack_rows(self, rows: Array, packed: Bytes) -> bool:
-        """Packs some outputs, from the first one of a panel on.
+        """Packs rows into whole panels.
 
         Args:
-            rows: uint8 [outputs, blocks, bytes], as they are stored; for types in `QUANTISED` also
+            rows: uint8 [outputs, blocks, bytes], as stored; for types in `QUANTISED` also
                 [outputs, inputs] of a floating type, which are quantised.
-            packed: the panels that they fill.
+            packed: the panels to write.
 
         Returns:
-            Whether all values are finite.
+            Whether all weights are finite.
         """
         if len(packed) * PANEL < len(rows):
             raise ValueError(f"{len(rows)} rows do not fit into {list(packed.shape)}")
@@ -165,39 +164,40 @@ class GroupPacking:
         return finite
 
     def _quantised(self, values: Array) -> tuple[Bytes, bool]:
-        """float32 [outputs, inputs] -> their blocks, and whether all values are finite."""
+        """float32 [outputs, inputs] -> blocks, and whether all weights are finite."""
         if self.dtype not in QUANTISED:
             raise ValueError(f"there are no {self.dtype} weights but those of files")
         return quantise(self.dtype, values)
 
     def _packed(self, parts: Parts, outputs: int) -> Bytes:
-        """Of whole panels."""
-        heads, scales, numbers = parts
+        """Interleaves the outputs of whole panels."""
+        heads, scales, quants = parts
         count = self.inputs // self.type.inputs
         shape = (outputs // PANEL, PANEL, count)
-        in_front = [_side_by_side(one.reshape(*shape, 1, -1)) for one in heads]
+        head = [_interleave(one.reshape(*shape, 1, -1)) for one in heads]
         if self.dtype.startswith("int4"):
-            zeros = in_front[1]
-            in_front[1] = zeros[..., : PANEL // 2] | zeros[..., PANEL // 2 :] << np.uint8(4)
-        groups = [_side_by_side(one.reshape(*shape, -1, 1)) for one in scales]
-        groups += self._words(numbers.reshape(*shape, self.type.inputs // self.type.group, -1))
+            zeros = head[1]
+            head[1] = zeros[..., : PANEL // 2] | zeros[..., PANEL // 2 :] << np.uint8(4)
+        groups = [_interleave(one.reshape(*shape, -1, 1)) for one in scales]
+        groups += self._words(quants.reshape(*shape, self.type.inputs // self.type.group, -1))
         rest = np.concatenate(groups, axis=-1)
-        whole = [*in_front, rest.reshape(*rest.shape[:2], 1, -1)]
+        whole = [*head, rest.reshape(*rest.shape[:2], 1, -1)]
         packed: Bytes = np.concatenate(whole, axis=-1).reshape(shape[0], count, -1)
         return packed
 
-    def _words(self, numbers: Bytes) -> list[Bytes]:
-        """[panels, PANEL, blocks, groups, inputs of a group] -> the upper bits, the lower ones."""
-        quads = numbers.reshape(*numbers.shape[:-1], -1, 4)
+    def _words(self, quants: Bytes) -> list[Bytes]:
+        """[panels, PANEL, blocks, groups, inputs of a group] -> words of upper bits, if the type
+        has any, and of the lower ones."""
+        quads = quants.reshape(*quants.shape[:-1], -1, 4)
         bits = self.type.bits
         if bits == 8:
-            return [_words_side_by_side(quads)]
+            return [_interleave_words(quads)]
         lower = quads & np.uint8(15)
-        words = [_words_side_by_side(lower[..., ::2, :] | lower[..., 1::2, :] << np.uint8(4))]
+        words = [_interleave_words(lower[..., ::2, :] | lower[..., 1::2, :] << np.uint8(4))]
         if bits > 4:
             shifts = np.arange(quads.shape[-2], dtype=np.uint8) * np.uint8(bits - 4)
             upper = (quads >> np.uint8(4)) << shifts[:, None]
-            words.insert(0, _words_side_by_side(np.bitwise_or.reduce(upper, -2, keepdims=True)))
+            words.insert(0, _interleave_words(np.bitwise_or.reduce(upper, -2, keepdims=True)))
         return words
 
 
@@ -205,10 +205,10 @@ AnyPacking = Union[Packing, GroupPacking]
 
 
 def packing_of(dtype: str, outputs: int, inputs: int) -> AnyPacking:
-    """How a weight [outputs, inputs] of a type lies in memory.
+    """The packing of a weight [outputs, inputs] of this type.
 
     Raises:
-        ConfigError: inputs that are no whole groups.
+        ConfigError: `inputs` are not whole blocks.
     """
     if dtype not in GROUP_TYPES:
         return Packing(dtype, outputs, inputs)
@@ -222,17 +222,17 @@ def packing_of(dtype: str, outputs: int, inputs: int) -> AnyPacking:
 
 
 def _is_finite(head: Bytes) -> bool:
-    """Whether float16 numbers are, [blocks, 2 bytes]; anything else is."""
+    """Whether all float16 values [blocks, 2 bytes] are finite; other types always are."""
     return head.shape[1] != 2 or not (head[:, 1] & 0x7C == 0x7C).any()
 
 
-def _side_by_side(array: Bytes) -> Bytes:
+def _interleave(array: Bytes) -> Bytes:
     """[panels, PANEL, blocks, groups, bytes] -> [panels, blocks, groups, PANEL * bytes]."""
     moved = array.transpose(0, 2, 3, 1, 4)
     return moved.reshape(*moved.shape[:3], -1)
 
 
-def _words_side_by_side(words: Bytes) -> Bytes:
+def _interleave_words(words: Bytes) -> Bytes:
     """[panels, PANEL, blocks, groups, words, 4] -> [panels, blocks, groups, words * PANEL * 4]."""
     moved = words.transpose(0, 2, 3, 4, 1, 5)
     return moved.reshape(*moved.shape[:3], -1)

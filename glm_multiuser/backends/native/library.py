@@ -1,4 +1,4 @@
-"""The compiled library: whether it is there, and how it is set up."""
+"""Loads and configures the compiled library."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from glm_multiuser.errors import ConfigError
 PATH = Path(__file__).with_name("native.so")
 
 SWITCH = "GLM_MULTIUSER_KERNELS"
-"""Environment variable: 0 switches the kernels off for `kernels="auto"`."""
+"""Environment variable: 0 disables the kernels for `kernels="auto"`."""
 
 LEVEL = "GLM_MULTIUSER_KERNELS_LEVEL"
-"""Environment variable: the instructions to use, one of `LEVELS`; default: the best there are."""
+"""Environment variable: instruction set, one of `LEVELS`; default: the best available."""
 
 THREADS = "GLM_MULTIUSER_THREADS"
-"""Environment variable: threads of the kernels; default: the cores that this process may use."""
+"""Environment variable: number of threads; default: the cores that this process may use."""
 
 LEVELS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "plain")
-"""The best first."""
+"""Best first."""
 
 
 def unavailable_reason(device_target: str) -> str:
@@ -40,18 +40,18 @@ def unavailable_reason(device_target: str) -> str:
 
 
 def path() -> Path:
-    """Where the library is, set up for use; raises as `open_library` does."""
+    """Path of the library, after loading and configuring it; raises as `open_library` does."""
     open_library()
     return PATH
 
 
 @functools.lru_cache(maxsize=1)
 def open_library() -> ctypes.CDLL:
-    """Loads the library, once per process, with as many threads as this process may use.
+    """Loads and configures the library, once per process.
 
     Raises:
         OSError: it cannot be loaded.
-        ConfigError: an environment variable with a value that means nothing here.
+        ConfigError: an environment variable has an invalid value.
     """
     library = ctypes.CDLL(str(PATH))
     library.glm_level.restype = ctypes.c_char_p
@@ -73,13 +73,13 @@ def open_library() -> ctypes.CDLL:
 
 
 def level() -> str:
-    """The instructions in use, one of `LEVELS`."""
+    """The instruction set in use, one of `LEVELS`."""
     name: bytes = open_library().glm_level()
     return name.decode()
 
 
 def kernel_number(name: str) -> int:
-    """The number that instructions of a program have for this kernel.
+    """The number of a kernel in instructions of a program.
 
     Raises:
         KeyError: the library has no such kernel.
@@ -91,7 +91,7 @@ def kernel_number(name: str) -> int:
 
 
 def declare_row_bytes(library: ctypes.CDLL) -> None:
-    """Gives the function that `row_bytes` calls its types."""
+    """Declares the types of the function that `row_bytes` calls."""
     size, text = ctypes.c_int64, ctypes.c_char_p
     sizes = ctypes.POINTER(size)
     library.glm_row_bytes.argtypes = [text, ctypes.c_int, sizes, size, text]
@@ -105,14 +105,14 @@ def row_bytes(
     rounded_to: str,
     library: Optional[ctypes.CDLL] = None,
 ) -> int:
-    """Bytes of a row that is laid out for a product.
+    """Bytes of a packed input row of a product.
 
     Args:
         dtype: of the packed weight.
         shape: of the packed weight.
-        inputs: numbers of a row.
-        rounded_to: their type, "float32", "bfloat16" or "int8".
-        library: another one than `open_library` gives.
+        inputs: length of a row.
+        rounded_to: the type of inputs, "float32", "bfloat16" or "int8".
+        library: default: that of `open_library`.
 
     Raises:
         ValueError: there is no such product.
@@ -127,7 +127,7 @@ def row_bytes(
 
 
 def row_multiple() -> int:
-    """The memory of rows that are laid out goes on to a multiple of so many."""
+    """The memory of packed inputs is padded to a multiple of this many rows."""
     multiple: int = open_library().glm_row_multiple()
     return multiple
 

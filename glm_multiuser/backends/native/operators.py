@@ -1,7 +1,7 @@
 """The kernels as instructions of a program.
 
-Each takes, among its inputs, `used`, int32 [1]: how many of its rows there are in this step. What
-lies after them is neither read nor written. `cpu/*operator*.cpp` say what each input is.
+Each takes `used`, int32 [1]: how many of its rows are valid in this step. The rows after them are
+neither read nor written. `cpu/*operator*.cpp` document all inputs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from glm_multiuser.backends.native.program import Kernel
 
 
 def linear(finish: str = "linear") -> Kernel:
-    """(x [rows, in], used, weight, bias [out]) -> [rows, out]; `finish` may be "linear_add", with
-    (residual [rows, out], factor [1]) more; with "_bfloat16" or "_int8" appended, x is rounded to
-    that. x may be rows that are laid out for this product."""
+    """(x [rows, in], used, weight, bias [out]) -> [rows, out]. `finish` may be "linear_add", which
+    also takes (residual [rows, out], factor [1]); with "_bfloat16" or "_int8" appended, x is
+    rounded to that type. x may be packed inputs of this product."""
     return Kernel(finish, lambda x, used, weight, bias, *rest: [(x[0], bias[0])])
 
 
 def linear_gelu(name: str, row_bytes: int) -> Kernel:
-    """(x [rows, in], used, weight, bias [out], weight of the next product) -> rows [rows, out] that
-    are laid out for that product, `row_bytes` each, after a GELU."""
+    """(x [rows, in], used, weight, bias [out], weight of the next product) -> packed inputs
+    [rows, out] of that product, `row_bytes` per row, after a GELU."""
     shapes = lambda x, used, weight, bias, following: [(x[0], bias[0])]  # noqa: E731
     return Kernel(name, shapes, ("uint8",), row_bytes)
 
@@ -29,12 +29,12 @@ def embedding(width: int) -> Kernel:
 
 
 def take_rows() -> Kernel:
-    """(x [rows, size], numbers int32 [taken], used) -> those rows [taken, size]."""
-    return Kernel("take_rows", lambda x, numbers, used: [(numbers[0], x[1])])
+    """(x [rows, size], indices int32 [taken], used) -> those rows [taken, size]."""
+    return Kernel("take_rows", lambda x, indices, used: [(indices[0], x[1])])
 
 
 def layer_norm() -> Kernel:
-    """(x [rows, size], used, gamma, beta, epsilon [1], perhaps a residual like x) -> like x."""
+    """(x [rows, size], used, gamma, beta, epsilon [1], optional residual like x) -> like x."""
     return Kernel("layer_norm", lambda x, *rest: [x])
 
 
@@ -45,7 +45,7 @@ def layer_norm_of_layer() -> Kernel:
 
 
 def rms_norm() -> Kernel:
-    """(x [rows, size], used, weight, epsilon [1], perhaps a residual like x) -> [rows, size]."""
+    """(x [rows, size], used, weight, epsilon [1], optional residual like x) -> [rows, size]."""
     return Kernel("rms_norm", lambda x, *rest: [x])
 
 
@@ -56,15 +56,15 @@ def query_key_norm() -> Kernel:
 
 
 def swiglu(name: str, row_bytes: int) -> Kernel:
-    """(gate and up [rows, 2 * size], used, weight of the next product) -> rows [rows, size] that
-    are laid out for that product, `row_bytes` each; `name` says what they are rounded to, as that
-    of the product does."""
+    """(gate and up [rows, 2 * size], used, weight of the next product) -> packed inputs
+    [rows, size] of that product, `row_bytes` per row; `name` has the suffix of that product, which
+    is the type that they are rounded to."""
     return Kernel(name, lambda x, used, following: [(x[0], x[1] // 2)], ("uint8",), row_bytes)
 
 
 def next_token() -> Kernel:
-    """(hidden [rows, hidden_size], logits [rows, vocab_size], used) -> the best tokens, int32
-    [rows]; 0 where the row is finite and NaN where not, [rows]."""
+    """(hidden [rows, hidden_size], logits [rows, vocab_size], used) -> argmax of the logits, int32
+    [rows]; 0 if the row is finite, otherwise NaN, [rows]."""
     shapes = lambda hidden, *rest: [(hidden[0],), (hidden[0],)]  # noqa: E731
     return Kernel("next_token", shapes, ("int32", "float32"))
 

@@ -1,11 +1,11 @@
-"""How weights lie in memory for the kernels.
+"""Memory layout of packed weights.
 
-A weight [out, in] is cut into panels of `PANEL` outputs, the last one filled up with zeros. In a
-panel the outputs of one input lie side by side, so a product reads memory in order:
+A weight [out, in] is split into panels of `PANEL` outputs; the last one is zero-padded. Within a
+panel, outputs are interleaved, so that products read memory sequentially:
 
     float32    [panels, in, PANEL]
     float16    the same
-    bfloat16   [panels, in / 2, PANEL, 2]: two inputs together, as the processor multiplies them;
+    bfloat16   [panels, in / 2, PANEL, 2]: pairs of inputs, as dot-product instructions take them;
                the bits, as int16
     int8       [panels, PANEL * 4 + in * PANEL]: float32 scales of the outputs, then as bfloat16
 
@@ -33,13 +33,13 @@ STORED = {
     "bfloat16": np.int16,
     "int8": np.int8,
 }
-"""Type of a weight -> of the array that holds it."""
+"""Type of a weight -> type of its array."""
 
 BLOCK_BYTES = 1 << 23
-"""Of float32: what a thread reads and packs at a time."""
+"""What a thread reads and packs at a time, as float32."""
 
 TYPES = {np.dtype("f4"): 0, np.dtype("f2"): 1, BITS: 2}
-"""Type of an array of weights -> its number in `glm::Weight`, which is that of `STORED`, too."""
+"""Type of an array of weights -> its value in `glm::Weight`, which has the order of `STORED`."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Packing:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one of its numbers."""
+        """Bytes of one element of the packed array."""
         return np.dtype(STORED[self.dtype]).itemsize
 
     @property
@@ -72,21 +72,22 @@ class Packing:
 
     @property
     def unpacked_dtype(self) -> np.dtype[Any]:
-        """Of what `pack_rows` takes without rounding it, except to int8; `bfloat16.BITS` is one."""
+        """The type that `pack_rows` takes without rounding, except to int8; may be
+        `bfloat16.BITS`."""
         return {"float16": np.dtype(np.float16), "bfloat16": BITS}.get(self.dtype, np.dtype("f4"))
 
     def zeros(self) -> NDArray[Any]:
         return np.zeros(self.shape, STORED[self.dtype])
 
     def pack_rows(self, rows: NDArray[Any], packed: NDArray[Any]) -> bool:
-        """Packs some outputs, from the first one of a panel on.
+        """Packs rows into whole panels.
 
         Args:
-            rows: [outputs, inputs], float32, float16 or `bfloat16.BITS`; rounded if need be.
-            packed: the panels that they fill.
+            rows: [outputs, inputs], float32, float16 or `bfloat16.BITS`; rounded if necessary.
+            packed: the panels to write.
 
         Returns:
-            Whether all numbers are finite, before and after they are rounded.
+            Whether all weights are finite, before and after rounding.
         """
         if rows.dtype not in TYPES or rows.shape[1] != self.inputs or not rows.flags.c_contiguous:
             raise ValueError(f"cannot pack {rows.dtype} {list(rows.shape)} for {self}")

@@ -1,8 +1,8 @@
-"""Memory that costs nothing until it is written to, and goes back to the system by whole pages.
+"""Memory that is allocated on first write, and returned to the system in whole pages.
 
-It is a private anonymous mapping (mmap(2)): the system brings a page of zeros at the first write,
-and takes it back after MADV_DONTNEED (madvise(2)). Only Linux promises both. Elsewhere all of it is
-kept from beginning to end.
+It is a private anonymous mapping (mmap(2)): the system provides a page of zeros on the first write,
+and frees it on MADV_DONTNEED (madvise(2)). Only Linux guarantees both. Elsewhere, memory is
+allocated at once and kept.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
-UNAVAILABLE = "" if sys.platform == "linux" else "pages can be given back on Linux only"
-"""Why everything is kept; "" if it is not."""
+UNAVAILABLE = "" if sys.platform == "linux" else "pages can be returned on Linux only"
+"""Why pages cannot be returned; "" if they can."""
 
 SIZE = 1 if UNAVAILABLE else mmap.PAGESIZE
-"""Bytes of a page; 1 where there are none to give back."""
+"""Bytes of a page; 1 if pages cannot be returned."""
 
 MAP_NORESERVE = 0x4000
-"""Of Linux on x86 and ARM; Python names it from 3.13 on."""
+"""On Linux, x86 and ARM; `mmap` defines it since Python 3.13."""
 
 
 def whole_pages(size: int) -> int:
-    """`size`, rounded up to bytes of whole pages."""
+    """`size` in bytes, rounded up to whole pages."""
     return -(-size // SIZE) * SIZE
 
 
 class PagedArray:
-    """An array of zeros whose pages are taken and given back.
+    """An array of zeros whose pages can be returned to the system.
 
     Args:
-        shape: [rows, parts, ...]; where pages are given back, the bytes of a part must be a
-            multiple of `SIZE`, so that no page has numbers of two parts.
-        dtype: of its numbers.
+        shape: [rows, parts, ...]; the bytes of a part must be a multiple of `SIZE`, so that parts
+            do not share pages.
+        dtype: of the array.
 
     Attributes:
-        array: the memory itself.
+        array: the memory.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
@@ -51,11 +51,11 @@ class PagedArray:
             self.array: NDArray[Any] = np.zeros(shape, dtype)
             return
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        # Without MAP_NORESERVE the system may refuse more than it has, used or not.
+        # Without MAP_NORESERVE, the system may refuse to map more than its physical memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self._map = mmap.mmap(-1, size, flags=flags)
         try:
-            # Or the first number of 2 MB would cost 2 MB.
+            # A huge page would allocate 2 MB on the first write.
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
         except OSError as error:
             if error.errno != errno.EINVAL:  # a system without huge pages
@@ -63,8 +63,8 @@ class PagedArray:
         self.array = np.frombuffer(self._map, dtype).reshape(shape)
 
     def trim(self, row: int, size: int) -> None:
-        """Gives back the pages of `array[row]` after the first `size` bytes of each of its parts;
-        they are zero from then on."""
+        """Returns the pages of `array[row]` after the first `size` bytes of each of its parts; they
+        become zero."""
         whole, part = self.array.strides[:2]
         kept, start = whole_pages(size), row * whole
         if kept == 0:
@@ -74,7 +74,7 @@ class PagedArray:
                 self._give_back(at + kept, part - kept)
 
     def give_back(self) -> None:
-        """Gives back all pages."""
+        """Returns all pages."""
         self._give_back(0, self.array.nbytes)
 
     def _give_back(self, start: int, size: int) -> None:
@@ -82,7 +82,7 @@ class PagedArray:
             return
         try:
             self._map.madvise(mmap.MADV_DONTNEED, start, size)
-        except OSError as error:  # locked memory, for example; it can be used all the same
+        except OSError as error:  # locked memory, for example; it remains usable
             warn_once(f"memory of KV caches stays in use, because the system refuses it: {error}")
 
 

@@ -1,19 +1,19 @@
-"""A step as one operator: cells say what it computes, and the library computes it.
+"""A step as one operator: cells record its instructions, and the library executes them.
 
-Native cells compute nothing themselves. They are called once, outside of MindSpore's graphs, with
+Native cells compute nothing themselves. They are traced once, outside of MindSpore's graphs, with
 `Value`s in place of tensors, and each adds an instruction to a program. The operator `run_program`
-(`cpu/program.cpp`) carries out the whole program. All that it needs is an argument that stays where
-it is, so one launch by MindSpore's graph can be captured, and replayed in every step.
+(`cpu/program.cpp`) executes the whole program. All of its arguments stay at the same addresses, so
+one launch by MindSpore's graph can be captured and replayed in every step.
 
-    code         words: how many values and instructions there are, and how many words of the
-                 library's memory; then the values, the instructions, the constants
-    value        place, first word there, dtype (of `DTYPES`), rank, shape. The place is an argument
-                 of the operator, by its number, or `MEMORY`
-    instruction  number of the kernel, how many operands it has, the operands: inputs, then outputs.
-                 An operand is an argument of the operator, by its number, or, below zero, a value:
-                 -1 the first, -2 the second
+    code         header: number of values, number of instructions, words of the library's memory;
+                 then values, instructions and constants
+    value        buffer, offset in words, dtype (index in `DTYPES`), rank, shape. The buffer is the
+                 index of an argument of the operator, or `MEMORY`
+    instruction  number of the kernel, number of operands, operands: inputs, then outputs. An
+                 operand is the index of an argument of the operator or, if negative, a value: -1 is
+                 the first, -2 the second
 
-A word is four bytes. Arguments are the code, the numbers of the step, Parameters, and the results.
+A word is four bytes. Arguments are the code, the inputs of the step, Parameters, and the results.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from glm_multiuser.errors import GLMMultiUserError
 Shape = tuple[int, ...]
 
 DTYPES = ("int32", "float32", "uint8")
-MEMORY, CODE, NUMBERS, PARAMETERS = -1, 0, 1, 2
-"""Places of values; the first Parameter's is `PARAMETERS`."""
+MEMORY, CODE, INPUTS, PARAMETERS = -1, 0, 1, 2
+"""Buffers of values; that of the first Parameter is `PARAMETERS`."""
 
 LINE = 16
-"""Words of a cache line, where every value in the library's memory begins."""
+"""Words of a cache line, to which values in the library's memory are aligned."""
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the step that is recorded."""
+    """A tensor of the recorded step."""
 
     program: Program
     shape: Shape
     dtype: str
-    place: int = MEMORY
-    first: int = 0
-    """Word in that place."""
+    buffer: int = MEMORY
+    offset: int = 0
+    """In words."""
     row_bytes: int = 0
-    """Of rows that are laid out for a product, which have the dtype "uint8"."""
+    """Of packed inputs of a product, which have the dtype "uint8"; otherwise 0."""
 
     @property
     def words(self) -> int:
@@ -63,8 +63,8 @@ class Value:
 
     @property
     def end(self) -> int:
-        """Where the next one may begin."""
-        return self.first + math.ceil(self.words / LINE) * LINE
+        """The offset at which the next value may begin."""
+        return self.offset + math.ceil(self.words / LINE) * LINE
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Kernel:
     """A kernel of the library, as a function of values.
 
     Attributes:
-        shapes: makes those of its outputs from those of its inputs.
+        shapes: computes the shapes of its outputs from those of its inputs.
         dtypes: of its outputs.
-        row_bytes: of its output, if that is rows that are laid out for a product.
+        row_bytes: of its output, if that is packed inputs of a product.
     """
 
     name: str
@@ -83,9 +83,9 @@ class Kernel:
     row_bytes: int = 0
 
     def __call__(self, x: Value, *rest: Any) -> Any:
-        """Adds an instruction to the program of `x` -> its output, or a tuple of several.
+        """Adds an instruction to the program of `x`; returns its output, or a tuple of several.
 
-        The rest may be values, numpy arrays, which are constants, and Parameters.
+        Other operands may be values, NumPy arrays, which become constants, and Parameters.
         """
         shapes = self.shapes(*[tuple(each.shape) for each in (x, *rest)])
         outputs = tuple(
@@ -101,25 +101,25 @@ class Instruction(NamedTuple):
 
 
 class Program:
-    """What a step computes.
+    """The recorded instructions of a step.
 
     Attributes:
-        parameters: that it reads and writes, each once.
-        number_count: int32 numbers that every step brings.
+        parameters: the Parameters that it reads and writes, each once.
+        input_words: size of the int32 inputs of a step.
     """
 
     def __init__(self) -> None:
         self.parameters: list[Any] = []
-        self.number_count = 0
+        self.input_words = 0
         self._instructions: list[Instruction] = []
-        self._places: dict[int, int] = {}
-        """`id` of a Parameter -> its place."""
+        self._buffers: dict[int, int] = {}
+        """`id` of a Parameter -> its buffer."""
         self._constants: dict[tuple[str, Shape, bytes], Value] = {}
 
-    def numbers(self, *shape: int) -> Value:
-        """The next of the int32 numbers that every step brings."""
-        value = Value(self, shape, "int32", NUMBERS, self.number_count)
-        self.number_count += value.words
+    def step_inputs(self, *shape: int) -> Value:
+        """Allocates an int32 input that is set in every step."""
+        value = Value(self, shape, "int32", INPUTS, self.input_words)
+        self.input_words += value.words
         return value
 
     def add(self, kernel: str, inputs: Sequence[Any], outputs: Sequence[Value]) -> None:
@@ -137,15 +137,15 @@ class Program:
         if isinstance(x, np.ndarray):
             key = str(x.dtype), x.shape, x.tobytes()
             return self._constants.setdefault(key, Value(self, x.shape, key[0], CODE))
-        if id(x) not in self._places:
-            self._places[id(x)] = PARAMETERS + len(self.parameters)
+        if id(x) not in self._buffers:
+            self._buffers[id(x)] = PARAMETERS + len(self.parameters)
             self.parameters.append(x)
-        return self._places[id(x)]
+        return self._buffers[id(x)]
 
     def code(self, results: Sequence[Value]) -> NDArray[np.int32]:
-        """The whole program; `results` are what the operator returns."""
-        for place, result in enumerate(results, PARAMETERS + len(self.parameters)):
-            result.place = place
+        """Encodes the program; `results` are the outputs of the operator."""
+        for buffer, result in enumerate(results, PARAMETERS + len(self.parameters)):
+            result.buffer = buffer
         operands = [operand for one in self._instructions for operand in one.operands]
         values = dict.fromkeys(operand for operand in operands if isinstance(operand, Value))
         numbers = {value: -1 - number for number, value in enumerate(values)}
@@ -153,48 +153,49 @@ class Program:
         for kernel, of_it in self._instructions:
             words = [one if isinstance(one, int) else numbers[one] for one in of_it]
             instructions += [kernel, len(words), *words]
-        head = [len(values), len(self._instructions), self._lay_out()]
+        head = [len(values), len(self._instructions), self._plan_memory()]
         end = len(head) + sum(4 + len(value.shape) for value in values) + len(instructions)
         for constant in self._constants.values():
-            constant.first = end
+            constant.offset = end
             end += constant.words
         for value in values:
             dtype = DTYPES.index(value.dtype)
-            head += [value.place, value.first, dtype, len(value.shape), *value.shape]
+            head += [value.buffer, value.offset, dtype, len(value.shape), *value.shape]
         constants = b"".join(data for _, _, data in self._constants)
         words_before = np.array(head + instructions, np.int32)
         return np.concatenate([words_before, np.frombuffer(constants, np.int32)])
 
-    def _lay_out(self) -> int:
-        """Gives values their places in the library's memory -> words that it takes.
+    def _plan_memory(self) -> int:
+        """Assigns offsets in the library's memory to values; returns its size in words.
 
-        The largest first, each to the lowest place that no other has at the same time ("greedy by
-        size", Pisarchyk and Lee 2020).
+        In descending order of size, each value gets the lowest offset that is free during its
+        lifetime ("greedy by size", Pisarchyk and Lee 2020).
         """
         lives: dict[Value, range] = {}
         for number, instruction in enumerate(self._instructions):
             for one in instruction.operands:
-                if isinstance(one, Value) and one.place == MEMORY:
+                if isinstance(one, Value) and one.buffer == MEMORY:
                     begin = lives[one].start if one in lives else number
                     lives[one] = range(begin, number + 1)
         placed: list[Value] = []
         for value in sorted(lives, key=lambda one: -one.words):
             life = lives[value]
-            for other in sorted(placed, key=lambda one: one.first):
+            for other in sorted(placed, key=lambda one: one.offset):
                 meet = lives[other].start < life.stop and life.start < lives[other].stop
-                if meet and value.end > other.first:
-                    value.first = max(value.first, other.end)
+                if meet and value.end > other.offset:
+                    value.offset = max(value.offset, other.end)
             placed.append(value)
         return max((value.end for value in placed), default=0)
 
 
 class CapturedProgram:
-    """The launch of `run_program` that MindSpore has just made, to be made again without MindSpore.
+    """The last launch of `run_program` by MindSpore, to be replayed without MindSpore.
 
-    Its arguments are in memory of MindSpore's graph and Parameters, which must outlive this object.
+    The memory of its arguments belongs to MindSpore's graph and Parameters, which must outlive this
+    object.
 
     Raises:
-        GLMMultiUserError: there was none since the last one was captured.
+        GLMMultiUserError: there was no launch since the last one was captured.
     """
 
     def __init__(self) -> None:
@@ -205,7 +206,7 @@ class CapturedProgram:
         weakref.finalize(self, self._library.glm_forget, self._launch)
 
     def replay(self) -> None:
-        """Raises GLMMultiUserError if a kernel refuses its arguments."""
+        """Raises GLMMultiUserError if a kernel rejects its arguments."""
         refused = self._library.glm_replay(self._launch)
         if refused:
             raise GLMMultiUserError(f"a kernel refused, in line {refused} of its source")

@@ -1,4 +1,4 @@
-"""Weights of floating types into blocks of groups, as GGUF files have them."""
+"""Quantises weights to blocks of GGUF types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEARCHED = ("q4_1", "q4_k", "q6_k")
 """Types whose scales and minima are searched for the least squared error, by the library."""
 
 QUANTISED = ("q8_0", *SEARCHED)
-"""Types that there is a way to quantise to."""
+"""Types that weights can be quantised to."""
 
 
 def quantise(dtype: str, values: Array) -> tuple[Bytes, bool]:

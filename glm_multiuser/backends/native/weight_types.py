@@ -1,4 +1,4 @@
-"""Which type each matrix of a checkpoint is kept in."""
+"""The type in which each matrix of a checkpoint is kept."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ FOUR_BITS = ("q4_0", "q4_1", "q4_k", "int4", "int4_128")
 
 
 def types_in_groups(stored: Mapping[str, str]) -> dict[str, str]:
-    """Name of each matrix -> the type that it is kept in, from what it is stored as: in groups
-    where kernels know the type, or widened. Nothing if no matrix is in groups."""
+    """Name of each matrix -> the type in which it is kept: the stored type if the kernels support
+    it, otherwise float32. Empty if no matrix is group-quantised."""
     if not any(dtype in GROUP_TYPES for dtype in stored.values()):
         return {}
     known = {*GROUP_TYPES, *STORED}
@@ -22,14 +22,14 @@ def types_in_groups(stored: Mapping[str, str]) -> dict[str, str]:
 def types_for_int4(
     stored: Mapping[str, str], inputs: Mapping[str, int], tables: Collection[str]
 ) -> dict[str, str]:
-    """Name of each matrix -> the type that it is kept in with `weight_dtype="int4"`.
+    """Name of each matrix -> the type in which it is kept with `weight_dtype="int4"`.
 
-    Those that are stored in groups of 4 bits stay as they are, and of `tables`, the embedding and
-    the output layer, those in any groups; other tables get 6 bits or 8, because they cost an answer
-    the most. The smaller types have blocks of 256 inputs, which not every matrix can be cut into.
+    Matrices stored in 4-bit groups keep their type, as do `tables`, the embedding and the output
+    layer, stored in groups of any size. Other tables get 6 or 8 bits, because quality depends on
+    them most. The smaller types require a multiple of 256 inputs.
 
     Args:
-        inputs: of every matrix.
+        inputs: number of inputs of every matrix.
     """
     kept = {}
     for name, count in inputs.items():
@@ -42,5 +42,5 @@ def types_for_int4(
 
 
 def described(dtype: str, types: Mapping[str, str]) -> str:
-    """Types of matrices, in words: those of `types`, or where it is empty `dtype`."""
+    """The distinct types in `types`, comma-separated, or `dtype` if it is empty."""
     return ", ".join(sorted({*types.values()} or {dtype}))

@@ -1,5 +1,5 @@
-// Products on tiles. Rows are taken by 16, and what lies behind the last of them with them, so each
-// row goes through the same instructions in the same order, however many there are.
+// Products on tiles. Rows are processed in tiles of 16, including padding after the last one, so each row
+// goes through the same instructions in the same order for any number of rows.
 #pragma once
 
 #include "linear.hpp"
@@ -10,34 +10,34 @@
 
 namespace {
 
-// So few rows are multiplied sooner without tiles where that makes no difference.
+// Up to this many rows are faster without tiles, and get the same bits.
 constexpr int64_t FEW_INT8_ROWS = 4;
 
-// Weights of one step: two tiles side by side.
+// Weights of one step: two adjacent tiles.
 constexpr int64_t STEP_BYTES = TILE_ROWS * PAIR_BYTES;
-constexpr int64_t TILES_AHEAD = 32768;  // bytes, into the second cache
+constexpr int64_t TILES_PREFETCH_DISTANCE = 32768;  // bytes, into L2
 
-// Weights of so many steps stay in the first cache while all rows take them in. Long rows are taken in
-// by chunks of as many, which stay in the second cache.
+// Weights of this many steps stay in L1 while all rows use them. Long rows are split into chunks of this
+// many steps, which stay in L2.
 constexpr int64_t NEAR_STEPS = 16;
 
-// Rows of so many steps of 64 bytes are not long.
+// Rows with more steps of 64 bytes are split into chunks.
 constexpr int64_t MOST_STEPS = 2 * NEAR_STEPS;
 
-// Each kind of product. A line is two inputs of a panel; a step takes in `lines` of them, and of
-// every row `parts` times 64 bytes, which are `in_pieces` with those of the other rows of a tile, so
-// that memory is read in order. `lay_lines` makes tiles of what lies otherwise in a panel, with columns
-// as `join_groups` says.
+// Types of products. A line is two inputs of a panel. A step consumes `lines` of them and `parts` times 64
+// bytes of every row. With `in_pieces`, the rows of a tile are interleaved step by step, so that memory is
+// read sequentially. Unless weights are used `as_stored`, `tile_lines` converts them to tiles, with permuted
+// columns; `restore_column_order` undoes it.
 struct BFloat16Tiles {
   static constexpr int parts = 1, lines = 16;
   static constexpr int64_t line_bytes = 2 * PANEL * 2, scale_bytes = 0, head_bytes = 0;
-  static constexpr bool as_stored = true, whole = false, in_pieces = true;
-  static void lay_lines(const char* from, int count, char* to) {
+  static constexpr bool as_stored = true, is_integer = false, in_pieces = true;
+  static void tile_lines(const char* from, int count, char* to) {
     std::memcpy(to, from, count * line_bytes);
   }
 };
 
-// float32 inputs, as the sum of three bf16 that hold all of their bits.
+// float32 inputs, split into three bf16 whose sum is exact.
 struct Float32Tiles : BFloat16Tiles {
   static constexpr int parts = FLOAT32_PARTS;
 };
@@ -45,8 +45,8 @@ struct Float32Tiles : BFloat16Tiles {
 struct Int8Tiles {
   static constexpr int parts = 1, lines = 16;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4, head_bytes = 0;
-  static constexpr bool as_stored = false, whole = false, in_pieces = true;
-  static void lay_lines(const char* from, int count, char* to) {
+  static constexpr bool as_stored = false, is_integer = false, in_pieces = true;
+  static void tile_lines(const char* from, int count, char* to) {
     for (int line = 0; line < count; ++line, from += line_bytes, to += PAIR_BYTES) {
       __m512bh wide[2];
       widen_to_bf16(from, wide);
@@ -56,12 +56,12 @@ struct Int8Tiles {
   }
 };
 
-struct WholeInt8Tiles {
+struct Int8Int8Tiles {
   static constexpr int parts = 1, lines = 32;
   static constexpr int64_t line_bytes = 2 * PANEL, scale_bytes = PANEL * 4;
   static constexpr int64_t head_bytes = HEAD_BYTES;
-  static constexpr bool as_stored = false, whole = true, in_pieces = false;
-  static void lay_lines(const char* from, int count, char* to) {
+  static constexpr bool as_stored = false, is_integer = true, in_pieces = false;
+  static void tile_lines(const char* from, int count, char* to) {
     static constexpr char ZEROS[line_bytes] = {};
     for (int line = 0; line < count; line += 2, from += 2 * line_bytes, to += PAIR_BYTES) {
       const char* second = line + 1 < count ? from + line_bytes : ZEROS;
@@ -86,25 +86,25 @@ int64_t tile_chunks(int64_t depth) {
   return steps * P::parts <= MOST_STEPS ? 1 : (steps + NEAR_STEPS - 1) / NEAR_STEPS;
 }
 
-// Steps of a product, from `first` up to `last`.
+// Steps `first` to `last` - 1 of a product.
 struct Steps {
   int64_t first, last;
 };
 
-// One of several parts of about the same size.
+// One of `parts` parts of about the same size.
 inline Steps part_of(Steps steps, int64_t number, int64_t parts) {
   const int64_t count = steps.last - steps.first;
   return {steps.first + count * number / parts, steps.first + count * (number + 1) / parts};
 }
 
-// The weights of some steps of a panel. Where several blocks of rows take them in, they are laid
+// The weights of some steps of a panel. If several blocks of rows use them, they are converted to tiles
 // only once.
 template <class P>
 struct TiledWeights {
   const char* lines;
   int64_t count, steps, first;
   char* scratch;
-  bool laid = false;
+  bool tiled = false;
 
   TiledWeights(const LinearPanel& panel, Steps some, bool at_once)
       : lines((const char*)panel.weight + P::scale_bytes),
@@ -114,28 +114,28 @@ struct TiledWeights {
         scratch(panel.scratch) {
     if (P::as_stored || !at_once) return;
     for (int64_t step = first; step < some.last; ++step)
-      lay(step, scratch + (step - first) * STEP_BYTES);
-    laid = true;
+      tile_step(step, scratch + (step - first) * STEP_BYTES);
+    tiled = true;
   }
 
-  const char* lay(int64_t step, char* to) {
+  const char* tile_step(int64_t step, char* to) {
     const int64_t left = count - step * P::lines;
     if (left < P::lines) std::memset(to, 0, STEP_BYTES);
-    P::lay_lines(lines + step * P::lines * P::line_bytes, left < P::lines ? left : P::lines, to);
+    P::tile_lines(lines + step * P::lines * P::line_bytes, left < P::lines ? left : P::lines, to);
     return to;
   }
 
   const char* at(int64_t step) {
-    if (laid) return scratch + (step - first) * STEP_BYTES;
+    if (tiled) return scratch + (step - first) * STEP_BYTES;
     const bool complete = (step + 1) * P::lines <= count;
     if (P::as_stored && complete) return lines + step * P::lines * P::line_bytes;
-    return lay(step, scratch + step % 2 * STEP_BYTES);
+    return tile_step(step, scratch + step % 2 * STEP_BYTES);
   }
 };
 
 template <class P, int A>
 inline void multiply_tiles() {
-  if constexpr (P::whole) {
+  if constexpr (P::is_integer) {
     TILE_INT8(0, 4, 6);
     TILE_INT8(1, 4, 7);
     if constexpr (A == 2) {
@@ -152,24 +152,25 @@ inline void multiply_tiles() {
   }
 }
 
-// Memory that is wanted soon, and how much of it to ask for in each step.
+// Weights to prefetch, and how many bytes of them in each step.
 struct NextWeights {
   const char* from;
   int64_t of_step;
 };
 
-// A tiles of rows, from `row` on, take in these steps. Meanwhile the block before is finished.
+// A tiles of rows, starting at `row`, times the weights of these steps. Meanwhile, the results of the
+// previous block are stored.
 template <class P, int A>
 void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights, Steps steps,
                 NextWeights next, BlockOfSums& sums, CompleteBlock<P>& complete) {
   const int finished_in_step = (int)(BLOCK / (steps.last - steps.first)) + 1;
-  // From one row to the next, and from one step to the next.
+  // Strides between rows and between steps.
   const int64_t row_bytes = P::in_pieces ? P::parts * TILE_ROW_BYTES : panel.row_bytes;
   constexpr int64_t OF_STEP = P::parts * (P::in_pieces ? TILE_BYTES : TILE_ROW_BYTES);
   const char* x = (const char*)panel.x + row * panel.row_bytes + P::head_bytes;
   x += steps.first * OF_STEP;
   const int64_t other = TILE_ROWS * panel.row_bytes;
-  // Many rows come from behind the first cache, and should leave it to the weights.
+  // Many rows do not fit into L1 and should not evict the weights from it.
   const bool once = P::in_pieces && panel.rows > BLOCK;
   if (steps.first == 0) {
     TILE_ZERO(0);
@@ -219,8 +220,8 @@ void tile_block(const LinearPanel& panel, int64_t row, TiledWeights<P>& weights,
   complete.rows = left < A * TILE_ROWS ? (int)left : A * TILE_ROWS;
 }
 
-// All rows take in the weights of these steps of a panel, some of them at a time. Meanwhile as many
-// weights from `next` on are asked for.
+// All rows times the weights of these steps of a panel, some steps at a time. Prefetches the same number of
+// weights starting at `next`.
 template <class P>
 void tile_rows(const LinearPanel& panel, Steps chunk, const char* next, BlockOfSums* sums) {
   const int64_t blocks = blocks_of(panel.rows), count = chunk.last - chunk.first;
@@ -243,11 +244,11 @@ void tile_rows(const LinearPanel& panel, Steps chunk, const char* next, BlockOfS
   complete.finish(BLOCK);
 }
 
-// One panel after the other takes in a chunk of the rows, which so comes from far away only once.
+// All panels use one chunk of the rows before the next, so that a chunk is loaded into L2 only once.
 template <class P>
 void tile_panels(LinearPanel all) {
-  if (all.rows == 0) return;  // no tile may be empty
-  // Tiles of fewer rows are loaded and multiplied sooner.
+  if (all.rows == 0) return;  // tiles must have at least one row
+  // Tiles with fewer rows are faster to load and multiply.
   const int64_t rows = all.rows < TILE_ROWS ? all.rows : TILE_ROWS;
   [[maybe_unused]] const UseTiles<> tiles((int)rows);
   constexpr int64_t STEP_OF_PANEL = P::lines * P::line_bytes;
@@ -258,10 +259,10 @@ void tile_panels(LinearPanel all) {
   for (int64_t number = 0; number < chunks; ++number) {
     const Steps chunk = part_of({0, tile_steps<P>(all.depth)}, number, chunks);
     for (int64_t i = 0; i < panels; ++i) {
-      const LinearPanel panel = glm::some_panels(all, i, 1);
+      const LinearPanel panel = glm::slice_panels(all, i, 1);
       const auto* next = (const char*)panel.weight;
       if (blocks == 1) {
-        next += TILES_AHEAD;
+        next += TILES_PREFETCH_DISTANCE;
       } else if (i + 1 < panels) {
         next += all.bytes + chunk.first * STEP_OF_PANEL;
       } else {
@@ -273,8 +274,8 @@ void tile_panels(LinearPanel all) {
   }
 }
 
-bool tile_lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
-  return on_tiles(kind, inputs) != OnTiles::no || lays_out(kind, inputs, depth);
+bool tile_needs_packing(glm::Weight kind, Inputs inputs, int64_t depth) {
+  return on_tiles(kind, inputs) != OnTiles::none || needs_packing(kind, inputs, depth);
 }
 
 int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
@@ -290,35 +291,34 @@ int64_t tile_row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
 int64_t chunks_of(OnTiles product, int64_t depth) {
   switch (product) {
     case OnTiles::float32: return tile_chunks<Float32Tiles>(depth);
-    case OnTiles::whole_int8: return tile_chunks<WholeInt8Tiles>(depth);
+    case OnTiles::int8_int8: return tile_chunks<Int8Int8Tiles>(depth);
     default: return tile_chunks<BFloat16Tiles>(depth);
   }
 }
 
-// So many panels take in a chunk before the next one, if there are several: their sums stay in the
-// second cache, too.
+// Panels per call if rows are split into chunks: their partial sums stay in L2 as well.
 constexpr int64_t PANELS_FOR_CHUNKS = 16;
 
-bool in_chunks(OnTiles product) { return product != OnTiles::no && !in_groups(product); }
+bool in_chunks(OnTiles product) { return product != OnTiles::none && !in_groups(product); }
 
-int64_t tile_side_by_side(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
+int64_t tile_panels_per_call(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
   const OnTiles product = on_tiles(kind, inputs);
-  if (product == OnTiles::no) return side_by_side(kind, inputs, depth, rows);
+  if (product == OnTiles::none) return panels_per_call(kind, inputs, depth, rows);
   return in_chunks(product) && rows > BLOCK && chunks_of(product, depth) > 1 ? PANELS_FOR_CHUNKS : 1;
 }
 
-// What the rows of a pass may take of the second cache, which has 2 MB: a chunk of theirs, and their
-// sums. With more, chunks would not stay there; with fewer rows, weights would be read more often.
+// Share of L2 (2 MB) for the rows of a pass: one chunk of them, and their sums. With more, chunks would be
+// evicted; with less, weights would be read more often.
 constexpr int64_t PASS_BYTES = 9 << 17;
 
-// Where weights are in groups, all rows of a pass are taken in for every panel.
+// The same for group-quantised weights, where every panel uses all inputs of a pass.
 constexpr int64_t PASS_BYTES_OF_GROUPS = 1 << 19;
 
 int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows) {
   const OnTiles product = on_tiles(kind, inputs);
-  // Whole numbers in groups take so long that their rows may come from further away.
-  if (product == OnTiles::no || product == OnTiles::whole_groups) return 1;
-  const int64_t panels = tile_side_by_side(kind, inputs, depth, rows);
+  // int8 inputs with group-quantised weights are compute-bound, so rows need not stay in L2.
+  if (product == OnTiles::none || product == OnTiles::int8_groups) return 1;
+  const int64_t panels = tile_panels_per_call(kind, inputs, depth, rows);
   const int64_t of_row = tile_row_bytes(kind, inputs, depth) / chunks_of(product, depth) +
                          panels * PANEL * (int64_t)sizeof(float);
   const int64_t together = product == OnTiles::float_groups ? PASS_BYTES_OF_GROUPS : PASS_BYTES;
@@ -326,27 +326,26 @@ int64_t tile_passes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows
   return passes < most ? passes : most;
 }
 
-void tile_lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int64_t number,
-                  void* rows) {
+void tile_pack_input_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int64_t index,
+                         void* rows) {
   if (!has_rows_in_tiles(on_tiles(kind, inputs)))
-    return lay_row(kind, inputs, x, depth, number, rows);
-  const RowsInTiles laid({(char*)rows, tile_row_bytes(kind, inputs, depth), kind, inputs});
-  char* to = laid.place(number, 0);
-  for (int64_t i = 0; i < filled_up_to(depth, STEP); i += WIDTH) {
+    return pack_input_row(kind, inputs, x, depth, index, rows);
+  const RowsInTiles packed({(char*)rows, tile_row_bytes(kind, inputs, depth), kind, inputs});
+  char* to = packed.at(index, 0);
+  for (int64_t i = 0; i < round_up(depth, STEP); i += WIDTH) {
     const int64_t left = depth - i;
-    laid.put(load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH), to, i % STEP);
-    if ((i + WIDTH) % STEP == 0) to += laid.step_bytes();
+    packed.store(load_first(x + i, left < 0 ? 0 : left < WIDTH ? (int)left : WIDTH), to, i % STEP);
+    if ((i + WIDTH) % STEP == 0) to += packed.step_bytes();
   }
-  if (glm::in_groups(kind)) put_sums_of_inputs(inputs, x, depth, number, rows);
+  if (glm::in_groups(kind)) store_input_sums(inputs, x, depth, index, rows);
 }
 
-// Others have one scale for a row, or sums of its numbers, which are known only when all of its results
-// are.
-bool tile_lays_results(glm::Weight kind, Inputs inputs, const glm::LaidRows& laid) {
+// Other types store a scale or sums per row, which are not known before the row is complete.
+bool tile_packs_results(glm::Weight kind, Inputs inputs, const glm::PackedInputs& packed) {
   const auto fits = [](OnTiles product) {
     return has_rows_in_tiles(product) && !in_groups(product);
   };
-  return fits(on_tiles(kind, inputs)) && fits(on_tiles(laid.kind, laid.inputs));
+  return fits(on_tiles(kind, inputs)) && fits(on_tiles(packed.kind, packed.inputs));
 }
 
 int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows,
@@ -354,21 +353,21 @@ int64_t tile_scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64
   const OnTiles product = on_tiles(kind, inputs);
   if (product == OnTiles::float_groups) return float_groups_scratch_bytes(rows);
   if (!in_chunks(product)) return scratch_bytes(kind, inputs, depth, rows, panels);
-  constexpr int64_t LAID = MOST_STEPS * STEP_BYTES;  // weights of a chunk
-  return panels * blocks_of(rows) * (int64_t)sizeof(BlockOfSums) + LAID;
+  constexpr int64_t TILED_BYTES = MOST_STEPS * STEP_BYTES;  // the weights of a chunk
+  return panels * blocks_of(rows) * (int64_t)sizeof(BlockOfSums) + TILED_BYTES;
 }
 
 void tile_linear(glm::Weight kind, const LinearPanel& panel) {
   switch (on_tiles(kind, panel.inputs)) {
-    case OnTiles::no: return linear(kind, panel);
+    case OnTiles::none: return linear(kind, panel);
     case OnTiles::bfloat16: return tile_panels<BFloat16Tiles>(panel);
     case OnTiles::float32: return tile_panels<Float32Tiles>(panel);
     case OnTiles::int8: return tile_panels<Int8Tiles>(panel);
-    case OnTiles::whole_int8:
-      // The same whole numbers, and so the same bits.
-      return panel.rows <= FEW_INT8_ROWS ? linear(kind, panel) : tile_panels<WholeInt8Tiles>(panel);
+    case OnTiles::int8_int8:
+      // Integer sums are exact, so both have the same bits.
+      return panel.rows <= FEW_INT8_ROWS ? linear(kind, panel) : tile_panels<Int8Int8Tiles>(panel);
     case OnTiles::float_groups: return tile_float_groups(kind, panel);
-    case OnTiles::whole_groups:
+    case OnTiles::int8_groups:
       return panel.rows < ROWS_FOR_TILES ? linear(kind, panel) : tile_groups(kind, panel);
   }
 }

@@ -1,6 +1,5 @@
-// Query rows of one user over that user's own keys and values, block by block of positions (Dao et
-// al. 2022). Positions behind what a row may see are never read. What a row gets does not depend on
-// the rows beside it.
+// Attention of one user's query rows over that user's keys and values, in blocks of positions (Dao et al.
+// 2022). A row never reads positions that it may not see, and its result does not depend on the other rows.
 #pragma once
 
 #include <type_traits>
@@ -15,62 +14,62 @@ namespace {
 
 using glm::Attention;
 
-// Adds weight * value to R contexts over the positions from `first` up to `last`, NV vectors from
-// number `at` of a value on. With `fetches` as much of what is wanted next is asked for.
-template <int R, int NV, class Number>
-inline void add_values(const float* weights, const Block<Number>& block, int first, int last,
-                       int64_t at, bool fetches, float* const* contexts, const float* factors,
+// Adds weight * value to R contexts over positions `first` to `last` - 1: NV vectors starting at element
+// `at` of a value. With `prefetches`, also prefetches the same amount of the next values or keys.
+template <int R, int NV, class Element>
+inline void add_values(const float* weights, const Block<Element>& block, int first, int last,
+                       int64_t at, bool prefetches, float* const* contexts, const float* factors,
                        int lanes) {
-  const char* ahead = (const char*)(block.wanted.with_values + first * block.row);
-  const int64_t ahead_step = fetches ? block.row * (int64_t)sizeof(Number) : 0;
+  const char* ahead = (const char*)(block.prefetch.with_values + first * block.row);
+  const int64_t ahead_step = prefetches ? block.row * (int64_t)sizeof(Element) : 0;
   vec sums[R][NV];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
       sums[r][v] = load(contexts[r] + v * WIDTH) * factors[r];
-  for_every_two(sums, [](vec* two) INLINE { take_apart<Number>(two); });
+  for_every_two(sums, [](vec* two) INLINE { split_even_odd<Element>(two); });
   for (int s = first; s < last; ++s) {
-    for (int64_t i = 0; i < ahead_step; i += 64) ask_for_line<2>(ahead + i);
+    for (int64_t i = 0; i < ahead_step; i += 64) prefetch_line<2>(ahead + i);
     ahead += ahead_step;
-    const Number* from = block.value(s) + at;
+    const Element* from = block.value(s) + at;
     float scale = 1.0f;
-    if (Block<Number>::scaled) std::memcpy(&scale, block.values + s * block.row, sizeof scale);
+    if (Block<Element>::scaled) std::memcpy(&scale, block.values + s * block.row, sizeof scale);
     const auto weight = [&](int r) INLINE {
-      const float as_it_is = weights[r * KEYS + s];
-      return Block<Number>::scaled ? as_it_is * scale : as_it_is;
+      const float unscaled = weights[r * KEYS + s];
+      return Block<Element>::scaled ? unscaled * scale : unscaled;
     };
-    const auto number = [&](int v) INLINE {
-      if constexpr (NV > 1) return one_of_many(from + lies_at<Number>(v) * WIDTH, v);
+    const auto value = [&](int v) INLINE {
+      if constexpr (NV > 1) return widen_vector(from + source_vector<Element>(v) * WIDTH, v);
       return lanes == WIDTH ? widened(from) : widened_first(from, lanes);
     };
-    add_products(sums, number, weight);
+    add_products(sums, value, weight);
   }
-  for_every_two(sums, [](vec* two) INLINE { put_together<Number>(two); });
+  for_every_two(sums, [](vec* two) INLINE { merge_even_odd<Element>(two); });
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) store(contexts[r] + v * WIDTH, sums[r][v]);
 }
 
-// The same where some contexts see more positions than others: no row is to meet a value that it
-// does not see, not even with weight 0, because the value may be infinite.
-template <int R, int NV, class Number>
-inline void add_visible(const float* weights, const Block<Number>& block, const int* counts,
-                        int least, int64_t at, bool fetches, float* const* contexts,
+// The same where some rows see more positions than others. Values that a row does not see must not enter
+// its sum even with weight 0, because they may not be finite.
+template <int R, int NV, class Element>
+inline void add_visible(const float* weights, const Block<Element>& block, const int* counts,
+                        int least, int64_t at, bool prefetches, float* const* contexts,
                         const float* factors, int lanes) {
-  add_values<R, NV>(weights, block, 0, least, at, fetches, contexts, factors, lanes);
-  const float as_it_is = 1.0f;
+  add_values<R, NV>(weights, block, 0, least, at, prefetches, contexts, factors, lanes);
+  const float one = 1.0f;
   for (int r = 0; r < R; ++r)
     if (counts[r] > least)
       add_values<1, NV>(weights + r * KEYS, block, least, counts[r], at, false, contexts + r,
-                        &as_it_is, lanes);
+                        &one, lanes);
 }
 
-// Rows, and what they have got from the blocks of positions so far.
+// State of the streaming softmax after some blocks of positions.
 struct State {
-  float* scores;    // [ROWS, KEYS], then weights; of this block
-  float* factors;   // for what was summed up before this block
+  float* scores;    // [ROWS, KEYS] of this block, replaced by weights
+  float* factors;   // by which earlier sums are rescaled
   float* largest;
   float* total;
   float* contexts;  // [ROWS, padded]
@@ -78,22 +77,22 @@ struct State {
   int counts[glm::ROWS];  // positions of this block that a row sees
 };
 
-// R rows of scores, and of weights.
-template <int R, class Number>
-void weigh_block(const Attention& a, const Block<Number>& block, State& state, int row,
-                 bool fetches) {
+// Scores and weights of R rows.
+template <int R, class Element>
+void weigh_block(const Attention& a, const Block<Element>& block, State& state, int row,
+                 bool prefetches) {
   const int* counts = state.counts + row;
   int most = 0;
   for (int r = 0; r < R; ++r) most = counts[r] > most ? counts[r] : most;
   float* scores = state.scores + row * KEYS;
-  all_scores<R>(a.rows + row, block, most, a.head_dim, fetches, scores);
+  all_scores<R>(a.rows + row, block, most, a.head_dim, prefetches, scores);
   weigh<R>(scores, counts, state.largest + row, state.total + row, state.factors + row);
 }
 
-// R rows of values.
-template <int R, class Number>
-void add_block(const Attention& a, const Block<Number>& block, State& state, int row,
-               bool fetches) {
+// Adds the values of a block to the contexts of R rows.
+template <int R, class Element>
+void add_block(const Attention& a, const Block<Element>& block, State& state, int row,
+               bool prefetches) {
   const int* counts = state.counts + row;
   int least = KEYS;
   for (int r = 0; r < R; ++r) least = counts[r] < least ? counts[r] : least;
@@ -103,32 +102,32 @@ void add_block(const Attention& a, const Block<Number>& block, State& state, int
   auto move = [&] {
     for (int r = 0; r < R; ++r) contexts[r] = state.contexts + (row + r) * state.padded + at;
   };
-  constexpr int MOST = MOST_SIDE_BY_SIDE<R>;
+  constexpr int MOST = MAX_VECTORS<R>;
   for (; at + MOST * WIDTH <= a.head_dim; at += MOST * WIDTH) {
     move();
-    add_visible<R, MOST>(weights, block, counts, least, at, fetches && at == 0, contexts, factors,
+    add_visible<R, MOST>(weights, block, counts, least, at, prefetches && at == 0, contexts, factors,
                          WIDTH);
   }
   for (; at < a.head_dim; at += WIDTH) {
     move();
     const int lanes = a.head_dim - at < WIDTH ? (int)(a.head_dim - at) : WIDTH;
-    add_visible<R, 1>(weights, block, counts, least, at, fetches && at == 0, contexts, factors,
+    add_visible<R, 1>(weights, block, counts, least, at, prefetches && at == 0, contexts, factors,
                       lanes);
   }
 }
 
-// Calls work(R, row, is_last), R a constant, for one block of rows after the other. They are of about
-// equal height: the last one should not be a low and slow one.
+// Calls work(R, row, is_last) for each block of R rows, R being a compile-time constant. Rows are divided
+// evenly: a small last block would be inefficient.
 template <class Work>
 void for_row_blocks(int count, Work work) {
-  const int blocks = (count + TOGETHER - 1) / TOGETHER;
-  for (int number = 0; number < blocks; ++number) {
-    const int row = count * number / blocks, next = count * (number + 1) / blocks;
-    with_rows<TOGETHER>(next - row, [&](auto rows) { work(rows, row, number + 1 == blocks); });
+  const int blocks = (count + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK;
+  for (int block = 0; block < blocks; ++block) {
+    const int row = count * block / blocks, next = count * (block + 1) / blocks;
+    with_rows<ROWS_PER_BLOCK>(next - row, [&](auto rows) { work(rows, row, block + 1 == blocks); });
   }
 }
 
-template <class Number>
+template <class Element>
 void attend_to(const Attention& a) {
   State state;
   state.padded = (a.head_dim + WIDTH - 1) / WIDTH * WIDTH;
@@ -142,22 +141,22 @@ void attend_to(const Attention& a) {
     state.total[row] = 0.0f;
     std::memset(state.contexts + row * state.padded, 0, sizeof(float) * state.padded);
   }
-  const int64_t row_size = a.head_dim + Block<Number>::scale;
-  const AttentionAhead<Number> ahead(a, row_size);
+  const int64_t row_size = a.head_dim + Block<Element>::scale;
+  const AttentionPrefetcher<Element> ahead(a, row_size);
   for (int64_t begin = 0; begin < ahead.most; begin += KEYS) {
-    const auto* keys = (const Number*)a.keys + begin * row_size;
-    const auto* values = (const Number*)a.values + begin * row_size;
-    const Block<Number> block{keys, values, ahead.of(begin), row_size};
+    const auto* keys = (const Element*)a.keys + begin * row_size;
+    const auto* values = (const Element*)a.values + begin * row_size;
+    const Block<Element> block{keys, values, ahead.of(begin), row_size};
     for (int row = 0; row < a.count; ++row) {
       const int64_t rest = a.visible[row] - begin;
       state.counts[row] = rest < 0 ? 0 : rest < KEYS ? (int)rest : KEYS;
     }
-    // All rows with the keys, which stay in the cache of the first level, and then with the values.
+    // All rows use the keys before any uses the values, so that each stays in L1.
     for_row_blocks(a.count, [&](auto rows, int row, bool is_last) {
-      weigh_block<rows.value>(a, block, state, row, is_last && block.wanted.exists);
+      weigh_block<rows.value>(a, block, state, row, is_last && block.prefetch.exists);
     });
     for_row_blocks(a.count, [&](auto rows, int row, bool is_last) {
-      add_block<rows.value>(a, block, state, row, is_last && block.wanted.exists);
+      add_block<rows.value>(a, block, state, row, is_last && block.prefetch.exists);
     });
   }
   for (int row = 0; row < a.count; ++row) {
@@ -166,7 +165,7 @@ void attend_to(const Attention& a) {
   }
 }
 
-// Their scores with a block of keys stay in the nearest caches.
+// With this many, the scores of a block stay in L1 or L2.
 int query_rows(glm::Cache) { return 64; }
 
 void attend(glm::Cache kind, const Attention& a) {

@@ -1,4 +1,4 @@
-// Products go block by block of rows: how large a block is, and how memory is asked for meanwhile.
+// Register blocking and prefetching of products.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@ namespace {
 
 using glm::PANEL;
 
-// Rows and columns whose sums are kept in registers. Few rows leave room for a whole panel's.
+// Rows and columns whose sums are kept in registers. Up to FEW_ROWS rows leave room for a whole panel.
 #if defined(__AVX512F__)
 constexpr int BLOCK_ROWS = 12, BLOCK_COLUMNS = 32, FEW_ROWS = 2;
 #elif defined(__AVX2__)
@@ -20,9 +20,9 @@ constexpr int BLOCK_ROWS = 4, BLOCK_COLUMNS = 16, FEW_ROWS = 1;
 #endif
 constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
 constexpr int ALL_VECTORS = PANEL / WIDTH;
-static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks may have as few rows");
+static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks must have more than FEW_ROWS rows");
 
-// work(rows), a constant from LEAST to R.
+// Calls work with `rows`, which is between LEAST and R, as a compile-time constant.
 template <int R, int LEAST = 1, class Work>
 void with_rows(int rows, Work work) {
   if constexpr (R >= LEAST) {
@@ -31,30 +31,29 @@ void with_rows(int rows, Work work) {
   }
 }
 
-// Calls work(share, shares, column, row, rows) for all blocks of at most `most` rows and so many columns of
-// a panel, one part of its columns after the other. They are of about equal height: the last one should
-// not be a low and slow one. Each is to ask for its share of what lies behind, and so all of their time is
-// time for memory.
+// Calls work(index, count, column, row, rows) for all blocks of at most `most` rows and `columns` columns
+// of a panel. Rows are divided evenly: a small last block would be inefficient. Each of the `count` blocks
+// should prefetch its part of the next weights, which spreads memory traffic over the whole computation.
 template <class Work>
 inline INLINE void for_blocks(const glm::LinearPanel& panel, int64_t most, int columns, Work work) {
-  const int64_t blocks = (panel.rows + most - 1) / most, shares = blocks * (PANEL / columns);
-  for (int64_t share = 0; share < shares; ++share) {
-    const int column = (int)(share / blocks) * columns;
+  const int64_t blocks = (panel.rows + most - 1) / most, count = blocks * (PANEL / columns);
+  for (int64_t index = 0; index < count; ++index) {
+    const int column = (int)(index / blocks) * columns;
     if (column >= panel.columns) break;
-    const int64_t number = share % blocks, row = panel.rows * number / blocks;
-    work(share, shares, column, row, (int)(panel.rows * (number + 1) / blocks - row));
+    const int64_t block = index % blocks, row = panel.rows * block / blocks;
+    work(index, count, column, row, (int)(panel.rows * (block + 1) / blocks - row));
   }
 }
 
-// Bytes of a panel that all rows take in together, before those behind them: they, and as many that are
-// asked for meanwhile, stay in the second cache, which is larger with AVX-512. Sums wait in between: with
-// many rows, which are not bound by memory, less often.
+// Bytes of a panel that all rows are multiplied by before the next ones, so that they and the prefetched
+// ones stay in L2, which is larger on processors with AVX-512. Partial sums go to memory between chunks;
+// many rows are not memory-bound and use larger chunks.
 inline int64_t chunk_bytes(int64_t rows) {
   if (WIDTH == 16) return INT64_MAX;
   return rows <= 4 * BLOCK_ROWS ? 1 << 16 : 1 << 17;
 }
 
-// Sums that wait in memory, [M, V * WIDTH].
+// Partial sums in memory, [M, V * WIDTH].
 template <int M, int V>
 inline INLINE void load_sums(const float* from, vec (&sums)[M][V]) {
   for (int m = 0; m < M; ++m)
@@ -67,38 +66,40 @@ inline INLINE void store_sums(float* to, const vec (&sums)[M][V]) {
     for (int v = 0; v < V; ++v) store(to + (m * V + v) * WIDTH, sums[m][v]);
 }
 
-// How many bytes ahead of itself a block that is alone asks for memory, and into which cache: into the
-// second more can be on its way at a time, but then it has to come from there into the first.
+// Prefetch distance, in bytes, of a single block, and its target cache: more lines can be in flight to L2
+// than to L1, but they must then still be fetched from there.
 #if defined(__AMX_TILE__)
-constexpr int64_t AHEAD = 16384;
-constexpr int FOR_ONE_BLOCK = 2;
+constexpr int64_t PREFETCH_DISTANCE = 16384;
+constexpr int ONE_BLOCK_CACHE = 2;
 #else
-constexpr int64_t AHEAD = 4096;
-constexpr int FOR_ONE_BLOCK = 1;
+constexpr int64_t PREFETCH_DISTANCE = 4096;
+constexpr int ONE_BLOCK_CACHE = 1;
 #endif
 
-// Few int8 rows are multiplied in so little time that memory is asked for further ahead; but at `avx2`
-// (Zen 3) the processor sees by itself what they read next, and is best told of what is near.
-constexpr bool FORESEES = WIDTH == 8;
-constexpr int64_t NEAR = 1024;
-constexpr int64_t AHEAD_OF_FEW_INT8_ROWS = FORESEES ? NEAR : AHEAD > 8192 ? AHEAD : 8192;
+// Few int8 rows take so little time that they need a longer distance; but at `avx2` (Zen 3) the hardware
+// prefetcher follows the weights by itself, and a short distance is best.
+constexpr bool HARDWARE_PREFETCH = WIDTH == 8;
+constexpr int64_t SHORT_PREFETCH_DISTANCE = 1024;
+constexpr int64_t FEW_INT8_ROWS_DISTANCE = HARDWARE_PREFETCH        ? SHORT_PREFETCH_DISTANCE
+                                           : PREFETCH_DISTANCE > 8192 ? PREFETCH_DISTANCE
+                                                                      : 8192;
 
-// Of this memory, into this cache.
+// Prefetches into L1 or L2.
 template <int CACHE>
-inline INLINE void ask_for_line(const void* from) {
+inline INLINE void prefetch_line(const void* from) {
   __builtin_prefetch(from, 0, CACHE == 1 ? 3 : 2);
 }
 
-// Memory that is wanted soon, and how much of it to ask for in each step. Where products and memory
-// take about as long, as much as possible should be on its way, so it goes into the second cache.
-struct Ahead {
+// Prefetches `step` bytes in each step. Where computation and memory take about equally long, as many
+// lines as possible should be in flight, so they go to L2.
+struct Prefetcher {
   const char* from;
   int64_t step;
   bool second_cache;
 
-  inline INLINE void ask(int64_t place) const {
-    if (second_cache) return ask_for_line<2>(from + place);
-    ask_for_line<FOR_ONE_BLOCK>(from + place);
+  inline INLINE void prefetch(int64_t offset) const {
+    if (second_cache) return prefetch_line<2>(from + offset);
+    prefetch_line<ONE_BLOCK_CACHE>(from + offset);
   }
 };
 

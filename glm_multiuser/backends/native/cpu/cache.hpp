@@ -1,5 +1,5 @@
-// The numbers of a key/value cache: float32, bf16, or int8 with one scale for each head of a
-// position. They are rounded when they are written, and widened again in registers.
+// Elements of a KV cache: float32, bf16, or int8 with one scale for each head of a position. They are
+// rounded when they are written, and widened in registers when they are read.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// WIDTH numbers, exactly; of `widened_first` the first `count`, and nothing behind them is read.
+// Converts WIDTH elements to float32, exactly. `widened_first` does not read past the first `count`.
 inline vec widened(const float* from) { return load(from); }
 
 inline vec widened_first(const float* from, int count) { return load_first(from, count); }
@@ -19,8 +19,8 @@ inline vec widened_first(const float* from, int count) { return load_first(from,
 #if defined(__AVX512F__)
 inline vec of_bf16(__m256i bits) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16); }
 
-inline vec of_int8(__m128i numbers) {
-  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers));
+inline vec of_int8(__m128i elements) {
+  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(elements));
 }
 
 inline vec widened(const uint16_t* from) { return of_bf16(load_as<__m256i>(from)); }
@@ -48,11 +48,11 @@ inline vec widened(const uint16_t* from) {
 
 inline vec widened(const int8_t* from) {
 #if defined(__AVX2__)
-  const __m128i numbers = _mm_loadl_epi64((const __m128i*)from);
-  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+  const __m128i elements = _mm_loadl_epi64((const __m128i*)from);
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(elements));
 #elif defined(__SSE2__)
-  const __m128i numbers = _mm_cvtsi32_si128(load_as<int32_t>(from));
-  const __m128i twice = _mm_unpacklo_epi8(numbers, numbers);
+  const __m128i elements = _mm_cvtsi32_si128(load_as<int32_t>(from));
+  const __m128i twice = _mm_unpacklo_epi8(elements, elements);
   return (vec)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(twice, twice), 24));
 #else
   typedef int8_t bytes __attribute__((vector_size(WIDTH)));
@@ -60,28 +60,28 @@ inline vec widened(const int8_t* from) {
 #endif
 }
 
-template <class Number>
-inline vec widened_first(const Number* from, int count) {
-  Number numbers[WIDTH] = {};
-  std::memcpy(numbers, from, sizeof(Number) * count);
-  return widened(numbers);
+template <class Element>
+inline vec widened_first(const Element* from, int count) {
+  Element elements[WIDTH] = {};
+  std::memcpy(elements, from, sizeof(Element) * count);
+  return widened(elements);
 }
 #endif
 
-// Several vectors of numbers. With bf16 at `avx2` the first of every two has the even numbers of both, and
-// the second the odd ones, which takes half as many instructions.
-template <class Number>
-constexpr bool APART = WIDTH == 8 && std::is_same<Number, uint16_t>::value;
+// Widening several vectors. With bf16 at `avx2`, of each pair of vectors the first gets the even elements
+// and the second the odd ones, which takes half as many instructions.
+template <class Element>
+constexpr bool IS_EVEN_ODD = WIDTH == 8 && std::is_same<Element, uint16_t>::value;
 
-// At which vector's place vector v is read, and vector v from there.
-template <class Number>
-constexpr int lies_at(int v) {
-  return APART<Number> ? v / 2 * 2 : v;
+// The vector whose address vector v is loaded from.
+template <class Element>
+constexpr int source_vector(int v) {
+  return IS_EVEN_ODD<Element> ? v / 2 * 2 : v;
 }
 
-template <class Number>
-inline INLINE vec one_of_many(const Number* from, int v) {
-  if constexpr (!APART<Number>) return widened(from);
+template <class Element>
+inline INLINE vec widen_vector(const Element* from, int v) {
+  if constexpr (!IS_EVEN_ODD<Element>) return widened(from);
   const auto pairs = load_as<uvec>(from);
   return (vec)(v % 2 == 0 ? pairs << 16 : pairs & 0xffff0000);
 }
@@ -92,42 +92,42 @@ inline int count_of_lanes(int count, int v) {
   return rest < 0 ? 0 : rest < WIDTH ? rest : WIDTH;
 }
 
-// The first `count` numbers of several such vectors, and zeros; what lies behind them is not read.
-template <int NV, class Number>
-inline INLINE void widen_first(const Number* from, int count, vec (&numbers)[NV]) {
+// The first `count` elements of NV such vectors, followed by zeros; does not read past them.
+template <int NV, class Element>
+inline INLINE void widen_first(const Element* from, int count, vec (&elements)[NV]) {
   for (int v = 0; v < NV; ++v)
-    numbers[v] = widened_first(from + v * WIDTH, count_of_lanes(count, v));
+    elements[v] = widened_first(from + v * WIDTH, count_of_lanes(count, v));
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Whole words of 32 bits can be left out, but no part of one.
-inline INLINE void widen_first(const uint16_t* from, int count, vec (&numbers)[2]) {
-  const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), pairs = _mm256_set1_epi32(count / 2);
-  const auto in_pairs = (uvec)_mm256_maskload_epi32((const int*)from, _mm256_cmpgt_epi32(pairs, place));
+// Masked loads have 32-bit granularity, so the last elements are loaded one by one.
+inline INLINE void widen_first(const uint16_t* from, int count, vec (&elements)[2]) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), pairs = _mm256_set1_epi32(count / 2);
+  const auto in_pairs = (uvec)_mm256_maskload_epi32((const int*)from, _mm256_cmpgt_epi32(pairs, lane));
   const auto last = (uvec)_mm256_set1_epi32(count % 2 ? from[count - 1] : 0);
-  const uvec both = in_pairs | (last & (uvec)_mm256_cmpeq_epi32(pairs, place));
-  numbers[0] = (vec)(both << 16);
-  numbers[1] = (vec)(both & 0xffff0000);
+  const uvec both = in_pairs | (last & (uvec)_mm256_cmpeq_epi32(pairs, lane));
+  elements[0] = (vec)(both << 16);
+  elements[1] = (vec)(both & 0xffff0000);
 }
 
-inline INLINE void widen_first(const int8_t* from, int count, vec (&numbers)[2]) {
-  const __m128i place = _mm_setr_epi32(0, 1, 2, 3), quads = _mm_set1_epi32(count / 4);
-  const __m128i in_quads = _mm_maskload_epi32((const int*)from, _mm_cmpgt_epi32(quads, place));
+inline INLINE void widen_first(const int8_t* from, int count, vec (&elements)[2]) {
+  const __m128i lane = _mm_setr_epi32(0, 1, 2, 3), quads = _mm_set1_epi32(count / 4);
+  const __m128i in_quads = _mm_maskload_epi32((const int*)from, _mm_cmpgt_epi32(quads, lane));
   const auto* rest = (const uint8_t*)from + count / 4 * 4;
   int last = 0;
   for (int i = 0; i < count % 4; ++i) last |= rest[i] << 8 * i;
   const __m128i both = _mm_or_si128(
-      in_quads, _mm_and_si128(_mm_set1_epi32(last), _mm_cmpeq_epi32(quads, place)));
-  numbers[0] = (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(both));
-  numbers[1] = (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(both, both)));
+      in_quads, _mm_and_si128(_mm_set1_epi32(last), _mm_cmpeq_epi32(quads, lane)));
+  elements[0] = (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(both));
+  elements[1] = (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(both, both)));
 }
 #endif
 
-// Sums of such vectors, in order, become sums that lie as these do, and the other way round.
-template <class Number>
-inline INLINE void take_apart(vec* two) {
+// Converts two vectors of sums between sequential order and that of such vectors.
+template <class Element>
+inline INLINE void split_even_odd(vec* two) {
 #if defined(__AVX2__)
-  if constexpr (APART<Number>) {
+  if constexpr (IS_EVEN_ODD<Element>) {
     const auto first = (__m256)two[0], second = (__m256)two[1];
     const auto even = (__m256d)_mm256_shuffle_ps(first, second, 0x88);
     const auto odd = (__m256d)_mm256_shuffle_ps(first, second, 0xdd);
@@ -137,10 +137,10 @@ inline INLINE void take_apart(vec* two) {
 #endif
 }
 
-template <class Number>
-inline INLINE void put_together(vec* two) {
+template <class Element>
+inline INLINE void merge_even_odd(vec* two) {
 #if defined(__AVX2__)
-  if constexpr (APART<Number>) {
+  if constexpr (IS_EVEN_ODD<Element>) {
     const __m256 low = _mm256_unpacklo_ps((__m256)two[0], (__m256)two[1]);
     const __m256 high = _mm256_unpackhi_ps((__m256)two[0], (__m256)two[1]);
     two[0] = (vec)_mm256_permute2f128_ps(low, high, 0x20);
@@ -149,9 +149,8 @@ inline INLINE void put_together(vec* two) {
 #endif
 }
 
-// x[i] / scale, rounded to nearest, to to[i * step]. -> scale: the largest magnitude becomes 127.
-// What is not finite has no place among whole numbers: the scale is NaN then, and with it all that
-// is read.
+// Writes round(x[i] / scale) to to[i * step] and returns the scale, by which the largest magnitude becomes
+// 127. If x is not finite, the scale is NaN, and so is whatever is read with it.
 inline float quantize(const float* x, int64_t size, int8_t* to, int64_t step) {
   vec most{};
   for (int64_t i = 0; i < size; i += WIDTH) {
@@ -169,17 +168,17 @@ inline float quantize(const float* x, int64_t size, int8_t* to, int64_t step) {
     ivec whole{};
     if (!empty) {
       vec v = load_first(x + i, count) / scale;
-      // A scale that is too small to be a normal number may be too small for the largest.
-      v = larger(smaller(v, all(127.0f)), all(-127.0f));
-      whole = (ivec)(v + shift) - (ivec)all(shift);
+      // A subnormal scale is imprecise, so the largest quotient may exceed 127.
+      v = larger(smaller(v, broadcast(127.0f)), broadcast(-127.0f));
+      whole = (ivec)(v + shift) - (ivec)broadcast(shift);
     }
     for (int lane = 0; lane < count; ++lane) to[(i + lane) * step] = (int8_t)whole[lane];
   }
   return scale;
 }
 
-// One head of one position: its key into column `lane` of a tile, its value into a row. With int8,
-// the tile's scales and the row's scale lie in front of its numbers.
+// Writes one head of one position: its key into column `lane` of a tile, its value into a row. With int8,
+// tiles and rows are preceded by their scales.
 void write_position(glm::Cache kind, const float* key, const float* value, int64_t head_dim,
                     int lane, void* tile, void* row) {
   switch (kind) {

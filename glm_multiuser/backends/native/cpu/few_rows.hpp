@@ -1,6 +1,6 @@
-// Attention of bfloat16 caches for few rows, in registers: keys and values are read once, as they
-// lie in the cache, so that bringing them into the form of tiles does not take longer than the
-// products. Every sum is rounded as TDPBF16PS does it, in the same order: bits are those of tiles.
+// Attention over bfloat16 caches for few rows, without tiles: repacking keys and values for tiles would
+// take longer than the products, so they are read straight from the cache. Sums are rounded as TDPBF16PS
+// rounds them, in the same order, so results have the same bits as with tiles.
 #pragma once
 
 #include "attention.hpp"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr int FEW_QUERIES = 3;
 
-// Scores of R queries with NV tiles of positions; of one that is not WHOLE, with its first `lanes`.
-// As many bytes are asked for from `ahead` on.
+// Scores of R queries with NV tiles of positions; unless WHOLE, with the first `lanes` positions of one.
+// Prefetches the same number of bytes starting at `ahead`.
 template <int R, int NV, bool WHOLE>
 inline void few_scores(const float* queries, int64_t padded, const uint16_t* keys, int lanes,
                        int64_t head_dim, const uint16_t* ahead, float* scores) {
@@ -26,16 +26,16 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
       }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        const vec number = all(queries[r * padded + i]);
+        const vec query = broadcast(queries[r * padded + i]);
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v)
-          pairs[half][r][v] = fused(key[v], number, pairs[half][r][v]);
+          pairs[half][r][v] = fused(key[v], query, pairs[half][r][v]);
       }
     };
     const int64_t end = step + STEP < head_dim ? step + STEP : head_dim;
     int64_t i = step;
     for (; i + 2 <= end; i += 2) {
-      for (int v = 0; v < NV; ++v) ask_for_line<2>(ahead + v * 2 * glm::TILE);
+      for (int v = 0; v < NV; ++v) prefetch_line<2>(ahead + v * 2 * glm::TILE);
       ahead += NV * 2 * glm::TILE;
       add(i, 0);
       add(i + 1, 1);
@@ -48,8 +48,8 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
     for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
 }
 
-// Adds values of `count` positions to R contexts, NV vectors of them. For every position as many
-// bytes are asked for from `ahead` on, of `ahead_step` numbers.
+// Adds the values of `count` positions to R contexts, NV vectors of them. For every position, prefetches
+// `ahead_step` elements of `ahead`.
 template <int R, int NV>
 inline void add_few(const float* weights, const uint16_t* values, int count, int64_t head_dim,
                     int lanes, const uint16_t* ahead, int64_t ahead_step, float* contexts,
@@ -61,7 +61,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
     vec pairs[2][R][NV] = {};
     const auto add = [&](int s, int half) INLINE {
       for (int64_t i = 0; i < ahead_step; i += 2 * WIDTH)
-        ask_for_line<2>(ahead + s * ahead_step + i);
+        prefetch_line<2>(ahead + s * ahead_step + i);
       const uint16_t* from = values + s * head_dim;
       vec value[NV];
       for (int v = 0; v < NV; ++v)
@@ -69,7 +69,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
                                   : widened_first(from + v * WIDTH, lanes);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        const vec weight = all(weights[r * KEYS + s]);
+        const vec weight = broadcast(weights[r * KEYS + s]);
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v)
           pairs[half][r][v] = fused(value[v], weight, pairs[half][r][v]);
@@ -89,7 +89,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
     for (int v = 0; v < NV; ++v) store(contexts + r * padded + v * WIDTH, sums[r][v]);
 }
 
-// R rows, from `row` on, that see the same positions of a block.
+// R rows, starting at `row`, that see the same positions of a block.
 template <int R>
 void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& block) {
   constexpr int NV = 4;  // sums in registers
@@ -101,7 +101,7 @@ void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& b
     const FlushSubnormals flushes;
     const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
       few_scores<R, vectors.value, whole.value>(queries, padded, block.keys + at * head_dim, lanes,
-                                                head_dim, block.wanted.with_keys + at * head_dim,
+                                                head_dim, block.prefetch.with_keys + at * head_dim,
                                                 scores + at);
     };
     const std::integral_constant<int, NV> most;
@@ -111,19 +111,19 @@ void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& b
     for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
     if (at < count) some(at, one, std::false_type(), count - at);
   }
-  const int filled = (int)filled_up_to(count, STEP);
+  const int filled = (int)round_up(count, STEP);
   rows.weigh(row, row + R, filled, scores);
   for (int r = row; r < row + R; ++r)
-    for (int i = filled - WIDTH; i >= 0; i -= WIDTH)  // from the end, where they take more room
+    for (int i = filled - WIDTH; i >= 0; i -= WIDTH)  // backwards, because widened in place
       store(rows.scores + r * KEYS + i, widened((uint16_t*)(rows.scores + r * KEYS) + i));
   const FlushSubnormals flushes;
   int64_t at = 0;
   for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)
-    add_few<R, NV>(scores, block.values + at, count, head_dim, WIDTH, block.wanted.with_values,
+    add_few<R, NV>(scores, block.values + at, count, head_dim, WIDTH, block.prefetch.with_values,
                    at == 0 ? head_dim : 0, contexts + at, padded);
   for (; at < head_dim; at += WIDTH) {
     const int lanes = head_dim - at < WIDTH ? (int)(head_dim - at) : WIDTH;
-    add_few<R, 1>(scores, block.values + at, count, head_dim, lanes, block.wanted.with_values,
+    add_few<R, 1>(scores, block.values + at, count, head_dim, lanes, block.prefetch.with_values,
                   at == 0 ? head_dim : 0, contexts + at, padded);
   }
 }
@@ -134,7 +134,7 @@ void attend_few_rows(const Attention& a) {
   QueryRows rows(a);
   auto* queries = (float*)rows.rest;
   for (int64_t i = 0; i < a.count * rows.padded; ++i) queries[i] = from_bf16(rows.queries[i]);
-  const AttentionAhead<uint16_t> ahead(a, a.head_dim);
+  const AttentionPrefetcher<uint16_t> ahead(a, a.head_dim);
   for (int64_t begin = 0; rows.see(begin); begin += KEYS) {
     const auto* keys = (const uint16_t*)a.keys + begin * a.head_dim;
     const auto* values = (const uint16_t*)a.values + begin * a.head_dim;

@@ -1,9 +1,9 @@
-// Weights that are quantised in groups, widened in registers to the float32 numbers that
-// checkpoint/gguf/blocks.py and checkpoint/int4.py give, bit for bit.
+// Dequantises group-quantised weights in registers, bit for bit as checkpoint/gguf/blocks.py and
+// checkpoint/int4.py do.
 //
-// Every product in there is exact in float32: a float16 has 11 bits, a scale at most 8, a number at
-// most 8, and together they are at most 24. So a value is rounded once, by the sum if it has one,
-// and it does not matter whether a compiler makes one instruction of the product and the sum.
+// Every product is exact in float32: a float16 has 11 significant bits, a scale at most 8 and a quant at
+// most 8, which together fit into 24. So a weight is rounded at most once, by the addition of a minimum,
+// and fusing the product with the addition does not change it.
 #pragma once
 
 #include "blocks.hpp"
@@ -18,7 +18,7 @@ using glm::PART;
 
 typedef int8_t bvec __attribute__((vector_size(4 * WIDTH)));
 
-// WIDTH whole numbers of 8 bits. GCC 12 would convert them one by one.
+// WIDTH 8-bit integers. GCC 12 does not vectorise the conversion.
 inline vec load_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_as<__m128i>(from)));
@@ -31,34 +31,34 @@ inline vec load_bytes(const uint8_t* from) {
 }
 
 inline vec load_bytes(const int8_t* from) {
-  const vec number = load_bytes((const uint8_t*)from);
-  return number > all(127) ? number - 256 : number;
+  const vec value = load_bytes((const uint8_t*)from);
+  return value > broadcast(127) ? value - 256 : value;
 }
 
-inline vec head(const char* block, int number, int column) {
-  return load_f16((const uint16_t*)block + number * PANEL + column);
+inline vec head(const char* block, int index, int column) {
+  return load_f16((const uint16_t*)block + index * PANEL + column);
 }
 
-// Each type: how it lies, what is taken from its numbers, and how a value is made of a number and
-// two numbers of its group, `a` and `b`. `minimum` is the factor of b, or 0 if there is none.
-// `whole_bytes`: numbers have all 8 bits of a byte, and a sign.
-struct Scaled {  // a * number
+// Per type: its layout, the offset subtracted from its quants, and how a weight is computed from its quant
+// q and the group's scale `a` and minimum `b`. `minimum` is the factor of b, or 0 if there is none.
+// `signed_bytes`: quants are int8.
+struct Scaled {  // a * q
   static constexpr int minimum = 0;
-  static constexpr bool whole_bytes = false;
+  static constexpr bool signed_bytes = false;
   static vec b(const char*, const char*, int) { return vec{}; }
-  static vec value(vec number, vec a, vec) { return a * number; }
+  static vec value(vec q, vec a, vec) { return a * q; }
 };
 
 struct Q8_0 : Scaled {
   static constexpr GroupType type = glm::Q8_0;
-  static constexpr bool whole_bytes = true;
+  static constexpr bool signed_bytes = true;
   static constexpr int offset = 0;
   static vec a(const char* block, const char*, int column) { return head(block, 0, column); }
 };
 
 struct Q4_0 : Q8_0 {
   static constexpr GroupType type = glm::Q4_0;
-  static constexpr bool whole_bytes = false;
+  static constexpr bool signed_bytes = false;
   static constexpr int offset = 8;
 };
 
@@ -68,7 +68,7 @@ struct Q4_1 : Scaled {
   static constexpr int offset = 0;
   static vec a(const char* block, const char*, int column) { return head(block, 0, column); }
   static vec b(const char* block, const char*, int column) { return head(block, 1, column); }
-  static vec value(vec number, vec a, vec b) { return multiply_add(a, number, b); }
+  static vec value(vec q, vec a, vec b) { return multiply_add(a, q, b); }
 };
 
 struct Q4_K : Scaled {
@@ -81,7 +81,7 @@ struct Q4_K : Scaled {
   static vec b(const char* block, const char* scales, int column) {
     return head(block, 1, column) * load_bytes((const uint8_t*)scales + PANEL + column);
   }
-  static vec value(vec number, vec a, vec b) { return multiply_add(a, number, -b); }
+  static vec value(vec q, vec a, vec b) { return multiply_add(a, q, -b); }
 };
 
 struct Q5_K : Q4_K {
@@ -107,14 +107,14 @@ struct Int4_32 : Scaled {
     const ivec zeros = __builtin_convertvector(two, ivec) >> (column < HALF ? 0 : 4) & 15;
     return __builtin_convertvector(zeros, vec) * head(block, 0, column);
   }
-  static vec value(vec number, vec a, vec b) { return multiply_add(a, number, -b); }
+  static vec value(vec q, vec a, vec b) { return multiply_add(a, q, -b); }
 };
 
 struct Int4_128 : Int4_32 {
   static constexpr GroupType type = glm::INT4_128;
 };
 
-// Four inputs' numbers as they are stored, one in each byte, become a vector of those of input i.
+// Converts packed quants of four inputs, one per byte, to a vector with those of input i.
 template <class T>
 struct Quad {
 #if defined(__AVX512F__)
@@ -128,67 +128,69 @@ struct Quad {
     return (uvec)((bvec)quad - (int8_t)T::offset);
   }
 
-  static vec number(uvec quad, int i) {
+  static vec quant(uvec quad, int i) {
 #if defined(__AVX512F__)
-    if constexpr (looked_up) {  // the lowest four bits say which
-      const vec numbers = vec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} - T::offset;
-      return (vec)_mm512_permutexvar_ps((__m512i)(quad >> (8 * i)), (__m512)numbers);
+    if constexpr (looked_up) {  // the lowest four bits are the index
+      const vec table = vec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} - T::offset;
+      return (vec)_mm512_permutexvar_ps((__m512i)(quad >> (8 * i)), (__m512)table);
     }
 #endif
     return __builtin_convertvector((ivec)(quad << (24 - 8 * i)) >> 24, vec);
   }
 };
 
-// Of two panels that are read side by side, the second lies behind the first: at their end, what is
-// wanted next lies behind both.
+// Two panels read at the same time are adjacent in memory, so near the end of the first, what comes next
+// is after the second.
 template <class T>
-inline int64_t groups_ahead(const glm::LinearPanel& panel, int64_t part) {
+inline int64_t group_prefetch_distance(const glm::LinearPanel& panel, int64_t part) {
   const int64_t rest = (panel.depth / PART - part - 1) * T::type.part_bytes();
-  return AHEAD + (rest < AHEAD ? panel.bytes : 0);
+  return PREFETCH_DISTANCE + (rest < PREFETCH_DISTANCE ? panel.bytes : 0);
 }
 
-// Of memory that is wanted soon, into the first cache or the second; all of it, or what is left out
-// stalls the rest.
+// Prefetches into L1 or L2. Skipping any line would stall on it.
 template <int CACHE>
-inline INLINE void ask_for(const char* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) ask_for_line<CACHE>(from + i);
+inline INLINE void prefetch(const char* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) prefetch_line<CACHE>(from + i);
 }
 
-// One part of a panel: V vectors of columns from `column` on. Vectors that the panel has not are
-// those of the next one, so many `bytes` behind it. `ahead` is how far behind what is read memory is
-// asked for, and CACHE where it goes; none is asked for with 0. Calls group(a, b, each) for each
-// group: a(v) and b(v) are its two numbers, and each(use) calls use(quads) for every four inputs, with
-// their numbers as they are stored, one in each byte.
+// Reads V vectors of columns, starting at `column`, of one part of a panel. Vectors past its last column
+// come from the next panel, `bytes` further on. Prefetches what is `ahead` bytes further on into CACHE, or
+// nothing if that is 0. Calls group(a, b, each) for each group, with its scales a(v) and minima b(v);
+// each(use) calls use(quads) for every four inputs, with their packed quants, one per byte.
 template <class T, int V, int CACHE, class Group>
 inline INLINE void read_part(const char* panel, int64_t part, int column, int64_t bytes,
                              int64_t ahead, Group group) {
   constexpr GroupType type = T::type;
   constexpr int UPPER = type.bits - 4, QUADS = type.bits == 8 ? 1 : 2;
   constexpr int OF_PANEL = PANEL / WIDTH;
-  const auto behind = [&](int v) { return v / OF_PANEL * bytes; };
+  const auto panel_offset = [&](int v) { return v / OF_PANEL * bytes; };
   const auto first = [&](int v) { return column + v % OF_PANEL * WIDTH; };
   const char* block = panel + part / type.parts() * type.bytes();
   const char* at = block + type.head + part % type.parts() * type.part_bytes();
-  const auto ask = [&](const char* from, int64_t size) INLINE {
+  const auto prefetch_from = [&](const char* from, int64_t size) INLINE {
     for (int v = 0; v < V && CACHE != 0; v += OF_PANEL)
-      ask_for<CACHE>(from + behind(v) + ahead, size);
+      prefetch<CACHE>(from + panel_offset(v) + ahead, size);
   };
-  for (int number = 0; number < PART / type.group; ++number) {
-    const auto a = [&](int v) INLINE { return T::a(block + behind(v), at + behind(v), first(v)); };
-    const auto b = [&](int v) INLINE { return T::b(block + behind(v), at + behind(v), first(v)); };
-    if (number == 0 && part % type.parts() == 0) ask(block, type.head);
-    ask(at, type.scales);
+  for (int index = 0; index < PART / type.group; ++index) {
+    const auto a = [&](int v) INLINE {
+      return T::a(block + panel_offset(v), at + panel_offset(v), first(v));
+    };
+    const auto b = [&](int v) INLINE {
+      return T::b(block + panel_offset(v), at + panel_offset(v), first(v));
+    };
+    if (index == 0 && part % type.parts() == 0) prefetch_from(block, type.head);
+    prefetch_from(at, type.scales);
     group(a, b, [&](auto use) INLINE {
       const char* words = at + type.scales;
-      const auto word = [&](int v) { return load_as<uvec>(words + behind(v) + 4 * first(v)); };
+      const auto word = [&](int v) { return load_as<uvec>(words + panel_offset(v) + 4 * first(v)); };
       uvec upper[V] = {};
       if (type.has_upper_bits()) {
-        ask(words, 4 * PANEL);
+        prefetch_from(words, 4 * PANEL);
         for (int v = 0; v < V; ++v) upper[v] = word(v);
         words += 4 * PANEL;
       }
       for (int i = 0; i < type.words(); ++i) {
-        ask(words, 4 * PANEL);
+        prefetch_from(words, 4 * PANEL);
 #pragma GCC unroll 2
         for (int half = 0; half < QUADS; ++half) {
           uvec quads[V];
@@ -208,7 +210,7 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
   }
 }
 
-// As `read_part`, but calls use(input, values) for each input.
+// As `read_part`, but calls use(input, weights) with dequantised weights of each input.
 template <class T, int V, class Use>
 inline INLINE void widen_part(const char* panel, int64_t part, int column, int64_t bytes,
                               int64_t ahead, Use use) {
@@ -223,7 +225,7 @@ inline INLINE void widen_part(const char* panel, int64_t part, int column, int64
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         vec w[V];
-        for (int v = 0; v < V; ++v) w[v] = T::value(Quad<T>::number(quad[v], i), a[v], b[v]);
+        for (int v = 0; v < V; ++v) w[v] = T::value(Quad<T>::quant(quad[v], i), a[v], b[v]);
         use(input++, w);
       }
     });
@@ -231,36 +233,36 @@ inline INLINE void widen_part(const char* panel, int64_t part, int column, int64
   read_part<T, V, 2>(panel, part, column, bytes, ahead, group);
 }
 
-// WIDTH columns of one input.
+// Dequantises WIDTH columns of one input.
 template <class T>
 vec widen_input(const char* panel, int64_t input, int column) {
   constexpr GroupType type = T::type;
-  const int number = (int)(input % type.inputs), in_group = number % type.group;
+  const int in_block = (int)(input % type.inputs), in_group = in_block % type.group;
   const char* block = panel + input / type.inputs * type.bytes();
-  const char* scales = block + type.head + number / type.group * type.group_bytes();
+  const char* scales = block + type.head + in_block / type.group * type.group_bytes();
   const char* words = scales + type.scales + 4 * column;
   const int quad = in_group / 4;
   constexpr int LINE = 4 * PANEL, UPPER = type.bits - 4;
-  uvec numbers;
+  uvec quants;
   if constexpr (type.bits == 8) {
-    numbers = load_as<uvec>(words + quad * LINE);
+    quants = load_as<uvec>(words + quad * LINE);
   } else {
     const char* lower = words + (type.has_upper_bits() + quad / 2) * LINE;
-    numbers = load_as<uvec>(lower) >> (quad % 2 * 4) & 0x0f0f0f0f;
+    quants = load_as<uvec>(lower) >> (quad % 2 * 4) & 0x0f0f0f0f;
     if constexpr (type.has_upper_bits()) {
       const uvec upper = load_as<uvec>(words) >> (quad * UPPER);
-      numbers |= (upper & ((1 << UPPER) - 1) * 0x01010101u) << 4;
+      quants |= (upper & ((1 << UPPER) - 1) * 0x01010101u) << 4;
     }
   }
-  const vec value = Quad<T>::number(Quad<T>::prepared(numbers), in_group % 4);
-  return T::value(value, T::a(block, scales, column), T::b(block, scales, column));
+  const vec q = Quad<T>::quant(Quad<T>::prepared(quants), in_group % 4);
+  return T::value(q, T::a(block, scales, column), T::b(block, scales, column));
 }
 
-// Of a panel, `count` parts from `first` on: V vectors of columns from `column` on.
+// Dequantises V vectors of columns, starting at `column`, of `count` parts of a panel, starting at `first`.
 template <class T, int V>
 void widen_columns(const char* panel, int64_t first, int64_t count, int column, float* to) {
   for (int64_t part = first; part < first + count; ++part)
-    widen_part<T, V>(panel, part, column, 0, AHEAD, [&](int, const vec* w) {
+    widen_part<T, V>(panel, part, column, 0, PREFETCH_DISTANCE, [&](int, const vec* w) {
       for (int v = 0; v < V; ++v) store(to + v * WIDTH, w[v]);
       to += V * WIDTH;
     });
@@ -269,7 +271,7 @@ void widen_columns(const char* panel, int64_t first, int64_t count, int column, 
 typedef void (*WidenColumns)(const char* panel, int64_t first, int64_t count, int column,
                              float* to);
 
-// Calls use(T()) with the type of this kind of weight.
+// Calls use(T()) with the struct above for this weight type.
 template <class Use>
 inline void with_group_type(glm::Weight kind, Use use) {
   switch (kind) {

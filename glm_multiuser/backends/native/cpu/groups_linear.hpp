@@ -1,6 +1,6 @@
-// Products with weights that are quantised in groups. Few rows take numbers as they come out of
-// registers; for more rows, some inputs are widened at a time and then all rows use them. Inputs
-// that are int8: int8_groups.hpp.
+// Products of float inputs and group-quantised weights. For few rows, weights are dequantised in
+// registers; for more, a few inputs at a time are dequantised into a buffer that all rows use. int8 inputs:
+// int8_groups.hpp.
 #pragma once
 
 #include "groups.hpp"
@@ -9,10 +9,10 @@
 
 namespace {
 
-// So few rows take widened numbers out of registers.
+// Up to this many rows use weights dequantised in registers.
 constexpr int ROWS_FROM_REGISTERS = BLOCK_ROWS < 8 ? BLOCK_ROWS : 8;
 
-// So that they, and the sums of these rows, stay in the nearest cache.
+// Dequantised weights, and the sums of these rows, should stay in L1.
 constexpr int64_t WIDENED_BYTES = 16384, ROWS_TOGETHER = 128;
 constexpr int64_t PARTS_TOGETHER = WIDENED_BYTES / (PART * BLOCK_COLUMNS * (int64_t)sizeof(float));
 
@@ -25,18 +25,18 @@ void few_rows(const LinearPanel& panel) {
     clear(sums);
     for (int64_t part = 0; part < panel.depth / PART; ++part) {
       const auto* weight = (const char*)panel.weight;
-      const int64_t ahead = groups_ahead<T>(panel, part);
+      const int64_t ahead = group_prefetch_distance<T>(panel, part);
       widen_part<T, V>(weight, part, column, panel.bytes, ahead, [&](int input, const vec* w) {
         add<M, V>(x + input, width, w, sums);
       });
       x += PART;
     }
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < V; ++v) write(panel, m, column + v * WIDTH, sums[m][v]);
+      for (int v = 0; v < V; ++v) store_result(panel, m, column + v * WIDTH, sums[m][v]);
   }
 }
 
-// M rows times some widened inputs, added to `totals` [M, BLOCK_COLUMNS].
+// Adds M rows times dequantised weights of `inputs` inputs to `totals` [M, BLOCK_COLUMNS].
 template <int M>
 void add_widened(const float* x, int64_t width, const float* widened, int64_t inputs,
                  float* totals) {
@@ -80,7 +80,7 @@ void many_rows(const LinearPanel& panel, WidenColumns widen, int64_t begin, int6
   }
   for (int64_t row = 0; row < rows; ++row)
     for (int v = 0; v < VECTORS; ++v)
-      write(panel, begin + row, column + v * WIDTH, load(totals + row * BLOCK_COLUMNS + v * WIDTH));
+      store_result(panel, begin + row, column + v * WIDTH, load(totals + row * BLOCK_COLUMNS + v * WIDTH));
 }
 
 template <class T>
@@ -96,7 +96,7 @@ void one_panel(const LinearPanel& panel) {
   }
 }
 
-// One row alone waits for one sum after the other: with two panels there are twice as many.
+// One row is bound by the latency of its sums; a second panel doubles the number of independent sums.
 template <class T>
 bool two_panels(const LinearPanel& panel) {
   if constexpr (WIDTH == 16) {
@@ -112,8 +112,8 @@ void linear_group_type(const LinearPanel& panel) {
   if (panel.inputs == Inputs::int8) return int8_group_panel<T>(panel);
   if (panel.columns <= PANEL) return one_panel<T>(panel);
   if (two_panels<T>(panel)) return;
-  one_panel<T>(glm::some_panels(panel, 0, 1));
-  one_panel<T>(glm::some_panels(panel, 1, 1));
+  one_panel<T>(glm::slice_panels(panel, 0, 1));
+  one_panel<T>(glm::slice_panels(panel, 1, 1));
 }
 
 void linear_groups(glm::Weight kind, const LinearPanel& panel) {
@@ -128,8 +128,8 @@ int64_t int8_groups_row_bytes(glm::Weight kind, int64_t depth) {
   return bytes;
 }
 
-void lay_int8_groups_row(glm::Weight kind, const float* x, int64_t depth, void* row) {
-  with_group_type(kind, [&](auto type) { lay_int8_group_row<decltype(type)>(x, depth, row); });
+void pack_int8_groups_row(glm::Weight kind, const float* x, int64_t depth, void* row) {
+  with_group_type(kind, [&](auto type) { pack_int8_group_row<decltype(type)>(x, depth, row); });
 }
 
 void widen_output(glm::Weight kind, const void* panel, int64_t depth, int column, float* row) {

@@ -1,4 +1,4 @@
-// The instructions that some levels are there for.
+// Wrappers of instructions that only some levels have.
 #pragma once
 
 #include "vector.hpp"
@@ -11,7 +11,7 @@ namespace {
 
 #if defined(GLM_HAS_DPBUSD)
 
-// Adds to each sum four products of unsigned and of signed bytes; exact, modulo 2^32.
+// Adds four products of unsigned and signed bytes to each sum; exact modulo 2^32.
 inline ivec dpbusd(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
 #if defined(__AVX512VNNI__)
   return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
@@ -21,7 +21,7 @@ inline ivec dpbusd(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
 #endif
 }
 
-// In every 128 bits, the numbers of 16 bits of the lower halves of two vectors, in turn.
+// Interleaves the 16-bit elements of the lower halves of each 128-bit lane.
 inline ivec unpack_low(ivec a, ivec b) {
 #if defined(__AVX512F__)
   return (ivec)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b);
@@ -30,7 +30,7 @@ inline ivec unpack_low(ivec a, ivec b) {
 #endif
 }
 
-// The same of the upper halves.
+// The same for the upper halves.
 inline ivec unpack_high(ivec a, ivec b) {
 #if defined(__AVX512F__)
   return (ivec)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
@@ -43,7 +43,7 @@ inline ivec unpack_high(ivec a, ivec b) {
 
 typedef int16_t hvec __attribute__((vector_size(4 * WIDTH)));
 
-// Products of unsigned and of signed bytes, two of them added; right where that fits into 16 bits.
+// Sums of two products of unsigned and signed bytes; the caller makes sure that they fit into 16 bits.
 inline hvec products_of_bytes(ivec unsigned_bytes, ivec signed_bytes) {
 #if defined(__AVX512F__)
   return (hvec)_mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
@@ -56,7 +56,7 @@ inline hvec products_of_bytes(ivec unsigned_bytes, ivec signed_bytes) {
 #endif
 }
 
-// The numbers of `bytes` with the sign of those of `like`; where these are 0, anything.
+// Negates bytes where `like` is negative; unspecified where `like` is 0.
 inline ivec with_sign_of(ivec like, ivec bytes) {
 #if defined(__AVX512F__)
   const __mmask64 negative = _mm512_movepi8_mask((__m512i)like);
@@ -71,7 +71,7 @@ inline ivec with_sign_of(ivec like, ivec bytes) {
 #endif
 }
 
-// Sums and two numbers of 16 bits each.
+// Adds both 16-bit elements of each lane to its sum.
 inline ivec add_both(ivec sums, hvec twos) {
 #if defined(__AVX512F__)
   return sums + (ivec)_mm512_madd_epi16((__m512i)twos, _mm512_set1_epi16(1));
@@ -84,9 +84,9 @@ inline ivec add_both(ivec sums, hvec twos) {
 
 #endif
 
-// What was unpacked low and high lies in groups of four columns, in turn in the one vector and the
-// other; here they are brought in order.
-inline void join_groups(vec& a, vec& b) {
+// After `unpack_low` and `unpack_high`, groups of four columns alternate between the two results. This
+// restores their order.
+inline void restore_column_order(vec& a, vec& b) {
 #if defined(__AVX512F__)
   const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i second =
@@ -101,7 +101,7 @@ inline void join_groups(vec& a, vec& b) {
 #endif
 }
 
-// While it exists, subnormal numbers are zeros, as they are for products of bfloat16 numbers.
+// Flushes subnormal numbers to zero while it exists, as the bf16 instructions do.
 struct FlushSubnormals {
 #if defined(__SSE__)
   static constexpr unsigned FLUSHED_AND_ZEROS = 0x8040;

@@ -1,36 +1,36 @@
-// Quantising weights to groups of 32 with 4 bits, each with a scale and a minimum, for Python: blocks
-// of GGUF's Q4_1 and Q4_K.
+// Quantises weights to 4 bits in groups of 32, each with a scale and a minimum: GGUF's Q4_1 and Q4_K.
+// Called from Python.
 #include "quantising.hpp"
 
 namespace {
 
 constexpr int GROUP = 32, LARGEST = 15;
-using Int4 = Numbers<GROUP, 0, LARGEST>;
+using Int4 = Quantiser<GROUP, 0, LARGEST>;
 
-// Of a block of Q4_K.
+// Per block of Q4_K.
 constexpr int GROUPS = 8, LARGEST_SCALE = 63;
 
-// Fractions of a group's range that are tried: what is cut off at its ends makes steps finer.
+// Candidate fractions of a group's range: clipping its ends makes steps finer.
 constexpr float RANGES[] = {1.05f, 1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f, 0.7f};
 
-// A range that is smaller has no step: a float16 has no scale for it.
+// The scale of a smaller range would be 0 in float16.
 constexpr float SMALLEST = 0x1p-25f * LARGEST;
 
-// A value is q * scale + minimum.
+// A weight is q * scale + minimum.
 struct Choice {
   uint16_t scale, minimum;
   double error = 0;
 };
 
-// As float16 keeps them.
+// Rounds scale and minimum to float16.
 Choice choice(const float* x, float scale, float minimum) {
   Choice made{to_f16(scale), to_f16(minimum)};
   made.error = Int4::squared_error(x, from_f16(made.scale), from_f16(made.minimum));
   return made;
 }
 
-// The scale and the minimum, at most `highest`, with the least squared error for the numbers that
-// these ones give.
+// The least-squares scale and minimum, which is at most `highest`, for the quants that result from the
+// given ones.
 Choice refitted(const float* x, float scale, float minimum, float highest) {
   const auto [q, value, qq, qx] = Int4::sums(x, scale, minimum);
   const double variance = GROUP * qq - q * q, covariance = GROUP * qx - q * value;
@@ -48,7 +48,7 @@ Choice best_choice(const float* x, float highest) {
   const float low = std::min(*least, highest);
   const float range = *most - low, middle = low + range / 2;
   if (range < SMALLEST) return choice(x, 0, std::min(middle, highest));
-  // First what brings numbers back that were of this type already.
+  // The full range comes first: it reproduces weights that were already quantised to this type.
   Choice best = choice(x, range / LARGEST, low);
   for (const float part : RANGES) {
     const float minimum = std::min(middle - range * part / 2, highest);
@@ -58,35 +58,35 @@ Choice best_choice(const float* x, float highest) {
   return best;
 }
 
-// `count` values -> bytes of two numbers: those of the first half, and in the upper bits those of
-// the second.
-void write_numbers(const float* x, float scale, float minimum, float scale_of_second,
-                   float minimum_of_second, int count, uint8_t* bytes) {
+// Quantises `count` values to nibbles: the first half of them to the lower ones, the others to the upper
+// ones.
+void write_quants(const float* x, float scale, float minimum, float scale_of_second,
+                  float minimum_of_second, int count, uint8_t* bytes) {
   const float inverse = inverse_of(scale), inverse_of_second = inverse_of(scale_of_second);
   for (int i = 0; i < count / 2; i += WIDTH) {
-    const vec low = Int4::of(x + i, inverse, minimum);
-    const vec high = Int4::of(x + count / 2 + i, inverse_of_second, minimum_of_second);
+    const vec low = Int4::quantise(x + i, inverse, minimum);
+    const vec high = Int4::quantise(x + count / 2 + i, inverse_of_second, minimum_of_second);
     for (int lane = 0; lane < WIDTH; ++lane)
       bytes[i + lane] = (uint8_t)((int)low[lane] | (int)high[lane] << 4);
   }
 }
 
-// x [32] -> one block of Q4_1.
+// x [32] -> one Q4_1 block.
 bool quantise_q4_1(const float* x, uint8_t* block) {
   const Choice best = best_choice(x, INFINITY);
   const float scale = from_f16(best.scale), minimum = from_f16(best.minimum);
   std::memcpy(block, &best.scale, 2);
   std::memcpy(block + 2, &best.minimum, 2);
-  write_numbers(x, scale, minimum, scale, minimum, GROUP, block + 4);
+  write_quants(x, scale, minimum, scale, minimum, GROUP, block + 4);
   return are_finite(x, GROUP) && is_finite(best.scale) && is_finite(best.minimum);
 }
 
-// Of a group of Q4_K: multiples of the block's two numbers.
+// Quantised scale and minimum of a group of Q4_K, as multiples of the block's d and dmin.
 struct Multiples {
   int scale, minimum;
 };
 
-// Those near a choice that have the least squared error.
+// The multiples near `wanted` with the least squared error.
 Multiples multiples_near(const float* x, const Choice& wanted, float d, float dmin) {
   const float inverse = inverse_of(d), inverse_minimum = inverse_of(dmin);
   const auto minimum_near = [&](double value) {
@@ -105,7 +105,7 @@ Multiples multiples_near(const float* x, const Choice& wanted, float d, float dm
   return best;
 }
 
-// x [256] -> one block of Q4_K.
+// x [256] -> one Q4_K block.
 bool quantise_q4_k(const float* x, uint8_t* block) {
   Choice wanted[GROUPS];
   float largest = 0, lowest = 0;
@@ -133,16 +133,16 @@ bool quantise_q4_k(const float* x, uint8_t* block) {
   }
   for (int i = 0; i < GROUPS; i += 2) {
     const auto first = groups[i], second = groups[i + 1];
-    write_numbers(x + i * GROUP, d * first.scale, -dmin * first.minimum, d * second.scale,
-                  -dmin * second.minimum, 2 * GROUP, block + 16 + i * GROUP / 2);
+    write_quants(x + i * GROUP, d * first.scale, -dmin * first.minimum, d * second.scale,
+                 -dmin * second.minimum, 2 * GROUP, block + 16 + i * GROUP / 2);
   }
   return are_finite(x, GROUPS * GROUP) && is_finite(heads[0]) && is_finite(heads[1]);
 }
 
 }  // namespace
 
-// x [blocks, 32] -> blocks [blocks, 20]. Returns 1 if all numbers are finite and within the range of
-// the type, or else 0.
+// x [blocks, 32] -> blocks [blocks, 20]. Returns 1 if all weights are finite and within the range of the
+// type, and otherwise 0.
 extern "C" int glm_quantise_q4_1(const float* x, int64_t count, uint8_t* blocks) {
   bool good = true;
   for (int64_t i = 0; i < count; ++i) good &= quantise_q4_1(x + i * GROUP, blocks + i * 20);

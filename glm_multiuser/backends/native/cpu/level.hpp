@@ -1,21 +1,21 @@
-// What is computed with vectors. The same sources are compiled once per level, for processors with
-// more or fewer instructions; which level runs is decided when the library is loaded.
+// The vectorised functions. Their sources are compiled once per level, for different instruction sets; the
+// level to use is chosen when the library is loaded.
 #pragma once
 
 #include <cstdint>
 
 namespace glm {
 
-constexpr int PANEL = 32;  // outputs of a linear layer whose weights lie together
+constexpr int PANEL = 32;  // outputs of a linear layer whose weights are interleaved
 constexpr int ROW_MULTIPLE = 16;
-constexpr int TILE = 16;   // positions of a key cache that lie together
-constexpr int ROWS = 256;  // query rows that one piece of attention takes in at most
-constexpr int KEYS = 128;  // positions between two corrections of the streaming softmax
-constexpr int SCALE_BYTES = 4;  // of a float32 scale, which a head of a position has with int8
+constexpr int TILE = 16;   // positions of a key cache that are interleaved
+constexpr int ROWS = 256;  // maximum of query rows per call of `attend`
+constexpr int KEYS = 128;  // positions per block of the streaming softmax
+constexpr int SCALE_BYTES = 4;  // the float32 scale of one head of one position in an int8 cache
 
 // Bytes for queries, scores and contexts of ROWS rows, and keys and values of a block.
 inline int64_t attention_scratch(int64_t head_dim) {
-  constexpr int64_t WIDEST = 32;  // contexts are rounded up to a multiple of it, or of less
+  constexpr int64_t WIDEST = 32;  // upper bound of what contexts are padded to a multiple of
   const int64_t padded = head_dim + WIDEST;
   return ROWS * (padded * (4 + 2) + 3 * 4 + KEYS * 4) + KEYS * padded * (2 + 2);
 }
@@ -26,7 +26,7 @@ enum class Weight {
 };
 enum class Inputs { float32, bfloat16, int8 };  // what x is rounded to
 
-// Of a type that is not in groups.
+// For types that are not group-quantised.
 inline int64_t panel_bytes(Weight kind, int64_t depth) {
   switch (kind) {
     case Weight::float32: return depth * PANEL * 4;
@@ -39,38 +39,38 @@ inline int64_t panel_bytes(Weight kind, int64_t depth) {
 
 inline bool in_groups(Weight kind) { return panel_bytes(kind, 1) == 0; }
 
-enum class Finish { none, gelu, add };
+enum class Epilogue { none, gelu, add };
 enum class Cache { float32, bfloat16, int8 };
 
-// Rows as `lay_row` leaves them, for a product with such weights and inputs.
-struct LaidRows {
-  char* rows;  // null: there are none
-  int64_t row_bytes;  // from one row to the next
+// Rows packed by `pack_input_row` for a product with these weight and input types.
+struct PackedInputs {
+  char* rows;  // may be null
+  int64_t row_bytes;  // stride
   Weight kind;
   Inputs inputs;
 };
 
-// One panel of a linear layer, or several side by side, for the rows of a pass.
+// One or more adjacent panels of a linear layer, for the rows of a pass.
 struct LinearPanel {
-  const void* x;         // rows as `lay_row` leaves them; float32 ones also as they are
-  int64_t row_bytes;     // from one row to the next
-  const void* weight;    // the first panel, packed as packing.py says
+  const void* x;         // packed by `pack_input_row`, or float32 where packing is not needed
+  int64_t row_bytes;     // stride
+  const void* weight;    // the first panel, in the layout of packing.py
   const float* bias;     // [columns]
-  const float* residual; // [rows, stride], for Finish::add
+  const float* residual; // [rows, stride], for Epilogue::add
   float* y;              // [rows, stride]
-  LaidRows laid;         // where results go instead, if `lays_results`
+  PackedInputs packed;   // where results go instead of `y`, if `packs_results`
   int64_t rows, depth, stride;
-  int columns;           // that exist; the last panel may have fewer than PANEL
-  int64_t column;        // the first one's number
-  int64_t bytes;         // of a panel
-  float factor;          // of the residual
+  int columns;           // without padding; the last panel may have fewer than PANEL
+  int64_t column;        // index of the first
+  int64_t bytes;         // per panel
+  float factor;          // by which the residual is multiplied
   char* scratch;         // scratch_bytes(...)
-  Finish finish;
+  Epilogue epilogue;
   Inputs inputs;
 };
 
-// `count` panels from `first` on, of what is given as one panel with the columns of all.
-inline LinearPanel some_panels(LinearPanel all, int64_t first, int64_t count) {
+// `count` panels starting at `first`; `all` describes all panels as one.
+inline LinearPanel slice_panels(LinearPanel all, int64_t first, int64_t count) {
   const int64_t column = first * PANEL, left = all.columns - column;
   all.weight = (const char*)all.weight + first * all.bytes;
   all.bias += column;
@@ -81,65 +81,62 @@ inline LinearPanel some_panels(LinearPanel all, int64_t first, int64_t count) {
   return all;
 }
 
-// Some query rows of one user over that user's keys and values of one head.
+// Query rows of one user, over that user's keys and values of one head.
 struct Attention {
-  const void* keys;      // [tiles, head_dim, TILE]; with int8, TILE scales in front of each tile
-  const void* values;    // [positions, head_dim]; with int8, a scale in front of each position
-  const void *next_keys, *next_values;  // of what this thread attends to next
-  int64_t next_positions;               // of these; 0 where there are none
-  float* const* rows;    // `count` pointers to [head_dim]: the query, scaled; then its context
-  const int64_t* visible;  // how many positions each row may see
-  float* scratch;        // attention_scratch(head_dim) bytes, from a cache line's begin on
+  const void* keys;      // [tiles, head_dim, TILE]; with int8, each tile is preceded by TILE scales
+  const void* values;    // [positions, head_dim]; with int8, each position is preceded by a scale
+  const void *next_keys, *next_values;  // the head that this thread processes next, to be prefetched
+  int64_t next_positions;               // its positions; 0 if there is none
+  float* const* rows;    // `count` pointers to [head_dim]: scaled queries, replaced by contexts
+  const int64_t* visible;  // number of positions that each row sees
+  float* scratch;        // attention_scratch(head_dim) bytes, aligned to a cache line
   int64_t head_dim;
   int count;             // at most ROWS
 };
 
 struct Level {
   const char* name;
-  // Rows as products want them: rounded if asked to, and in any case a cache line longer than they
-  // need be, because rows that are a power of two apart push each other out of the cache. `lays_out`
-  // says whether they must be; float32 ones may be left as they are otherwise. Memory, though not
-  // rows, goes on to a multiple of ROW_MULTIPLE of them. Products on tiles may have the rows of a tile
-  // in one piece, part by part.
-  bool (*lays_out)(Weight, Inputs, int64_t depth);
+  // Packing of inputs: rounds them if requested, and pads each row by a cache line, because rows a power of
+  // two apart would evict each other. Optional for float32 unless `needs_packing`. The memory of packed rows
+  // is padded to a multiple of ROW_MULTIPLE rows. Levels with tiles may interleave the rows of a tile.
+  bool (*needs_packing)(Weight, Inputs, int64_t depth);
   int64_t (*row_bytes)(Weight, Inputs, int64_t depth);
-  void (*lay_row)(Weight, Inputs, const float* x, int64_t depth, int64_t row, void* rows);
-  // How many times a weight is gone through, each time with other rows, so that these stay in the
-  // second cache meanwhile.
+  void (*pack_input_row)(Weight, Inputs, const float* x, int64_t depth, int64_t row, void* rows);
+  // Number of passes over a weight; each uses as many rows as fit into L2.
   int64_t (*passes)(Weight, Inputs, int64_t depth, int64_t rows);
-  // How many panels are best multiplied side by side.
-  int64_t (*side_by_side)(Weight, Inputs, int64_t depth, int64_t rows);
-  // What `linear` needs for so many rows and panels.
+  // Best number of panels per call of `linear`.
+  int64_t (*panels_per_call)(Weight, Inputs, int64_t depth, int64_t rows);
+  // Scratch memory that `linear` needs.
   int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth, int64_t rows, int64_t panels);
   void (*linear)(Weight, const LinearPanel&);
-  // Whether `linear` can write results as rows that another product takes in.
-  bool (*lays_results)(Weight, Inputs, const LaidRows&);
-  // One output of a panel of a weight in groups -> [depth]
+  // Whether `linear` can write its results as packed inputs of another product.
+  bool (*packs_results)(Weight, Inputs, const PackedInputs&);
+  // Dequantises one output of a panel of a group-quantised weight -> [depth]
   void (*widen_output)(Weight, const void* panel, int64_t depth, int column, float* row);
-  // One head of one position: its key into column `lane` of a tile, its value into a row.
+  // Writes one head of one position: its key into column `lane` of a tile, its value into a row.
   void (*write_position)(Cache, const float* key, const float* value, int64_t head_dim, int lane,
                          void* tile, void* row);
-  // How many query rows one piece of attention has at best.
+  // Best number of query rows per call of `attend`, at most ROWS.
   int (*query_rows)(Cache);
   void (*attend)(Cache, const Attention&);
   void (*layer_norm)(const float* x, const float* gamma, const float* beta, float epsilon,
                      int64_t size, float* y);
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t size, float* y);
   void (*swiglu)(const float* gate, const float* up, int64_t size, float* y);
-  // Rotary embedding of the numbers `first` to `first` + `count` of a head x:
+  // Rotary embedding of elements `first` to `first` + `count` - 1 of a head x:
   // y[i] = (x[first + i] * cosine[i] + x[partner[first + i]] * sine[i]) * factor
-  void (*turn)(const float* x, const int32_t* partner, const float* cosine, const float* sine,
-               int64_t first, int64_t count, float factor, float* y);
-  // -> the first of the largest numbers
+  void (*rotate)(const float* x, const int32_t* partner, const float* cosine, const float* sine,
+                 int64_t first, int64_t count, float factor, float* y);
+  // Index of the largest element, the first of several.
   int64_t (*argmax)(const float* x, int64_t size);
   bool (*all_finite)(const float* x, int64_t size);
-  // `count` rows of `depth` weights of type `from` into one panel of type `to`. Returns whether all
-  // numbers are finite, in both types.
+  // Packs `count` rows of `depth` weights of type `from` into one panel of type `to`. Returns whether all
+  // weights are finite, before and after conversion.
   bool (*pack_panel)(Weight from, Weight to, const char* rows, int count, int64_t depth,
                      char* panel);
 };
 
-const Level& level();              // the best that this processor has, or what was forced
-bool force_level(const char* name);  // "" for the best; false: unknown here
+const Level& level();                // the best that this processor supports, unless forced
+bool force_level(const char* name);  // "" for the best; returns false if not available here
 
 }  // namespace glm

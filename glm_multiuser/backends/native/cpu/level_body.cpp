@@ -1,4 +1,4 @@
-// Compiled once per level, with that level's instructions and with LEVEL as its name.
+// Compiled once per level, with that level's instructions enabled and LEVEL defined as its name.
 #include "attention.hpp"
 #include "cache.hpp"
 #include "groups_linear.hpp"
@@ -11,8 +11,8 @@
 #include "amx.hpp"
 #include "tile_attention.hpp"
 #define PRODUCTS                                                               \
-  tile_lays_out, tile_row_bytes, tile_lay_row, tile_passes, tile_side_by_side, \
-      tile_scratch_bytes, tile_linear, tile_lays_results
+  tile_needs_packing, tile_row_bytes, tile_pack_input_row, tile_passes, tile_panels_per_call, \
+      tile_scratch_bytes, tile_linear, tile_packs_results
 #define ATTEND tile_query_rows, tile_attend
 #else
 #if defined(__AVX512BF16__)
@@ -22,7 +22,7 @@
 #define ATTEND query_rows, attend
 #endif
 #define PRODUCTS                                                                   \
-  lays_out, row_bytes, lay_row, one_pass, side_by_side, scratch_bytes, linear, lays_no_results
+  needs_packing, row_bytes, pack_input_row, one_pass, panels_per_call, scratch_bytes, linear, packs_no_results
 #endif
 
 #define NAME_OF(level) #level
@@ -35,7 +35,7 @@ namespace glm {
 extern const Level TABLE(LEVEL);
 const Level TABLE(LEVEL) = {
     NAME(LEVEL), PRODUCTS, widen_output, write_position, ATTEND,     layer_norm,
-    rms_norm,    swiglu,   turn,         argmax,         all_finite, pack_panel,
+    rms_norm,    swiglu,   rotate,       argmax,         all_finite, pack_panel,
 };
 
 }  // namespace glm

@@ -1,4 +1,4 @@
-// Which level runs. HAVE_... are the levels that the compiler knew.
+// Selects the level at run time. HAVE_... are defined for the levels that were compiled.
 #include <cstring>
 
 #include "level.hpp"
@@ -17,14 +17,14 @@ extern const Level table_avx512, table_avx512vnni, table_avx512bf16, table_amx;
 namespace {
 
 #if defined(GLM_EMULATED)
-// Those above AVX2 are plain C++ then: tests/kernels/test_emulated.py.
+// Levels above AVX2 are emulated in plain C++: tests/kernels/test_emulated.py.
 [[maybe_unused]] bool runs_amx() { return true; }
 [[maybe_unused]] bool runs_avx512bf16() { return true; }
 [[maybe_unused]] bool runs_avx512vnni() { return true; }
 [[maybe_unused]] bool runs_avx512() { return true; }
 [[maybe_unused]] bool runs_avxvnni() { return true; }
 #elif defined(__x86_64__)
-// What compilers have no name for, or only recent ones.
+// CPUID, for features that __builtin_cpu_supports does not know, or only in recent compilers.
 struct Features {
   unsigned a = 0, b = 0, c = 0, d = 0;
   Features(unsigned leaf, unsigned part) {
@@ -50,7 +50,7 @@ struct Features {
   return runs_avx512vnni() && __builtin_cpu_supports("avx512vbmi") && (Features(7, 1).a & 1 << 5);
 }
 
-// Linux gives tiles to a process that asks for them.
+// A process must request permission to use tiles from Linux.
 [[maybe_unused]] bool runs_amx() {
   constexpr unsigned BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25, ALL = BF16 | TILE | INT8;
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
@@ -59,7 +59,7 @@ struct Features {
 }
 #endif
 
-// The best first.
+// Best first.
 struct Choice {
   const Level* level;
   bool (*runs_here)();

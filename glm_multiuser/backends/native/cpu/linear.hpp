@@ -1,11 +1,11 @@
-// Rows times one panel of packed weights. What an output is made of, and in which order, is the
-// same however many rows there are, so a row's bits do not depend on its neighbours.
+// Rows times one panel of packed weights. An output is accumulated in the same order for any number of
+// rows, so results are batch-invariant.
 #pragma once
 
 #include <type_traits>
 
 #include "blocks.hpp"
-#include "finish.hpp"
+#include "epilogue.hpp"
 #include "half.hpp"
 #include "int8_inputs.hpp"
 #include "level.hpp"
@@ -30,35 +30,35 @@ inline void add_pairs(const RoundedPair* x, int64_t width, const __m512bh* w, ve
   }
 }
 
-// The bytes of 0 to 127 in bf16.
+// Low and high bytes of 0 to 127 in bf16.
 struct Bytes {
   uint8_t low[128], high[128];
 };
-constexpr Bytes whole_numbers() {
+constexpr Bytes bf16_integers() {
   Bytes bytes{};
-  for (int number = 1; number < 128; ++number) {
+  for (int value = 1; value < 128; ++value) {
     int exponent = 0;
-    while (number >> (exponent + 1)) ++exponent;
-    const int bits = (127 + exponent) << 7 | ((number << (7 - exponent)) & 0x7f);
-    bytes.low[number] = (uint8_t)bits;
-    bytes.high[number] = (uint8_t)(bits >> 8);
+    while (value >> (exponent + 1)) ++exponent;
+    const int bits = (127 + exponent) << 7 | ((value << (7 - exponent)) & 0x7f);
+    bytes.low[value] = (uint8_t)bits;
+    bytes.high[value] = (uint8_t)(bits >> 8);
   }
   return bytes;
 }
-alignas(64) constexpr Bytes WHOLE = whole_numbers();
-constexpr const uint8_t *LOW_BYTES = WHOLE.low, *HIGH_BYTES = WHOLE.high;
+alignas(64) constexpr Bytes BF16_INTEGERS = bf16_integers();
+constexpr const uint8_t *LOW_BYTES = BF16_INTEGERS.low, *HIGH_BYTES = BF16_INTEGERS.high;
 
-// A whole number up to 127 is exact in bf16. The two bytes of each come from tables. Columns are
-// then as `join_groups` says.
+// int8 -> bf16, which is exact: both bytes of a magnitude come from lookup tables. Columns end up
+// permuted; `restore_column_order` undoes it.
 inline void widen_to_bf16(const char* from, __m512bh w[2]) {
-  const __m512i numbers = _mm512_loadu_si512(from);
-  const __m512i index = _mm512_abs_epi8(numbers);
+  const __m512i weights = _mm512_loadu_si512(from);
+  const __m512i index = _mm512_abs_epi8(weights);
   const __m512i low = _mm512_permutex2var_epi8(load_as<__m512i>(LOW_BYTES), index,
                                                load_as<__m512i>(LOW_BYTES + 64));
   __m512i high = _mm512_permutex2var_epi8(load_as<__m512i>(HIGH_BYTES), index,
                                           load_as<__m512i>(HIGH_BYTES + 64));
   constexpr int A_OR_B_AND_C = 0xf8;
-  high = _mm512_ternarylogic_epi32(high, numbers, _mm512_set1_epi8((char)0x80), A_OR_B_AND_C);
+  high = _mm512_ternarylogic_epi32(high, weights, _mm512_set1_epi8((char)0x80), A_OR_B_AND_C);
   w[0] = (__m512bh)_mm512_unpacklo_epi8(low, high);
   w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
 }
@@ -72,27 +72,26 @@ inline void add_pairs(const RoundedPair* x, int64_t width, const vec* low, const
                       vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
-    const vec first = all(x[m * width].low), second = all(x[m * width].high);
+    const vec first = broadcast(x[m * width].low), second = broadcast(x[m * width].high);
     for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(low[v], first, sums[m][v]);
     for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(high[v], second, sums[m][v]);
   }
 }
 #endif
 
-// One input of M rows times the weights of V vectors of columns. Whatever weights are stored as, a
-// sum adds the same products in the same order: weights of 16 bits give the bits that the same
-// numbers give in float32.
+// One input of M rows times V vectors of weights. Products are accumulated in the same order for every
+// storage type, so 16-bit weights give the same bits as the same weights in float32.
 template <int M, int V>
 inline void add(const float* x, int64_t width, const vec* w, vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
-    const vec value = all(x[m * width]);
+    const vec value = broadcast(x[m * width]);
     for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(w[v], value, sums[m][v]);
   }
 }
 
-// Each kind of weight: what lies in a panel, and one step of the sums. A step takes in one input,
-// or two where weights come in pairs: `x_step` of what rows are laid out as.
+// Per weight type: the layout of a panel, and one step along the inputs. A step consumes one input, or
+// two where weights are stored in pairs, which is `x_step` elements of type X.
 struct Float32 {
   typedef float X;
   static constexpr int x_step = 1;
@@ -183,29 +182,29 @@ struct Int8 {
   }
 };
 
-// Both are int8.
-struct WholeInt8 : Int8 {};
+// int8 weights and int8 inputs.
+struct Int8Int8 : Int8 {};
 
 bool in_pairs(glm::Weight kind) {
   return kind == glm::Weight::bfloat16 || kind == glm::Weight::int8;
 }
 
-// A panel of a weight in groups as int8_groups.hpp unpacks it: a byte for each number, and at most
-// two float32 for every 16. Of others, sums that wait for the next chunk.
+// For int8 inputs and group-quantised weights, the panel unpacked by int8_groups.hpp: a byte per weight,
+// and at most two float32 per 16 weights. Otherwise partial sums between chunks.
 int64_t scratch_bytes(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows, int64_t) {
   if (inputs == Inputs::int8 && glm::in_groups(kind)) return depth * PANEL * 3 / 2;
   const bool in_chunks = glm::panel_bytes(kind, depth) > chunk_bytes(rows);
   return in_chunks ? rows * PANEL * (int64_t)sizeof(float) : 0;
 }
 
-bool lays_out(glm::Weight kind, Inputs inputs, int64_t depth) {
+bool needs_packing(glm::Weight kind, Inputs inputs, int64_t depth) {
   return inputs != Inputs::float32 || (kind == glm::Weight::bfloat16 && depth % 2);
 }
 
 // Weights in groups: groups_linear.hpp.
 void linear_groups(glm::Weight kind, const LinearPanel& panel);
 int64_t int8_groups_row_bytes(glm::Weight kind, int64_t depth);
-void lay_int8_groups_row(glm::Weight kind, const float* x, int64_t depth, void* row);
+void pack_int8_groups_row(glm::Weight kind, const float* x, int64_t depth, void* row);
 
 int64_t row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   if (inputs == Inputs::int8)
@@ -215,92 +214,92 @@ int64_t row_bytes(glm::Weight kind, Inputs inputs, int64_t depth) {
   return ((depth + 1) / 2 * pair + 63) / 64 * 64 + 64;
 }
 
-void lay_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int64_t number,
-             void* rows) {
-  char* row = (char*)rows + number * row_bytes(kind, inputs, depth);
+void pack_input_row(glm::Weight kind, Inputs inputs, const float* x, int64_t depth, int64_t index,
+                    void* rows) {
+  char* row = (char*)rows + index * row_bytes(kind, inputs, depth);
   if (inputs == Inputs::int8)
-    return kind == glm::Weight::int8 ? lay_int8_row(x, depth, row)
-                                     : lay_int8_groups_row(kind, x, depth, row);
+    return kind == glm::Weight::int8 ? pack_int8_row(x, depth, row)
+                                     : pack_int8_groups_row(kind, x, depth, row);
   const bool rounded = inputs == Inputs::bfloat16;
 #if defined(__AVX512BF16__)
   if (rounded && in_pairs(kind)) {
-    auto* numbers = (uint16_t*)row;
-    for (int64_t i = 0; i < depth; ++i) numbers[i] = to_bf16(x[i]);
-    if (depth % 2) numbers[depth] = 0;
+    auto* packed = (uint16_t*)row;
+    for (int64_t i = 0; i < depth; ++i) packed[i] = to_bf16(x[i]);
+    if (depth % 2) packed[depth] = 0;
     return;
   }
 #endif
-  auto* numbers = (float*)row;
-  std::memcpy(numbers, x, sizeof(float) * depth);
+  auto* packed = (float*)row;
+  std::memcpy(packed, x, sizeof(float) * depth);
   if (rounded)
-    for (int64_t i = 0; i < depth; ++i) numbers[i] = from_bf16(to_bf16(x[i]));
-  // Times the zeros that fill weights up it is -0, which changes no sum, not even one that is -0.
-  if (in_pairs(kind) && depth % 2) numbers[depth] = -0.0f;
+    for (int64_t i = 0; i < depth; ++i) packed[i] = from_bf16(to_bf16(x[i]));
+  // Times the zero padding of weights this is -0, which leaves any sum unchanged, even -0.
+  if (in_pairs(kind) && depth % 2) packed[depth] = -0.0f;
 }
 
-// Without tiles, memory behind the second cache is fast enough (Zen 4: 0.95 to 1.02 with passes).
+// Without tiles, splitting rows into passes that fit into L2 gains nothing (Zen 4: 0.95 to 1.02).
 inline int64_t one_pass(glm::Weight, Inputs, int64_t, int64_t) { return 1; }
 
-inline bool lays_no_results(glm::Weight, Inputs, const glm::LaidRows&) { return false; }
+inline bool packs_no_results(glm::Weight, Inputs, const glm::PackedInputs&) { return false; }
 
-// So few rows that stay as they are, are multiplied with two panels of a weight in groups at a time.
+// Up to this many rows of float inputs are multiplied by two panels of a group-quantised weight at once.
 constexpr int64_t ROWS_FOR_TWO_PANELS = 2;
 
-int64_t side_by_side(glm::Weight kind, Inputs inputs, int64_t, int64_t rows) {
+int64_t panels_per_call(glm::Weight kind, Inputs inputs, int64_t, int64_t rows) {
   return glm::in_groups(kind) && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
 }
 
-// Steps that all blocks of rows take before the next ones, and where sums wait meanwhile.
+// Steps taken by all row blocks before the next chunk, and partial sums kept between chunks.
 struct Chunk {
   int64_t first, last;
   float* sums;
 };
 
-// M rows from `row` on, V vectors of columns from `column` on.
+// M rows starting at `row` times V vectors of columns starting at `column`.
 template <class W, int M, int V>
-void block(const LinearPanel& panel, int64_t row, int column, Ahead ahead, const Chunk& chunk) {
+void block(const LinearPanel& panel, int64_t row, int column, Prefetcher ahead, const Chunk& chunk) {
   typedef typename W::X X;
   const int64_t width = panel.row_bytes / (int64_t)sizeof(X), end = chunk.last;
   const auto* x = (const X*)panel.x + row * width;
   const char* weight = (const char*)panel.weight + W::scale_bytes +
                        column * (W::step_bytes / PANEL) + chunk.first * W::step_bytes;
-  const int64_t place = column * panel.rows + row * V * WIDTH;
+  const int64_t offset = column * panel.rows + row * V * WIDTH;
   vec sums[M][V];
   if (chunk.first == 0) {
     clear(sums);
   } else {
-    load_sums(chunk.sums + place, sums);
+    load_sums(chunk.sums + offset, sums);
   }
   for (int64_t k = chunk.first; k < end; ++k) {
-    ahead.ask(0);
-    if (W::step_bytes > 64) ahead.ask(64);
+    ahead.prefetch(0);
+    if (W::step_bytes > 64) ahead.prefetch(64);
     ahead.from += ahead.step;
     W::template step<M, V>(x + k * W::x_step, width, weight, sums);
     weight += W::step_bytes;
   }
-  if (end < W::steps(panel.depth)) return store_sums(chunk.sums + place, sums);
+  if (end < W::steps(panel.depth)) return store_sums(chunk.sums + offset, sums);
   const auto* scale = (const float*)panel.weight + column;
 #if defined(__AVX512BF16__)
   if (std::is_same<W, Int8>::value)
-    for (int m = 0; m < M; ++m) join_groups(sums[m][0], sums[m][1]);
+    for (int m = 0; m < M; ++m) restore_column_order(sums[m][0], sums[m][1]);
 #endif
   for (int v = 0; v < V; ++v) {
     for (int m = 0; m < M; ++m) {
       vec y = sums[m][v];
       if (W::scale_bytes) y *= load(scale + v * WIDTH);
-      write(panel, row + m, column + v * WIDTH, y);
+      store_result(panel, row + m, column + v * WIDTH, y);
     }
   }
 }
 
 template <class W, int M>
-void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const Ahead& ahead,
+void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const Prefetcher& ahead,
               const Chunk& chunk) {
   if constexpr (M == 0) {
     return;
   } else if (rows == M) {
     constexpr int V = M <= FEW_ROWS ? ALL_VECTORS : VECTORS;
-    if constexpr (std::is_same<W, WholeInt8>::value) {
+    if constexpr (std::is_same<W, Int8Int8>::value) {
       int8_block<M, V>(panel, row, column, ahead);
     } else {
       block<W, M, V>(panel, row, column, ahead, chunk);
@@ -310,24 +309,25 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
   }
 }
 
-// Where the processor sees what few rows of float32 weights read next, it is not to be told.
+// Software prefetching of float32 weights for few rows only gets in the way of a good hardware prefetcher.
 template <class W>
-constexpr int64_t AHEAD_OF_FEW_ROWS = FORESEES ? (std::is_same<W, Float32>::value ? 0 : NEAR)
-                                      : std::is_same<W, WholeInt8>::value ? AHEAD_OF_FEW_INT8_ROWS
-                                                                          : AHEAD;
+constexpr int64_t FEW_ROWS_DISTANCE =
+    HARDWARE_PREFETCH ? (std::is_same<W, Float32>::value ? 0 : SHORT_PREFETCH_DISTANCE)
+    : std::is_same<W, Int8Int8>::value ? FEW_INT8_ROWS_DISTANCE
+                                       : PREFETCH_DISTANCE;
 
-// One chunk of a panel, which has so many `bytes`.
+// One chunk of a panel, `bytes` long.
 template <class W>
 void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weight, int64_t bytes) {
   const bool few = panel.rows <= FEW_ROWS;
-  const int64_t distance = few ? AHEAD_OF_FEW_ROWS<W> : AHEAD;
+  const int64_t distance = few ? FEW_ROWS_DISTANCE<W> : PREFETCH_DISTANCE;
   for_blocks(panel, BLOCK_ROWS, few ? PANEL : BLOCK_COLUMNS,
-             [&](int64_t share, int64_t shares, int column, int64_t row, int rows) INLINE {
-               // One block that is alone runs as far ahead of itself as memory is slow.
-               const bool alone = shares == 1;
-               const char* from = weight + (alone ? distance : bytes + bytes * share / shares);
-               const int64_t step = alone ? W::step_bytes : W::step_bytes / shares;
-               const Ahead ahead{from, step, !alone && panel.rows <= 2 * BLOCK_ROWS};
+             [&](int64_t index, int64_t count, int column, int64_t row, int rows) INLINE {
+               // A single block prefetches its own weights; several prefetch the next chunk in parts.
+               const bool alone = count == 1;
+               const char* from = weight + (alone ? distance : bytes + bytes * index / count);
+               const int64_t step = alone ? W::step_bytes : W::step_bytes / count;
+               const Prefetcher ahead{from, step, !alone && panel.rows <= 2 * BLOCK_ROWS};
                block_of<W, BLOCK_ROWS>(rows, panel, row, column, ahead, chunk);
              });
 }
@@ -335,7 +335,7 @@ void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weig
 template <class W>
 void linear_panel(const LinearPanel& panel) {
   const int64_t steps = W::steps(panel.depth);
-  const bool whole = panel.rows <= FEW_ROWS || std::is_same<W, WholeInt8>::value;
+  const bool whole = panel.rows <= FEW_ROWS || std::is_same<W, Int8Int8>::value;
   const int64_t most = whole ? steps : chunk_bytes(panel.rows) / W::step_bytes;
   const auto* weight = (const char*)panel.weight;
   for (int64_t first = 0; first < steps; first += most) {
@@ -354,7 +354,7 @@ void linear(glm::Weight kind, const LinearPanel& panel) {
       return panel.inputs == Inputs::bfloat16 ? linear_panel<RoundedBFloat16>(panel)
                                               : linear_panel<BFloat16>(panel);
     case glm::Weight::int8:
-      return panel.inputs == Inputs::int8 ? linear_panel<WholeInt8>(panel)
+      return panel.inputs == Inputs::int8 ? linear_panel<Int8Int8>(panel)
                                           : linear_panel<Int8>(panel);
     default: return linear_groups(kind, panel);
   }

@@ -1,4 +1,4 @@
-// Linear layers: threads share the panels of a weight.
+// Linear layers. Threads divide the panels of a weight.
 #include <algorithm>
 
 #include "memory.hpp"
@@ -11,41 +11,41 @@ using glm::ROW_MULTIPLE;
 
 namespace {
 
-// Fewer rows that stay as they are, are read where they are.
-constexpr int64_t ROWS_TO_LAY_OUT = 5;
+// Fewer rows are used in place unless packing is required.
+constexpr int64_t MIN_ROWS_TO_PACK = 5;
 
-// Rows times all panels; `all` is as of one panel with all columns.
+// Rows times all panels; `all` describes them as one panel.
 void multiply(glm::Weight kind, const glm::LinearPanel& all) {
   const glm::Level& level = glm::level();
-  // Each thread should get a piece at least.
+  // Leave at least one piece for each thread.
   const int64_t panels = (all.columns + PANEL - 1) / PANEL, most = panels / glm::threads();
-  const int64_t best = level.side_by_side(kind, all.inputs, all.depth, all.rows);
-  const int64_t side_by_side = std::max<int64_t>(1, std::min(best, most));
+  const int64_t best = level.panels_per_call(kind, all.inputs, all.depth, all.rows);
+  const int64_t panels_per_call = std::max<int64_t>(1, std::min(best, most));
   const int64_t scratch_bytes =
-      level.scratch_bytes(kind, all.inputs, all.depth, all.rows, side_by_side);
-  glm::share((panels + side_by_side - 1) / side_by_side, [&](int64_t number) {
+      level.scratch_bytes(kind, all.inputs, all.depth, all.rows, panels_per_call);
+  glm::parallel_for((panels + panels_per_call - 1) / panels_per_call, [&](int64_t number) {
     static thread_local glm::Memory scratch;
-    glm::LinearPanel panel = glm::some_panels(all, number * side_by_side, side_by_side);
+    glm::LinearPanel panel = glm::slice_panels(all, number * panels_per_call, panels_per_call);
     panel.scratch = scratch.of(scratch_bytes);
     level.linear(kind, panel);
   });
 }
 
-// Of one of several passes, all of about the same size; blocks of fewer rows than two tiles have are
-// slow.
+// The first row of a pass. Passes have about the same size, in whole blocks of two tiles, because smaller
+// blocks are slow.
 int64_t first_of_pass(int64_t pass, int64_t passes, int64_t rows) {
   constexpr int64_t BLOCK = 2 * ROW_MULTIPLE;
   if (pass == passes) return rows;
   return (rows * pass / passes + BLOCK / 2) / BLOCK * BLOCK;
 }
 
-// `all` says what happens to sums; x [rows, depth], or laid out.
-void multiply_rows(const Product& product, glm::LinearPanel all, const void* x, bool laid) {
+// `all` holds the epilogue and its operands; x is [rows, depth], or packed.
+void multiply_rows(const Product& product, glm::LinearPanel all, const void* x, bool packed) {
   const glm::Level& level = glm::level();
   const int64_t rows = all.rows, depth = product.depth;
-  const bool lays_out = laid || rows >= ROWS_TO_LAY_OUT ||
-                        level.lays_out(product.kind, product.inputs, depth);
-  all.row_bytes = lays_out ? product.row_bytes() : depth * (int64_t)sizeof(float);
+  const bool packs = packed || rows >= MIN_ROWS_TO_PACK ||
+                     level.needs_packing(product.kind, product.inputs, depth);
+  all.row_bytes = packs ? product.row_bytes() : depth * (int64_t)sizeof(float);
   all.weight = product.weight;
   all.bytes = product.panel_bytes;
   all.depth = depth;
@@ -59,15 +59,15 @@ void multiply_rows(const Product& product, glm::LinearPanel all, const void* x, 
     glm::LinearPanel some = all;
     some.rows = first_of_pass(pass + 1, passes, rows) - first;
     some.x = (const char*)x + first * all.row_bytes;
-    if (lays_out && !laid) {
+    if (packs && !packed) {
       const float* from = (const float*)x + first * depth;
-      char* to = memory.of(product.laid_bytes(some.rows));
-      lay_out(product, some.rows, [&](int64_t row) { return from + row * depth; }, to);
+      char* to = memory.of(product.packed_bytes(some.rows));
+      pack_inputs(product, some.rows, [&](int64_t row) { return from + row * depth; }, to);
       some.x = to;
     }
     if (all.residual != nullptr) some.residual += first * product.columns;
-    if (all.laid.rows != nullptr) {
-      some.laid.rows += first * all.laid.row_bytes;
+    if (all.packed.rows != nullptr) {
+      some.packed.rows += first * all.packed.row_bytes;
     } else {
       some.y += first * product.columns;
     }
@@ -77,7 +77,7 @@ void multiply_rows(const Product& product, glm::LinearPanel all, const void* x, 
 
 // x [rows, depth], used, packed weight [panels, ...], bias [columns] -> y [rows, columns]
 int linear(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes,
-           glm::Finish finish, Inputs inputs) {
+           glm::Epilogue epilogue, Inputs inputs) {
   Product product, next{};
   int refused = read_product(data[2], dtypes[2], ranks[2], shapes[2], shapes[0][1], shapes[3][0],
                              inputs, product);
@@ -85,59 +85,59 @@ int linear(int count, void** data, int* ranks, int64_t** shapes, const char** dt
   glm::LinearPanel all{};
   all.rows = rows_in_use(data, shapes, 1);
   all.bias = (const float*)data[3];
-  all.finish = finish;
-  if (finish == glm::Finish::add) {
+  all.epilogue = epilogue;
+  if (epilogue == glm::Epilogue::add) {
     all.residual = (const float*)data[4];
     all.factor = *(const float*)data[5];
   }
   const int output = count - 1;
-  const bool lays = is_laid(dtypes[output]);
+  const bool packs_output = is_packed_inputs(dtypes[output]);
   static thread_local glm::Memory memory;
-  if (lays) {
-    REFUSE_UNLESS(finish == glm::Finish::gelu && count == 6);
+  if (packs_output) {
+    REFUSE_UNLESS(epilogue == glm::Epilogue::gelu && count == 6);
     refused = read_product(data[4], dtypes[4], ranks[4], shapes[4], product.columns, ANY,
                            inputs, next);
     if (refused) return refused;
   }
-  const glm::LaidRows laid = lays ? next.laid(data[output]) : glm::LaidRows{};
-  const bool directly = lays && glm::level().lays_results(product.kind, product.inputs, laid);
+  const glm::PackedInputs packed = packs_output ? next.packed_inputs(data[output]) : glm::PackedInputs{};
+  const bool directly = packs_output && glm::level().packs_results(product.kind, product.inputs, packed);
   if (directly) {
-    all.laid = laid;
-  } else if (lays) {
+    all.packed = packed;
+  } else if (packs_output) {
     all.y = (float*)memory.of(all.rows * product.columns * (int64_t)sizeof(float));
   } else {
     all.y = (float*)data[output];
   }
-  multiply_rows(product, all, data[0], is_laid(dtypes[0]));
-  if (lays && !directly)
-    lay_out(next, all.rows, [&](int64_t row) { return all.y + row * product.columns; }, laid.rows);
+  multiply_rows(product, all, data[0], is_packed_inputs(dtypes[0]));
+  if (packs_output && !directly)
+    pack_inputs(next, all.rows, [&](int64_t row) { return all.y + row * product.columns; }, packed.rows);
   return 0;
 }
 
 }  // namespace
 
 // x [rows, depth], used, weight, bias [columns] -> [rows, columns]
-// x may be uint8 instead: rows that are laid out for this product.
-#define LINEAR(name, finish, inputs)                                            \
-  OPERATOR(name) {                                                              \
-    return linear(count, data, ranks, shapes, dtypes, finish, Inputs::inputs);  \
+// x may be uint8 instead: packed inputs of this product.
+#define LINEAR(name, epilogue, inputs)                                           \
+  OPERATOR(name) {                                                               \
+    return linear(count, data, ranks, shapes, dtypes, epilogue, Inputs::inputs); \
   }
-LINEAR(linear, glm::Finish::none, float32)
+LINEAR(linear, glm::Epilogue::none, float32)
 
-// The same, then the GELU in its tanh form. With the weight of another product behind the bias, it
-// gives uint8: rows [rows, columns] that are laid out for that one, whose x is rounded to the same.
-LINEAR(linear_gelu, glm::Finish::gelu, float32)
+// The same with GELU (tanh approximation). With the weight of the next product after the bias, the output is
+// uint8 [rows, columns]: packed inputs of that product, whose x is rounded to the same type.
+LINEAR(linear_gelu, glm::Epilogue::gelu, float32)
 
 // x, used, weight, bias, residual [rows, columns], factor [1]
-// -> residual * factor + what `linear` gives
-LINEAR(linear_add, glm::Finish::add, float32)
+// -> residual * factor + linear(x)
+LINEAR(linear_add, glm::Epilogue::add, float32)
 
-// The same three, with x rounded to bf16.
-LINEAR(linear_bfloat16, glm::Finish::none, bfloat16)
-LINEAR(linear_gelu_bfloat16, glm::Finish::gelu, bfloat16)
-LINEAR(linear_add_bfloat16, glm::Finish::add, bfloat16)
+// The same with x rounded to bf16.
+LINEAR(linear_bfloat16, glm::Epilogue::none, bfloat16)
+LINEAR(linear_gelu_bfloat16, glm::Epilogue::gelu, bfloat16)
+LINEAR(linear_add_bfloat16, glm::Epilogue::add, bfloat16)
 
-// And rounded to int8, for int8 weights and those in groups.
-LINEAR(linear_int8, glm::Finish::none, int8)
-LINEAR(linear_gelu_int8, glm::Finish::gelu, int8)
-LINEAR(linear_add_int8, glm::Finish::add, int8)
+// The same with x quantised to int8, for int8 and group-quantised weights.
+LINEAR(linear_int8, glm::Epilogue::none, int8)
+LINEAR(linear_gelu_int8, glm::Epilogue::gelu, int8)
+LINEAR(linear_add_int8, glm::Epilogue::add, int8)

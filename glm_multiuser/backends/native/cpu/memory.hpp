@@ -1,4 +1,4 @@
-// Memory that the library keeps from one step to the next.
+// Buffers that are kept from one step to the next.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,7 @@
 
 namespace glm {
 
-// From a cache line's begin on. What it held is lost when more of it is wanted. Pages that nobody
-// has used take no memory.
+// Aligned to a cache line. Growing it discards its contents. Untouched pages take no physical memory.
 class Memory {
  public:
   char* of(int64_t bytes) {

@@ -1,4 +1,4 @@
-// All operators but linear layers and attention.
+// All operators except linear layers and attention.
 #include <cstring>
 
 #include "half.hpp"
@@ -24,7 +24,7 @@ int swiglu_for(int count, void** data, int* ranks, int64_t** shapes, const char*
   };
   void* out = data[count - 1];
   if (count == 3) {
-    share_rows(rows, size, [&](int64_t row) { compute(row, (float*)out + row * size); });
+    parallel_for_rows(rows, size, [&](int64_t row) { compute(row, (float*)out + row * size); });
     return 0;
   }
   Product next;
@@ -34,7 +34,7 @@ int swiglu_for(int count, void** data, int* ranks, int64_t** shapes, const char*
     static thread_local glm::Memory memory;
     return compute(row, (float*)memory.of(size * (int64_t)sizeof(float)));
   };
-  lay_out(next, rows, row_of, out);
+  pack_inputs(next, rows, row_of, out);
   return 0;
 }
 
@@ -48,12 +48,12 @@ OPERATOR(embedding) {
   auto* y = (float*)data[4];
   const int64_t rows = rows_in_use(data, shapes, 1);
   const int64_t width = settings[1];
-  Packed packed;
-  REFUSE_UNLESS(is_packed(dtypes[2], ranks[2], shapes[2], width, packed));
+  PackedWeight packed;
+  REFUSE_UNLESS(read_packed_weight(dtypes[2], ranks[2], shapes[2], width, packed));
   const glm::Weight kind = packed.kind;
   const int64_t bytes = packed.panel_bytes;
   for (int64_t row = 0; row < rows; ++row) REFUSE_UNLESS(ids[row] >= 0 && ids[row] < settings[0]);
-  share_rows(rows, width, [&](int64_t row) {
+  parallel_for_rows(rows, width, [&](int64_t row) {
     const char* panel = (const char*)data[2] + ids[row] / PANEL * bytes;
     const int column = ids[row] % PANEL;
     float* to = y + row * width;
@@ -77,25 +77,25 @@ OPERATOR(embedding) {
   return 0;
 }
 
-// x [rows, size], numbers int32 [taken], used -> those rows of x [taken, size]
+// x [rows, size], indices int32 [taken], used -> those rows of x [taken, size]
 OPERATOR(take_rows) {
   const int64_t size = shapes[0][1];
-  const auto* numbers = (const int32_t*)data[1];
+  const auto* indices = (const int32_t*)data[1];
   const int64_t taken = std::max<int64_t>(0, std::min<int64_t>(shapes[1][0], *(int32_t*)data[2]));
   for (int64_t row = 0; row < taken; ++row) {
-    REFUSE_UNLESS(numbers[row] >= 0 && numbers[row] < shapes[0][0]);
-    std::memcpy((float*)data[3] + row * size, (const float*)data[0] + numbers[row] * size,
+    REFUSE_UNLESS(indices[row] >= 0 && indices[row] < shapes[0][0]);
+    std::memcpy((float*)data[3] + row * size, (const float*)data[0] + indices[row] * size,
                 sizeof(float) * size);
   }
   return 0;
 }
 
-// x [rows, size], used, gamma [size], beta [size], epsilon [1], perhaps residual [rows, size]
-// -> [rows, size], with the residual added if there is one
+// x [rows, size], used, gamma [size], beta [size], epsilon [1], optional residual [rows, size]
+// -> [rows, size], plus the residual if given
 OPERATOR(layer_norm) {
   const int64_t size = shapes[0][1];
   const float* residual = count == 7 ? (const float*)data[5] : nullptr;
-  share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
+  parallel_for_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
     float* y = (float*)data[count - 1] + row * size;
     glm::level().layer_norm((const float*)data[0] + row * size, (const float*)data[2],
                             (const float*)data[3], *(const float*)data[4], size, y);
@@ -104,16 +104,16 @@ OPERATOR(layer_norm) {
   return 0;
 }
 
-// The same at the beginning of a layer, where prompts may enter and leave the step: a prompt that has
-// to enter whole, and is long, goes through some layers in each step.
+// Layer norm before a layer, for layer-wise prefill: a long prompt that cannot be chunked goes through only
+// some of the layers in each step.
 //
 // x [rows, size]
-// plan int32 [4]: rows; of them, the first that are in every layer; the others are in the layers
-//     from plan[2] up to, not including, plan[3]
+// plan int32 [4]: number of rows; how many of them, from the first on, go through all layers; the others go
+//     through layers plan[2] to plan[3] - 1
 // layer int32 [1]
-// saved [*, size]: where the others wait between two steps
+// saved [*, size]: hidden states of the other rows between steps
 // gamma [size], beta [size], epsilon [1]
-// -> [rows, size]; used int32 [1], the rows that are in this layer
+// -> [rows, size]; used int32 [1], number of rows in this layer
 OPERATOR(layer_norm_of_layer) {
   const int64_t size = shapes[0][1];
   const auto* plan = (const int32_t*)data[1];
@@ -122,7 +122,7 @@ OPERATOR(layer_norm_of_layer) {
   auto* saved = (float*)data[3];
   REFUSE_UNLESS(always >= 0 && always <= rows && rows - always <= shapes[3][0]);
   const bool inside = first <= layer && layer < last;
-  share_rows(inside || layer == last ? rows : always, size, [&](int64_t row) {
+  parallel_for_rows(inside || layer == last ? rows : always, size, [&](int64_t row) {
     const float* x = (const float*)data[0] + row * size;
     if (row >= always) {
       float* own = saved + (row - always) * size;
@@ -139,12 +139,12 @@ OPERATOR(layer_norm_of_layer) {
   return 0;
 }
 
-// x [rows, size], used, weight [size], epsilon [1], perhaps residual [rows, size]
-// -> [rows, size], with the residual added if there is one
+// x [rows, size], used, weight [size], epsilon [1], optional residual [rows, size]
+// -> [rows, size], plus the residual if given
 OPERATOR(rms_norm) {
   const int64_t size = shapes[0][1];
   const float* residual = count == 6 ? (const float*)data[4] : nullptr;
-  share_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
+  parallel_for_rows(rows_in_use(data, shapes, 1), size, [&](int64_t row) {
     float* y = (float*)data[count - 1] + row * size;
     glm::level().rms_norm((const float*)data[0] + row * size, (const float*)data[2],
                           *(const float*)data[3], size, y);
@@ -153,15 +153,15 @@ OPERATOR(rms_norm) {
   return 0;
 }
 
-// x [rows, (heads + kv_heads) * head_dim + what stays as it is], used, query weight [head_dim],
-// key weight [head_dim], epsilon [1], heads int32 [2]: heads of queries, heads of keys
-// -> x with every head of queries and of keys normed by itself
+// x [rows, columns]: queries, keys and values; used, query weight [head_dim], key weight [head_dim],
+// epsilon [1], heads int32 [2]: query heads, key heads
+// -> x with RMS norm applied to each query head and each key head; values are copied
 OPERATOR(query_key_norm) {
   const int64_t columns = shapes[0][1], head_dim = shapes[2][0];
   const auto* heads = (const int32_t*)data[5];
   const int64_t queries = heads[0], normed = queries + heads[1];
   REFUSE_UNLESS(heads[0] > 0 && heads[1] > 0 && normed * head_dim <= columns);
-  share_rows(rows_in_use(data, shapes, 1), columns, [&](int64_t row) {
+  parallel_for_rows(rows_in_use(data, shapes, 1), columns, [&](int64_t row) {
     const float* x = (const float*)data[0] + row * columns;
     float* y = (float*)data[6] + row * columns;
     for (int64_t head = 0; head < normed; ++head)
@@ -174,7 +174,7 @@ OPERATOR(query_key_norm) {
 }
 
 // gate and up [rows, 2 size], used -> [rows, size]
-// With the weight of a product behind them it gives uint8: rows that are laid out for that one.
+// With the weight of the next product as an additional input: uint8, packed inputs of that product.
 #define SWIGLU(name, inputs) \
   OPERATOR(name) { return swiglu_for(count, data, ranks, shapes, dtypes, Inputs::inputs); }
 SWIGLU(swiglu, float32)
@@ -182,11 +182,11 @@ SWIGLU(swiglu_bfloat16, bfloat16)
 SWIGLU(swiglu_int8, int8)
 
 // hidden [rows, width], logits [rows, vocabulary], used
-// -> the first of the best tokens, int32 [rows]; 0 where the row of hidden and the best logit are
-//    finite and NaN where not, [rows]
+// -> argmax of the logits, the first of several, int32 [rows]; [rows]: 0 if the row of hidden and the best
+//    logit are finite, otherwise NaN
 OPERATOR(next_token) {
   const int64_t width = shapes[0][1], vocabulary = shapes[1][1];
-  share_rows(rows_in_use(data, shapes, 2), vocabulary, [&](int64_t row) {
+  parallel_for_rows(rows_in_use(data, shapes, 2), vocabulary, [&](int64_t row) {
     const float* logits = (const float*)data[1] + row * vocabulary;
     const int64_t best = glm::level().argmax(logits, vocabulary);
     const bool finite = glm::level().all_finite((const float*)data[0] + row * width, width) &&
@@ -197,7 +197,7 @@ OPERATOR(next_token) {
   return 0;
 }
 
-// -> bytes of a row that is laid out for a product with this packed weight of so many inputs; 0: there
+// -> bytes of a packed input row of a product with this packed weight, which has `depth` inputs; 0 if there
 // is no such product
 extern "C" int64_t glm_row_bytes(const char* dtype, int rank, const int64_t* shape, int64_t depth,
                                  const char* inputs) {
@@ -210,5 +210,5 @@ extern "C" int64_t glm_row_bytes(const char* dtype, int rank, const int64_t* sha
   return 0;
 }
 
-// -> the memory of such rows goes on to a multiple of so many
+// -> the memory of packed inputs is padded to a multiple of this many rows
 extern "C" int glm_row_multiple() { return glm::ROW_MULTIPLE; }

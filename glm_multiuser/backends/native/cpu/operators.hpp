@@ -1,6 +1,6 @@
-// Operators have the signature of MindSpore's custom operators of kind "aot": all inputs and then all
-// outputs, with their shapes and dtypes. They return 0, or the number of the line that refused the
-// arguments. MindSpore calls `run_program`, and that all others.
+// Operators have the signature of MindSpore's "aot" custom operators: all inputs, then all outputs, with
+// their shapes and dtypes. They return 0, or the source line that rejected the arguments. MindSpore calls
+// `run_program`, which calls all others.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
   extern "C" int name(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes, \
                       void* stream, void* extra)
 
-// Those that instructions of a program name (program.cpp).
+// The kernels that programs may use (program.cpp).
 #define EVERY_KERNEL(with)                                                                \
   with(linear) with(linear_gelu) with(linear_add)                                         \
   with(linear_bfloat16) with(linear_gelu_bfloat16) with(linear_add_bfloat16)              \

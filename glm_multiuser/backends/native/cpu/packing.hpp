@@ -1,4 +1,4 @@
-// Weights as a checkpoint has them, row by row, into panels (packing.py).
+// Packs row-major weights of a checkpoint into panels (packing.py).
 #pragma once
 
 #include <algorithm>
@@ -10,21 +10,21 @@
 
 namespace {
 
-// Inputs that are converted at a time: those of a panel fit into the first-level cache. Even.
+// Inputs that are converted at a time: those of a panel fit into L1. Must be even.
 constexpr int64_t CHUNK = 128;
 
-// Whether all numbers are finite: their exponents are not all ones.
+// Whether all values are finite, which means that no exponent is all ones.
 template <class Bits>
-bool finite(const Bits* numbers, int64_t count, Bits exponent) {
+bool finite(const Bits* values, int64_t count, Bits exponent) {
   Bits found = 0;
-  for (int64_t i = 0; i < count; ++i) found |= (Bits)((numbers[i] & exponent) == exponent);
+  for (int64_t i = 0; i < count; ++i) found |= (Bits)((values[i] & exponent) == exponent);
   return found == 0;
 }
 
-bool finite(glm::Weight kind, const void* numbers, int64_t count) {
-  if (kind == glm::Weight::float32) return finite((const uint32_t*)numbers, count, 0x7f800000u);
+bool finite(glm::Weight kind, const void* values, int64_t count) {
+  if (kind == glm::Weight::float32) return finite((const uint32_t*)values, count, 0x7f800000u);
   const uint16_t exponent = kind == glm::Weight::float16 ? 0x7c00 : 0x7f80;
-  return finite((const uint16_t*)numbers, count, exponent);
+  return finite((const uint16_t*)values, count, exponent);
 }
 
 int64_t size_of(glm::Weight kind) {
@@ -46,11 +46,11 @@ void widen(glm::Weight kind, const void* from, int64_t count, float* to) {
 }
 
 float largest(glm::Weight kind, const char* row, int64_t depth) {
-  float numbers[CHUNK], found = 0;
+  float values[CHUNK], found = 0;
   for (int64_t first = 0; first < depth; first += CHUNK) {
     const int64_t count = std::min(CHUNK, depth - first);
-    widen(kind, row + first * size_of(kind), count, numbers);
-    for (int64_t i = 0; i < count; ++i) found = std::max(found, std::fabs(numbers[i]));
+    widen(kind, row + first * size_of(kind), count, values);
+    for (int64_t i = 0; i < count; ++i) found = std::max(found, std::fabs(values[i]));
   }
   return found;
 }
@@ -65,9 +65,9 @@ void round_to(glm::Weight kind, const float* from, int64_t count, float scale, v
     for (int64_t i = 0; i < count; ++i) halves[i] = to_f16(from[i]);
   } else {
     for (int64_t i = 0; i < count; ++i) {
-      // A scale that is too small to be a normal number may be too small for the largest.
-      const float number = std::nearbyint(from[i] / scale);
-      ((int8_t*)to)[i] = (int8_t)std::max(-127.0f, std::min(127.0f, number));
+      // A subnormal scale is imprecise, so the largest quotient may exceed 127.
+      const float quotient = std::nearbyint(from[i] / scale);
+      ((int8_t*)to)[i] = (int8_t)std::max(-127.0f, std::min(127.0f, quotient));
     }
   }
 }
@@ -79,17 +79,17 @@ void transpose(const T* rows, int64_t stride, int64_t count, T* to) {
     for (int c = 0; c < PANEL; ++c) to[k * PANEL + c] = rows[c * stride + k];
 }
 
-// `count` rows of `depth` numbers of type `from` into one panel of type `to`. Returns whether all
-// numbers are finite, in both types.
+// Packs `count` rows of `depth` weights of type `from` into one panel of type `to`. Returns whether all
+// weights are finite, before and after conversion.
 bool pack_panel(glm::Weight from, glm::Weight to, const char* rows, int count, int64_t depth,
                 char* panel) {
   const int64_t row_bytes = depth * size_of(from), size = size_of(to);
   const bool pairs = to == glm::Weight::bfloat16 || to == glm::Weight::int8;
-  // A cache line longer than they need be: rows a power of two apart push each other out.
+  // Padded by a cache line, because rows a power of two apart would evict each other.
   alignas(64) char tile[PANEL][CHUNK * 4 + 64];
   constexpr int64_t STRIDE = sizeof tile[0];
   std::memset(tile, 0, sizeof tile);
-  float scales[PANEL] = {}, numbers[CHUNK];
+  float scales[PANEL] = {}, values[CHUNK];
   bool good = true;
   if (to == glm::Weight::int8) {
     for (int c = 0; c < PANEL; ++c) {
@@ -107,9 +107,9 @@ bool pack_panel(glm::Weight from, glm::Weight to, const char* rows, int count, i
       if (from == to) {
         std::memcpy(tile[c], row, length * size);
       } else {
-        widen(from, row, length, numbers);
-        good = good && finite(glm::Weight::float32, numbers, length);
-        round_to(to, numbers, length, scales[c], tile[c]);
+        widen(from, row, length, values);
+        good = good && finite(glm::Weight::float32, values, length);
+        round_to(to, values, length, scales[c], tile[c]);
       }
       std::memset(tile[c] + length * size, 0, (whole - length) * size);
       good = good && (to == glm::Weight::int8 || finite(to, tile[c], length));

@@ -1,7 +1,7 @@
-// Attention of bfloat16 caches where the processor multiplies pairs of bfloat16 numbers
-// (AVX512_BF16): queries, keys, weights and values are pairs along what is summed up. Keys and values
-// are read as they lie in the cache, once for each block of rows. What a row gets does not depend on
-// the rows beside it: its sums are added up pair by pair from the first position on.
+// Attention over bfloat16 caches with AVX512_BF16, whose dot products take pairs of elements: queries,
+// keys, weights and values are paired along the dimension that is summed over. Keys and values are read
+// straight from the cache, once per block of rows. A row's result does not depend on the other rows: its
+// sums are accumulated pair by pair, starting at the first position.
 #pragma once
 
 #include "attention.hpp"
@@ -17,16 +17,16 @@ inline vec add_product(vec sums, ivec a, ivec b) {
 
 inline ivec pair_of(const uint16_t* from) { return ivec{} + load_as<int32_t>(from); }
 
-// Scores of R queries with NV tiles of positions; of one that is not WHOLE, with its first `lanes`.
-// With `fetches` as many bytes are asked for from `ahead` on.
+// Scores of R queries with NV tiles of positions; unless WHOLE, with the first `lanes` positions of one.
+// With `prefetches`, prefetches the same number of bytes starting at `ahead`.
 template <int R, int NV, bool WHOLE>
 inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const uint16_t* keys,
-                               int lanes, int64_t head_dim, const uint16_t* ahead, bool fetches,
+                               int lanes, int64_t head_dim, const uint16_t* ahead, bool prefetches,
                                float* scores) {
-  const int64_t ahead_step = fetches ? 2 * glm::TILE : 0;
+  const int64_t ahead_step = prefetches ? 2 * glm::TILE : 0;
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; i += 2) {
-    for (int v = 0; v < NV; ++v) ask_for_line<2>(ahead + v * ahead_step);
+    for (int v = 0; v < NV; ++v) prefetch_line<2>(ahead + v * ahead_step);
     ahead += NV * ahead_step;
     ivec key[NV];
 #pragma GCC unroll 4
@@ -45,26 +45,25 @@ inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const ui
     for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
 }
 
-// Adds the values of the positions from `first`, an even one, up to `last` to R contexts: NV vectors
-// of columns, of which `left` numbers exist. Of the memory `ahead`, `ahead_step` numbers are
-// prefetched for every two positions.
+// Adds the values of positions `first`, which is even, to `last` - 1 to R contexts: NV vectors of columns,
+// of which `left` elements exist. For every two positions, prefetches `ahead_step` elements of `ahead`.
 template <int R, int NV, bool WHOLE>
 inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* values, int first,
                                    int last, int64_t head_dim, int64_t left, const uint16_t* ahead,
                                    int64_t ahead_step, float* contexts, int64_t padded) {
-  constexpr int NUMBERS = 2 * WIDTH;
+  constexpr int ELEMENTS = 2 * WIDTH;
   vec sums[R][NV];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
   const auto add = [&](int s, auto second) INLINE {
-    for (int64_t i = 0; i < ahead_step; i += NUMBERS) ask_for_line<2>(ahead + i);
+    for (int64_t i = 0; i < ahead_step; i += ELEMENTS) prefetch_line<2>(ahead + i);
     ahead += ahead_step;
     const uint16_t* from = values + s * head_dim;
     ivec value[NV];
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; v += 2, from += NUMBERS) {
+    for (int v = 0; v < NV; v += 2, from += ELEMENTS) {
       const int64_t there = left - v * WIDTH;
       const ivec a = WHOLE ? load_as<ivec>(from) : load_pairs(from, there);
       ivec b{};
@@ -87,9 +86,9 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
     for (int v = 0; v < NV; ++v) store(contexts + r * padded + v * WIDTH, sums[r][v]);
 }
 
-// R rows of scores, and of weights, from `row` on.
+// Scores and weights of R rows, starting at `row`.
 template <int R>
-void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool fetches) {
+void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetches) {
   constexpr int NV = 4;
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
   const uint16_t* queries = rows.queries + row * padded;
@@ -97,8 +96,8 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool fetches)
   const int count = rows.most(row, row + R);
   const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
     pair_scores<R, vectors.value, whole.value>(queries, padded, block.keys + at * head_dim, lanes,
-                                               head_dim, block.wanted.with_keys + at * head_dim,
-                                               fetches, scores + at);
+                                               head_dim, block.prefetch.with_keys + at * head_dim,
+                                               prefetches, scores + at);
   };
   const std::integral_constant<int, NV> most;
   const std::integral_constant<int, 1> one;
@@ -106,19 +105,19 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool fetches)
   for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
   for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
   if (at < count) some(at, one, std::false_type(), count - at);
-  rows.weigh(row, row + R, (int)filled_up_to(count, STEP), scores);
+  rows.weigh(row, row + R, (int)round_up(count, STEP), scores);
 }
 
-// Columns of R rows of contexts: first what all of them see, then what only some do, row by row.
+// Columns of R rows of contexts: first the positions that all rows see, then the others row by row.
 template <int R, int NV, bool WHOLE>
-void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, bool fetches) {
+void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, bool prefetches) {
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
   const auto* weights = (const uint16_t*)(rows.scores + row * KEYS);
   const uint16_t* values = block.values + at;
   float* contexts = rows.contexts + row * padded + at;
   const int together = rows.least(row, row + R) & ~1;
   add_value_pairs<R, NV, WHOLE>(weights, values, 0, together, head_dim, head_dim - at,
-                                block.wanted.with_values, fetches ? 2 * head_dim : 0, contexts,
+                                block.prefetch.with_values, prefetches ? 2 * head_dim : 0, contexts,
                                 padded);
   for (int r = 0; r < R; ++r)
     if (rows.counts[row + r] > together)
@@ -128,31 +127,31 @@ void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, b
 }
 
 template <int R>
-void add_pair_block(QueryRows& rows, const RowsBlock& block, int row, bool fetches) {
+void add_pair_block(QueryRows& rows, const RowsBlock& block, int row, bool prefetches) {
   constexpr int NV = 4;
   const int64_t head_dim = rows.a.head_dim;
   int64_t at = 0;
   for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)
-    add_columns<R, NV, true>(rows, block, row, at, fetches && at == 0);
+    add_columns<R, NV, true>(rows, block, row, at, prefetches && at == 0);
   for (; at < head_dim; at += STEP)
-    add_columns<R, 2, false>(rows, block, row, at, fetches && at == 0);
+    add_columns<R, 2, false>(rows, block, row, at, prefetches && at == 0);
 }
 
 void attend_to_pairs(const Attention& a) {
   static_assert(WIDTH == glm::TILE && STEP == 2 * WIDTH);
   const FlushSubnormals flushes;  // as `add_product` does
   QueryRows rows(a);
-  const AttentionAhead<uint16_t> ahead(a, a.head_dim);
+  const AttentionPrefetcher<uint16_t> ahead(a, a.head_dim);
   for (int64_t begin = 0; rows.see(begin); begin += KEYS) {
     const auto* keys = (const uint16_t*)a.keys + begin * a.head_dim;
     const auto* values = (const uint16_t*)a.values + begin * a.head_dim;
     const RowsBlock block{keys, values, ahead.of(begin)};
-    // All rows with the keys, which stay in the cache of the first level, and then with the values.
+    // All rows use the keys before any uses the values, so that each stays in L1.
     for_row_blocks(a.count, [&](auto together, int row, bool is_last) {
-      weigh_pairs<together.value>(rows, block, row, is_last && block.wanted.exists);
+      weigh_pairs<together.value>(rows, block, row, is_last && block.prefetch.exists);
     });
     for_row_blocks(a.count, [&](auto together, int row, bool is_last) {
-      add_pair_block<together.value>(rows, block, row, is_last && block.wanted.exists);
+      add_pair_block<together.value>(rows, block, row, is_last && block.prefetch.exists);
     });
   }
   rows.finish<true>();

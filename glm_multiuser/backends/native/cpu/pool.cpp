@@ -15,9 +15,8 @@
 namespace glm {
 namespace {
 
-// Rounding and subnormal numbers as IEEE 754 has them, while it exists. MindSpore's threads take
-// subnormal numbers for nothing, and so does a thread that they start: bits would depend on which
-// thread computes.
+// Default rounding and no flushing of subnormal numbers while it exists. MindSpore's threads, and threads
+// that they start, flush them, so bits would depend on the thread.
 struct StandardArithmetic {
 #if defined(__SSE__)
   static constexpr unsigned STANDARD = 0x1f80;
@@ -30,11 +29,11 @@ struct StandardArithmetic {
 // The pieces of one thread, taken in order, so that what it prefetches is what it computes next. A
 // thread without pieces steals from the others, from the ends of their ranges (work stealing).
 struct alignas(64) Range {
-  std::atomic<uint64_t> left{0};  // the first of them and, in the upper half, behind the last
+  std::atomic<uint64_t> left{0};  // lower half: the first piece; upper half: the end
 
   void set(int64_t first, int64_t last) { left.store((uint64_t)last << 32 | (uint64_t)first); }
 
-  // Returns -1 where none is left.
+  // Returns -1 if none is left.
   int64_t take(bool in_order) {
     uint64_t now = left.load(std::memory_order_relaxed);
     for (;;) {
@@ -74,11 +73,11 @@ void relax() {
 
 using Clock = std::chrono::steady_clock;
 
-// Where these threads keep all cores busy, others that become ready, such as those that read tokens,
-// may wait for a core until the system's next tick, for 4 ms or more.
+// While these threads occupy all cores, other threads that become runnable, such as those that stream
+// tokens, may have to wait for the scheduler's next tick, 4 ms or longer.
 constexpr auto BETWEEN_YIELDS = std::chrono::microseconds(500);
 
-void let_others_run() {
+void yield_to_others() {
   static thread_local Clock::time_point next;
   if (Clock::now() < next) return;
   std::this_thread::yield();
@@ -87,19 +86,19 @@ void let_others_run() {
 
 struct Pool {
   std::mutex callers;                 // one job at a time
-  std::atomic<Job*> job{nullptr};     // what there is to do
-  std::atomic<int> inside{0};         // helpers that may be looking at it
+  std::atomic<Job*> job{nullptr};     // the current job
+  std::atomic<int> inside{0};         // helpers that may be accessing it
   std::atomic<uint64_t> number{0};    // of jobs so far
   std::atomic<int> sleeping{0};
-  std::atomic<int> wanted{1};         // threads, the caller's included
-  std::atomic<int> patience{50};      // microseconds
+  std::atomic<int> wanted{1};         // threads, including the caller
+  std::atomic<int> spin_time{50};      // microseconds
   int helpers = 0;                    // started so far; guarded by `callers`, as are the next two
   std::unique_ptr<Range[]> ranges;
   int room = 0;
   std::mutex mutex;
   std::condition_variable wake;
 
-  // A helper that comes late finds no job; nobody waits for it.
+  // A helper that is too late finds no job; nobody waits for it.
   void help(int index) {
     uint64_t seen = 0;
     for (;;) {
@@ -109,14 +108,14 @@ struct Pool {
       Job* current = job.load();
       if (current != nullptr && index + 1 < current->count) current->run(index + 1);
       inside.fetch_sub(1);
-      let_others_run();
+      yield_to_others();
     }
   }
 
   void wait_for_another(uint64_t seen) {
-    const auto end = Clock::now() + std::chrono::microseconds(patience.load());
+    const auto end = Clock::now() + std::chrono::microseconds(spin_time.load());
     do {
-      for (int turn = 0; turn < 64; ++turn) {
+      for (int spin = 0; spin < 64; ++spin) {
         if (number.load() != seen) return;
         relax();
       }
@@ -128,7 +127,7 @@ struct Pool {
   }
 
   void run(int64_t pieces, void (*work)(void*, int64_t), void* context) {
-    std::lock_guard<std::mutex> turn(callers);
+    std::lock_guard<std::mutex> lock(callers);
     const int count = wanted.load();
     if (room < count) {
       ranges.reset(new Range[count]);
@@ -147,8 +146,8 @@ struct Pool {
     }
     mine.run(0);
     job.store(nullptr);
-    for (int turn_taken = 0; inside.load() > 0; ++turn_taken) {
-      if (turn_taken < 4096) {
+    for (int spins = 0; inside.load() > 0; ++spins) {
+      if (spins < 4096) {
         relax();
       } else {
         std::this_thread::yield();
@@ -157,7 +156,7 @@ struct Pool {
   }
 };
 
-// Never destroyed: helpers may still look at it while the process ends.
+// Never destroyed: helpers may still access it while the process exits.
 Pool& pool() {
   static Pool* only = new Pool;
   return *only;
@@ -165,14 +164,14 @@ Pool& pool() {
 
 }  // namespace
 
-void share(int64_t pieces, void (*work)(void*, int64_t), void* context) {
+void parallel_for(int64_t pieces, void (*work)(void*, int64_t), void* context) {
   if (pieces > 1 && threads() > 1) {
     pool().run(pieces, work, context);
   } else {
     [[maybe_unused]] const StandardArithmetic arithmetic;
     for (int64_t piece = 0; piece < pieces; ++piece) work(context, piece);
   }
-  if (pieces > 1) let_others_run();
+  if (pieces > 1) yield_to_others();
 }
 
 bool is_last_of_thread(int64_t piece, int64_t pieces) {
@@ -185,10 +184,10 @@ void set_threads(int count) { pool().wanted.store(count < 1 ? 1 : count); }
 
 int threads() { return pool().wanted.load(); }
 
-void set_patience(int microseconds) { pool().patience.store(microseconds); }
+void set_spin_time(int microseconds) { pool().spin_time.store(microseconds); }
 
 }  // namespace glm
 
 extern "C" void glm_set_threads(int count) { glm::set_threads(count); }
 extern "C" int glm_threads() { return glm::threads(); }
-extern "C" void glm_set_patience(int microseconds) { glm::set_patience(microseconds); }
+extern "C" void glm_set_spin_time(int microseconds) { glm::set_spin_time(microseconds); }

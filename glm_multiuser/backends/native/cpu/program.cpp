@@ -1,5 +1,5 @@
-// A whole step in one operator: it carries out the instructions that program.py has recorded, whose
-// header says what the code consists of. What they hand to each other lies in memory of the library.
+// Runs a whole step as one operator: executes the instructions recorded by program.py, which documents the
+// encoding. Intermediate values are kept in memory of the library.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -24,7 +24,7 @@ constexpr int KERNELS = sizeof kernels / sizeof kernels[0];
 
 constexpr int64_t WORD = 4;
 constexpr int MEMORY = -1;
-// Those that values may have come first.
+// In the order of `DTYPES` in program.py, followed by those of Parameters.
 const char* const DTYPES[] = {"int32", "float32", "uint8", "float16", "int16", "int8"};
 
 struct Operands {
@@ -41,7 +41,7 @@ struct Operands {
   }
 };
 
-// The arguments of an operator, as MindSpore gave them; the memory is MindSpore's.
+// The arguments of one call by MindSpore, which owns the memory.
 struct Launch {
   Operands arguments;
   std::vector<int64_t> dims;
@@ -61,10 +61,10 @@ struct Launch {
   }
 };
 
-std::mutex one_at_a_time;
-std::unique_ptr<Launch> last;  // guarded by it
+std::mutex launch_mutex;
+std::unique_ptr<Launch> last_launch;  // guarded by it
 
-int carry_out(void** data, int* ranks, int64_t** shapes, const char** dtypes) {
+int execute(void** data, int* ranks, int64_t** shapes, const char** dtypes) {
   static glm::Memory& memory = *new glm::Memory;
   const auto* code = (const int32_t*)data[0];
   const int values = code[0], instructions = code[1];
@@ -107,30 +107,30 @@ int carry_out(void** data, int* ranks, int64_t** shapes, const char** dtypes) {
 
 }  // namespace
 
-// code int32, numbers of the step int32, tensors -> results
-// Refusals of kernels come back as they are.
+// code int32, inputs of the step int32, tensors -> results
+// Returns the first non-zero result of a kernel.
 OPERATOR(run_program) {
-  std::lock_guard<std::mutex> turn(one_at_a_time);
-  last = std::make_unique<Launch>(count, data, ranks, shapes, dtypes);
-  return carry_out(data, ranks, shapes, dtypes);
+  std::lock_guard<std::mutex> lock(launch_mutex);
+  last_launch = std::make_unique<Launch>(count, data, ranks, shapes, dtypes);
+  return execute(data, ranks, shapes, dtypes);
 }
 
-// -> the last launch of `run_program`, for `glm_replay`; none if there was none since the last call
+// -> the last launch of `run_program`, to pass to `glm_replay`; null if there was none since the last call
 extern "C" void* glm_capture() {
-  std::lock_guard<std::mutex> turn(one_at_a_time);
-  return last.release();
+  std::lock_guard<std::mutex> lock(launch_mutex);
+  return last_launch.release();
 }
 
-// The same launch again, whose arguments must still be there.
+// Repeats the launch. The memory of its arguments must still be valid.
 extern "C" int glm_replay(void* launch) {
-  std::lock_guard<std::mutex> turn(one_at_a_time);
+  std::lock_guard<std::mutex> lock(launch_mutex);
   Operands& of = ((Launch*)launch)->arguments;
-  return carry_out(of.data.data(), of.ranks.data(), of.shapes.data(), of.dtypes.data());
+  return execute(of.data.data(), of.ranks.data(), of.shapes.data(), of.dtypes.data());
 }
 
 extern "C" void glm_forget(void* launch) { delete (Launch*)launch; }
 
-// -> the number that instructions have for it; -1: there is none
+// -> the kernel's number in instructions; -1 if there is no such kernel
 extern "C" int glm_kernel_number(const char* name) {
   for (int number = 0; number < KERNELS; ++number)
     if (std::strcmp(kernels[number].name, name) == 0) return number;

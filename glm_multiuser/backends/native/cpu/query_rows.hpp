@@ -1,8 +1,7 @@
-// Query rows of one user with the keys and values of one head of a bfloat16 cache: what they have got
-// from the blocks of positions so far.
+// Query rows of one user and one head of a bfloat16 cache, and the state of their streaming softmax.
 #pragma once
 
-#include "attention_ahead.hpp"
+#include "attention_prefetch.hpp"
 #include "instructions.hpp"
 #include "tile_softmax.hpp"
 
@@ -15,23 +14,23 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 struct RowsBlock {
   const uint16_t *keys, *values;
-  Wanted<uint16_t> wanted;  // to be asked for meanwhile
+  PrefetchTargets<uint16_t> prefetch;
 };
 
-// From the weights of one row to those of the next.
+// Stride between the weights of two rows, in elements.
 constexpr int WEIGHTS = KEYS * sizeof(float) / sizeof(uint16_t);
 
 struct QueryRows {
   const Attention& a;
-  const int64_t padded;         // head_dim, filled up to whole steps
-  float* scores;                // [ROWS, KEYS], to the base of 2; then weights in their place
+  const int64_t padded;         // head_dim, rounded up to whole steps
+  float* scores;                // [ROWS, KEYS], base 2; replaced by weights
   float* contexts;              // [ROWS, padded]
   uint16_t* queries;            // [ROWS, padded]
-  char* rest;                   // of the scratch
+  char* rest;                   // unused scratch memory
   Softmax softmax[glm::ROWS];
   int counts[glm::ROWS];        // positions of this block that a row sees
 
-  explicit QueryRows(const Attention& a) : a(a), padded(filled_up_to(a.head_dim, STEP)) {
+  explicit QueryRows(const Attention& a) : a(a), padded(round_up(a.head_dim, STEP)) {
     scores = a.scratch;
     contexts = scores + glm::ROWS * KEYS;
     queries = (uint16_t*)(contexts + glm::ROWS * padded);
@@ -41,7 +40,7 @@ struct QueryRows {
       round_row(a.rows[row], LOG2_E, a.head_dim, padded, queries + row * padded);
   }
 
-  // The block from this position on; whether any row sees some of it.
+  // Moves to the block starting at `begin`; returns whether any row sees some of it.
   bool see(int64_t begin) {
     for (int row = 0; row < a.count; ++row) {
       const int64_t left = a.visible[row] - begin;
@@ -62,11 +61,10 @@ struct QueryRows {
     return found;
   }
 
-  // Scores of rows from `first` up to `last` become weights, with zeros up to `filled`: each row's
-  // weights begin where its scores did.
+  // Replaces the scores of rows `first` to `last` - 1 by weights, zero-padded to `filled`. A row's weights
+  // start where its scores did.
   void weigh(int first, int last, int filled, float* scores) {
-    // Largest scores of all rows first: a row is a long chain of instructions that wait for each other,
-    // and those of several rows overlap.
+    // First the largest scores of all rows: each is a long dependency chain, and these overlap.
     float factors[glm::ROWS];
     for (int row = first; row < last; ++row)
       factors[row] = raise_largest(scores + (row - first) * KEYS, counts[row], softmax[row]);
@@ -80,18 +78,18 @@ struct QueryRows {
     }
   }
 
-  // Contexts to where queries were; JOINS: their columns are as `join_groups` says.
+  // Overwrites queries with their contexts, whose columns are permuted if JOINS.
   template <bool JOINS>
   void finish() const {
     for (int row = 0; row < a.count; ++row) {
       const float *context = contexts + row * padded, total = softmax[row].total;
       for (int64_t i = 0; i < a.head_dim; i += STEP) {
         vec y[] = {load(context + i), load(context + i + COLUMNS)};
-        if (JOINS) join_groups(y[0], y[1]);
+        if (JOINS) restore_column_order(y[0], y[1]);
         for (int v = 0; v < 2; ++v) {
           const int64_t left = a.head_dim - i - v * WIDTH;
           if (left <= 0) break;
-          // A zero is positive, whatever was added with weight 0.
+          // Adding 0 turns -0, which values with weight 0 may cause, into +0.
           store_first(a.rows[row] + i + v * WIDTH, y[v] / total + 0.0f,
                       left < WIDTH ? (int)left : WIDTH);
         }

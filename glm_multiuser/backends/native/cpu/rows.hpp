@@ -1,11 +1,11 @@
-// What happens to one row at a time: norms, the gated activation, the choice of the best token.
+// Operations on single rows: norms, SwiGLU, rotary embedding, argmax.
 #pragma once
 
 #include "vector.hpp"
 
 namespace {
 
-// Adds f(vector) over a row; the order depends on the size alone.
+// Sums f over a row, in an order that depends on `size` alone.
 template <class F>
 inline float reduce(int64_t size, F f) {
   vec sums{};
@@ -29,7 +29,7 @@ void layer_norm(const float* x, const float* gamma, const float* beta, float eps
   const auto of_x = [&](int64_t i, int n) { return load_first(x + i, n); };
   const float mean = reduce(size, of_x) / (float)size;
   const float variance = reduce(size, [&](int64_t i, int n) {
-    // The lanes behind the row are zero, and must not count as differences from the mean.
+    // Lanes past the end of the row must not contribute.
     const vec difference = n == WIDTH ? load(x + i) - mean : load_first(x + i, n) - mean;
     return first_lanes(n, difference * difference, vec{});
   }) / (float)size;
@@ -58,8 +58,8 @@ void swiglu(const float* gate, const float* up, int64_t size, float* y) {
   });
 }
 
-void turn(const float* x, const int32_t* partner, const float* cosine, const float* sine,
-          int64_t first, int64_t count, float factor, float* y) {
+void rotate(const float* x, const int32_t* partner, const float* cosine, const float* sine,
+            int64_t first, int64_t count, float factor, float* y) {
   each(count, y, [&](int64_t i, int n) {
     const vec partners = load_at(x, partner, first + i, n);
     const vec own = load_first(x + first + i, n) * load_first(cosine + i, n);
@@ -69,26 +69,26 @@ void turn(const float* x, const int32_t* partner, const float* cosine, const flo
 
 int64_t argmax(const float* x, int64_t size) {
   float best = x[0];
-  int64_t place = 0;
-  // Whole groups that hold nothing larger are passed over.
+  int64_t index = 0;
+  // Skips groups without a larger element.
   constexpr int GROUP = 8 * WIDTH;
   int64_t i = 0;
   for (; i + GROUP <= size; i += GROUP) {
     ivec found{};
-    for (int v = 0; v < 8; ++v) found |= (ivec)(load(x + i + v * WIDTH) > all(best));
+    for (int v = 0; v < 8; ++v) found |= (ivec)(load(x + i + v * WIDTH) > broadcast(best));
     int any = 0;
     for (int lane = 0; lane < WIDTH; ++lane) any |= found[lane];
     if (any)
       for (int64_t j = i; j < i + GROUP; ++j)
-        if (x[j] > best) best = x[j], place = j;
+        if (x[j] > best) best = x[j], index = j;
   }
   for (; i < size; ++i)
-    if (x[i] > best) best = x[i], place = i;
-  return place;
+    if (x[i] > best) best = x[i], index = i;
+  return index;
 }
 
 bool all_finite(const float* x, int64_t size) {
-  // x * 0 is 0 for a finite x, and not a number otherwise.
+  // x * 0 is 0 if x is finite, and NaN otherwise.
   return reduce(size, [&](int64_t i, int n) { return load_first(x + i, n) * 0.0f; }) == 0.0f;
 }
 

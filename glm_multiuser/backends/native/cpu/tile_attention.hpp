@@ -1,6 +1,6 @@
-// Attention of bfloat16 caches on tiles: scores and contexts are products of tiles, with a softmax in
-// vectors in between. Rows are taken by 16, and each goes through the same instructions in the same
-// order, however many there are. What a row does not see has weight 0, and is finite or left out.
+// Attention over bfloat16 caches on tiles: scores and contexts are tile products, with a vectorised softmax
+// in between. Rows are processed in tiles of 16, and each goes through the same instructions in the same
+// order for any number of rows. Values that a row does not see get weight 0, and are skipped unless finite.
 #pragma once
 
 #include "attention.hpp"
@@ -11,7 +11,7 @@
 
 namespace {
 
-// A tiles of rows times C tiles of columns: sums [rows, columns], perhaps added to what is there.
+// A tiles of rows times C tiles of columns -> sums [rows, columns], added to the existing ones if `adds`.
 template <int A, int C>
 inline void multiply_some(const uint16_t* rows, int64_t row_bytes, const char* columns,
                           int64_t column_bytes, int steps, float* sums, int64_t sum_bytes,
@@ -77,21 +77,21 @@ inline void multiply_all(const uint16_t* rows, int64_t row_bytes, const char* co
                         sums + tile * COLUMNS, sum_bytes, adds);
 }
 
-// Keys and values of a block, as tiles, in memory for as many as there may be.
+// Keys and values of a block, as tiles.
 struct TiledBlock {
-  const uint16_t* unpaired;  // values as they lie in the cache
+  const uint16_t* unpaired;  // the values in the cache
   char *keys, *values;
-  bool finite;  // the values that some rows see and others do not
+  bool finite;  // whether all values that only some of the rows see are finite
 };
 
-// A tiles of rows, from `first` on, with a block.
+// A tiles of rows, starting at `first`, and one block of positions.
 template <int A>
 void take_block(QueryRows& rows, int first, const TiledBlock& block) {
   const int64_t steps = rows.padded / STEP, padded = rows.padded;
   const int last = first + A * TILE_ROWS < rows.a.count ? first + A * TILE_ROWS : rows.a.count;
-  const int seen = rows.most(first, last), filled = (int)filled_up_to(seen, STEP);
+  const int seen = rows.most(first, last), filled = (int)round_up(seen, STEP);
   if (seen == 0) return;
-  // The next rows take the same memory, which so stays in the first cache.
+  // All rows reuse the same memory for scores, so that it stays in L1.
   constexpr int64_t ROW_BYTES = KEYS * sizeof(float);
   const auto* weights = (const uint16_t*)rows.scores;
   {
@@ -109,7 +109,7 @@ void take_block(QueryRows& rows, int first, const TiledBlock& block) {
     return;
   }
   for (int row = first; row < last; ++row) {
-    // With its own values, and as all rows of a tile.
+    // Only the values that it sees; the stride of 0 makes it all rows of a tile.
     pair_values(block.unpaired, rows.counts[row], rows.a.head_dim, block.values);
     multiply_all<1>(weights + (row - first) * WEIGHTS, 0, block.values, OF_TILE, (int)(2 * steps),
                     (int)steps_of(rows.counts[row]), rows.contexts + row * padded, 0, true);
@@ -138,7 +138,7 @@ void attend_on_tiles(const Attention& a) {
   rows.finish<true>();
 }
 
-// Keys and values of a block are laid as tiles once for all of them.
+// As many as possible: keys and values of a block are converted to tiles once for all of them.
 int tile_query_rows(glm::Cache kind) {
   return kind == glm::Cache::bfloat16 ? glm::ROWS : query_rows(kind);
 }

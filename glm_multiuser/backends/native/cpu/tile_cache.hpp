@@ -1,5 +1,5 @@
-// Keys and values of a bfloat16 cache, brought into the form in which tiles are multiplied: two by
-// two along what is summed up. What no row sees is never read; zeros are in its place.
+// Converts keys and values of a bfloat16 cache to tiles: pairs along the dimension that is summed over.
+// Positions that no row sees are not read, and become zeros.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,25 @@
 
 namespace {
 
-inline int64_t steps_of(int64_t numbers) { return (numbers + STEP - 1) / STEP; }
+inline int64_t steps_of(int64_t elements) { return (elements + STEP - 1) / STEP; }
 
-// Two rows of up to 16 numbers, one behind the other -> the numbers in turn.
+// Interleaves two consecutive rows of up to 16 elements; without `second`, the first one and zeros.
 inline INLINE ivec paired(const uint16_t* from, int count, bool second) {
-  const __m512i places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
-                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i indices = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                           8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const uint32_t there = (1u << count) - 1;
-  const __m512i numbers = _mm512_maskz_loadu_epi16(second ? there << 16 | there : there, from);
-  return (ivec)_mm512_permutexvar_epi16(places, numbers);
+  const __m512i elements = _mm512_maskz_loadu_epi16(second ? there << 16 | there : there, from);
+  return (ivec)_mm512_permutexvar_epi16(indices, elements);
 }
 
-// The same, to memory.
+// The same, stored to memory.
 inline void pair_up(const uint16_t* from, int count, bool second, char* to) {
   const ivec pairs = paired(from, count, second);
   std::memcpy(to, &pairs, sizeof pairs);
 }
 
-// Keys of `count` positions, [tiles, head_dim, TILE] -> two tiles of 16 positions at a time, and for
-// each its steps over head_dim. Of the memory `ahead`, as much is prefetched.
+// Keys of `count` positions, [tiles, head_dim, TILE] -> an even number of tiles of 16 positions, each in
+// steps over head_dim. Prefetches the same number of bytes of `ahead`.
 inline void pair_keys(const uint16_t* keys, int count, int64_t head_dim, const char* ahead,
                       char* to) {
   const int64_t steps = steps_of(head_dim);
@@ -47,14 +47,14 @@ inline void pair_keys(const uint16_t* keys, int count, int64_t head_dim, const c
   }
 }
 
-// As many bytes of a vector as there are of `count` numbers, and zeros.
+// The first `count` bf16 elements of a vector, followed by zeros.
 inline ivec load_pairs(const uint16_t* from, int64_t count) {
   const uint32_t there = count >= STEP ? ~0u : count <= 0 ? 0u : (1u << count) - 1;
   return (ivec)_mm512_maskz_loadu_epi16(there, from);
 }
 
-// Values of `count` positions, [positions, head_dim] -> for each 32 numbers of a value two tiles,
-// with columns as `join_groups` says, and for each tile its steps over the positions of a block.
+// Values of `count` positions, [positions, head_dim] -> two tiles for every 32 elements of a value, each in
+// steps over the positions of a block. Columns are permuted; `restore_column_order` undoes it.
 inline void pair_values(const uint16_t* values, int count, int64_t head_dim, char* to) {
   constexpr int64_t OF_TILE = glm::KEYS / STEP * TILE_BYTES;
   const int filled = (int)steps_of(count) * STEP;
@@ -71,7 +71,7 @@ inline void pair_values(const uint16_t* values, int count, int64_t head_dim, cha
   }
 }
 
-// Whether none of these numbers is infinite or NaN.
+// Whether all values are finite.
 inline bool finite_values(const uint16_t* values, int64_t count) {
   uint16_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {

@@ -1,7 +1,7 @@
-// Rows of float32 or bfloat16 numbers times weights in groups, on tiles. A number of a weight has at
-// most 8 bits and is exact in bfloat16, and a float32 input is the sum of three bfloat16 numbers, so
-// products are exact. Sums over a group are rounded as TDPBF16PS does it; times the numbers of their
-// groups they are added up in float32, group by group, as in tile_groups.hpp.
+// float32 or bfloat16 inputs times group-quantised weights, on tiles. Quants have at most 8 bits, which are
+// exact in bfloat16, and a float32 input is the sum of three bfloat16 values, so products are exact. Dot
+// products of groups are rounded by TDPBF16PS, then multiplied by the scales of their groups and accumulated
+// in float32, group by group, as in tile_groups.hpp.
 #pragma once
 
 #include "cache.hpp"
@@ -13,44 +13,44 @@
 
 namespace {
 
-// Whole numbers from -OFFSET on, in bfloat16.
+// Consecutive integers starting at -OFFSET, in bfloat16.
 template <int OFFSET>
-struct WholeNumbers {
+struct Bf16Integers {
   alignas(64) uint16_t bits[64] = {};
 
-  constexpr WholeNumbers() {
+  constexpr Bf16Integers() {
     for (int i = 0; i < 64; ++i) {
-      const int number = i - OFFSET, size = number < 0 ? -number : number;
+      const int value = i - OFFSET, size = value < 0 ? -value : value;
       int exponent = 0;
       while (size >> (exponent + 1) != 0) ++exponent;
       const int fraction = (size << 7 >> exponent) & 127;
-      if (size != 0) bits[i] = (uint16_t)((number < 0) << 15 | (127 + exponent) << 7 | fraction);
+      if (size != 0) bits[i] = (uint16_t)((value < 0) << 15 | (127 + exponent) << 7 | fraction);
     }
   }
 };
 
-// Of four inputs the numbers of one and of the next but one, in bfloat16. So they take the fewest
-// instructions, and rows have their inputs in the same order (`RowsInTiles`).
+// Quants of inputs `first` and `first` + 2 of a quad, in bfloat16. This order takes the fewest instructions;
+// `RowsInTiles` reorders inputs accordingly.
 template <class T>
 inline INLINE uvec pair_of_quad(uvec quads, int first) {
   if constexpr (T::type.bits < 8) {
-    static constexpr WholeNumbers<T::offset> numbers;
-    const auto* table = (const __m512i*)numbers.bits;
-    const auto places = (__m512i)(quads >> (8 * first));
-    if constexpr (T::type.bits < 6) return (uvec)_mm512_permutexvar_epi16(places, table[0]);
-    return (uvec)_mm512_permutex2var_epi16(table[0], places, table[1]);
+    static constexpr Bf16Integers<T::offset> integers;
+    const auto* table = (const __m512i*)integers.bits;
+    const auto indices = (__m512i)(quads >> (8 * first));
+    if constexpr (T::type.bits < 6) return (uvec)_mm512_permutexvar_epi16(indices, table[0]);
+    return (uvec)_mm512_permutex2var_epi16(table[0], indices, table[1]);
   }
   const uvec quad = Quad<T>::prepared(quads);
-  const auto number = [&](int i) { return (uvec)Quad<T>::number(quad, i); };
-  return number(first) >> 16 | (number(first + 2) & 0xffff0000u);
+  const auto quant = [&](int i) { return (uvec)Quad<T>::quant(quad, i); };
+  return quant(first) >> 16 | (quant(first + 2) & 0xffff0000u);
 }
 
-// A group of a panel: its two numbers for every output, the second with its sign and only if there is
-// one, and two tiles side by side.
+// A group of a panel: scales and, for types with a minimum, signed minima of all outputs, and two adjacent
+// tiles of quants.
 template <class T>
 struct TiledGroup {
-  static constexpr int NUMBERS = T::minimum == 0 ? 1 : 2;
-  float numbers[NUMBERS][PANEL];
+  static constexpr int COUNT = T::minimum == 0 ? 1 : 2;
+  float scales[COUNT][PANEL];
   char pairs[T::type.group / 2][PAIR_BYTES];
 };
 
@@ -60,16 +60,16 @@ template <class T>
 void tile_parts(const char* panel, int64_t first, int64_t count, TiledGroup<T>* to) {
   constexpr int V = ALL_VECTORS;
   for (int64_t part = first; part < first + count; ++part)
-    read_part<T, V, 2>(panel, part, 0, 0, AHEAD, [&](auto a, auto b, auto each) INLINE {
-      for (int v = 0; v < V; ++v) store(to->numbers[0] + v * WIDTH, a(v));
+    read_part<T, V, 2>(panel, part, 0, 0, PREFETCH_DISTANCE, [&](auto a, auto b, auto each) INLINE {
+      for (int v = 0; v < V; ++v) store(to->scales[0] + v * WIDTH, a(v));
       for (int v = 0; v < V && T::minimum != 0; ++v)
-        store(to->numbers[1] + v * WIDTH, with_sign<T>(b(v)));
+        store(to->scales[1] + v * WIDTH, with_sign<T>(b(v)));
       char* at = to->pairs[0];
       each([&](const uvec* quads) INLINE {
 #pragma GCC unroll 2
-        for (int number = 0; number < 2; ++number, at += PAIR_BYTES) {
+        for (int first = 0; first < 2; ++first, at += PAIR_BYTES) {
           for (int v = 0; v < V; ++v) {
-            const uvec pair = pair_of_quad<T>(quads[v], number);
+            const uvec pair = pair_of_quad<T>(quads[v], first);
             std::memcpy(at + v * sizeof pair, &pair, sizeof pair);
           }
         }
@@ -78,61 +78,61 @@ void tile_parts(const char* panel, int64_t first, int64_t count, TiledGroup<T>* 
     });
 }
 
-// Rows are laid out as for other products (`RowsInTiles`). Behind the tiles of 16 rows there are for
-// every PART inputs the sums of these, one for each row.
+// Inputs are packed as for other products (`RowsInTiles`). The tiles of 16 rows are followed by the sums of
+// every PART inputs of these rows.
 inline int64_t float_groups_row_bytes(int64_t depth, int parts) {
   return depth / PART * (parts * TILE_ROW_BYTES + (int64_t)sizeof(float));
 }
 
-// Of the rows of a tile.
-inline char* sums_of_inputs(char* rows, int64_t depth, int parts) {
+// The sums of the rows of a tile.
+inline char* input_sums(char* rows, int64_t depth, int parts) {
   return rows + depth / PART * parts * TILE_BYTES;
 }
 
-// WIDTH numbers, as products take them in.
-inline vec as_taken(Inputs inputs, vec numbers) {
-  if (inputs == Inputs::float32) return numbers;
+// WIDTH values, rounded as the inputs of the product are.
+inline vec rounded_inputs(Inputs inputs, vec values) {
+  if (inputs == Inputs::float32) return values;
   uint16_t rounded[WIDTH];
-  round_to_bf16(numbers, rounded);
+  round_to_bf16(values, rounded);
   return widened(rounded);
 }
 
-// The sum of PART numbers: of their halves, of the halves of these, and so on.
+// The pairwise sum of PART inputs.
 inline float sum_of_part(Inputs inputs, const float* x) {
   constexpr int HALVES = PART / 2 / WIDTH;
   float halves[PART / 2];
   for (int v = 0; v < HALVES; ++v)
-    store(halves + v * WIDTH, as_taken(inputs, load(x + v * WIDTH)) +
-                                  as_taken(inputs, load(x + PART / 2 + v * WIDTH)));
+    store(halves + v * WIDTH, rounded_inputs(inputs, load(x + v * WIDTH)) +
+                                  rounded_inputs(inputs, load(x + PART / 2 + v * WIDTH)));
   if constexpr (HALVES == 1) return sum(load(halves));
-  return across<PART / 2>(halves, [](auto a, auto b) { return a + b; });
+  return reduce_halves<PART / 2>(halves, [](auto a, auto b) { return a + b; });
 }
 
-// Sums of every PART numbers of a row that is laid out.
-inline void put_sums_of_inputs(Inputs inputs, const float* x, int64_t depth, int64_t row,
-                               void* rows) {
+// Stores the sums of every PART inputs of a packed row.
+inline void store_input_sums(Inputs inputs, const float* x, int64_t depth, int64_t row,
+                             void* rows) {
   const int64_t in_tile = row % TILE_ROWS;
   const int parts = parts_of(inputs);
   char* tile = (char*)rows + (row - in_tile) * float_groups_row_bytes(depth, parts);
-  auto* to = (float*)sums_of_inputs(tile, depth, parts) + in_tile;
+  auto* to = (float*)input_sums(tile, depth, parts) + in_tile;
   for (int64_t i = 0; i < depth; i += PART, to += TILE_ROWS) *to = sum_of_part(inputs, x + i);
 }
 
-// Of some rows, or parts of them: products of N groups.
+// Dot products of a block of rows, or of their parts, with N groups.
 template <int N>
 using FloatProducts = float[BLOCK][N][PANEL];
 
-// How rows of PARTS are multiplied: part by part, or so few at once that their parts are the rows of a
-// single tile.
+// How rows of PARTS are multiplied: part by part or, if they are few, AT_ONCE, with all their parts as the
+// rows of a single tile.
 template <int PARTS, bool AT_ONCE>
 struct FloatRows {
   static constexpr int LOADS = AT_ONCE ? 1 : PARTS;
   static constexpr int64_t ROW_BYTES = AT_ONCE ? TILE_ROW_BYTES : PARTS * TILE_ROW_BYTES;
-  static constexpr int64_t STEP_BYTES = PARTS * TILE_BYTES;  // of a tile of rows and PART inputs
+  static constexpr int64_t STEP_BYTES = PARTS * TILE_BYTES;  // a tile of rows and PART inputs
 };
 
-// A tiles of rows, of which the second lies `other` bytes behind the first, times N groups. A tile is
-// stored when it is due again: so long the processor is busy with the others.
+// A tiles of rows, the second at an offset of `other` bytes, times N groups. A tile is stored only when its
+// next product is due, which hides its latency behind the others.
 template <class T, class Rows, int A, int N>
 inline void multiply_tiled_groups(const char* x, int64_t other, const TiledGroup<T>* groups,
                                   FloatProducts<N>& products) {
@@ -185,11 +185,11 @@ inline void multiply_tiled_groups(const char* x, int64_t other, const TiledGroup
 #undef STORE_TILE
 }
 
-// So few rows of several parts fit into a tile.
+// Maximum of rows whose parts fit into a single tile.
 template <int PARTS>
 constexpr int64_t ROWS_AT_ONCE = PARTS == 1 ? 0 : TILE_ROWS / PARTS;
 
-// N groups of a panel from `first` on times at most two tiles of rows from `row` on.
+// At most two tiles of rows starting at `row`, times N groups of a panel starting at `first`.
 template <class T, int PARTS, int N>
 void add_tiled_block(const LinearPanel& panel, int64_t row, int64_t first,
                      const TiledGroup<T>* groups, Totals& totals) {
@@ -197,17 +197,17 @@ void add_tiled_block(const LinearPanel& panel, int64_t row, int64_t first,
   const int64_t other = TILE_ROWS * panel.row_bytes, left = panel.rows - row;
   auto* tile = (char*)panel.x + row * panel.row_bytes;
   const char* x = tile + first * T::type.group / PART * PARTS * TILE_BYTES;
-  const char* sums = sums_of_inputs(tile, panel.depth, PARTS) + first * TILE_ROW_BYTES;
-  const auto number = [&](int which) {
-    return [=](int i, int v) INLINE { return load(groups[i].numbers[which] + v * WIDTH); };
+  const char* sums = input_sums(tile, panel.depth, PARTS) + first * TILE_ROW_BYTES;
+  const auto scales = [&](int which) {
+    return [=](int i, int v) INLINE { return load(groups[i].scales[which] + v * WIDTH); };
   };
   const auto add = [&](auto product) INLINE {
     const auto factor = [&](int m, int i) INLINE {
       const int64_t in_tile = i * TILE_ROW_BYTES + m % TILE_ROWS * (int64_t)sizeof(float);
       return load_as<float>(sums + m / TILE_ROWS * other + in_tile);
     };
-    add_groups<N, T::minimum != 0>(left < BLOCK ? (int)left : BLOCK, number(0),
-                                   number(TiledGroup<T>::NUMBERS - 1), product, factor, totals);
+    add_groups<N, T::minimum != 0>(left < BLOCK ? (int)left : BLOCK, scales(0),
+                                   scales(TiledGroup<T>::COUNT - 1), product, factor, totals);
   };
   const auto at = [&](int m, int i, int v) INLINE { return load(products[m][i] + v * WIDTH); };
   if (panel.rows <= ROWS_AT_ONCE<PARTS>) {
@@ -226,7 +226,7 @@ void add_tiled_block(const LinearPanel& panel, int64_t row, int64_t first,
   }
 }
 
-// All rows times the groups from `first` on, N at a time and then fewer.
+// All rows times the groups starting at `first`, N at a time, halving N for the remainder.
 template <class T, int PARTS, int N>
 void add_tiled_groups(const LinearPanel& panel, int64_t first, TiledGroup<T>* groups,
                       Totals* totals) {
@@ -239,11 +239,11 @@ void add_tiled_groups(const LinearPanel& panel, int64_t first, TiledGroup<T>* gr
   if constexpr (N > OF_PART) add_tiled_groups<T, PARTS, N / 2>(panel, first, groups, totals);
 }
 
-// Groups whose products are added up together. With two tiles of rows, more products would leave less of
-// the nearest cache to rows and weights.
+// Groups whose dot products are accumulated together. With two tiles of rows, more of them would leave too
+// little of L1 to rows and weights.
 constexpr int MOST_GROUPS = 4, INPUTS_OF_MANY_ROWS = 64;
 
-// Sums of all rows, and some groups as tiles.
+// Sums of all rows, and MOST_GROUPS groups as tiles.
 inline int64_t float_groups_scratch_bytes(int64_t rows) {
   return blocks_of(rows) * (int64_t)sizeof(Totals) + MOST_GROUPS * LARGEST_TILED_GROUP;
 }
@@ -264,14 +264,14 @@ void tile_float_panel(const LinearPanel& panel) {
       add_tiled_groups<T, PARTS, MOST_GROUPS>(panel, 0, groups, totals);
     }
   }
-  const LinearPanel own = panel;  // see `write`
+  const LinearPanel own = panel;  // see `store_result`
   for (int64_t m = 0; m < own.rows; ++m)
     for (int v = 0; v < ALL_VECTORS; ++v)
-      write(own, m, v * WIDTH, load(totals[m / BLOCK][m % BLOCK] + v * WIDTH));
+      store_result(own, m, v * WIDTH, load(totals[m / BLOCK][m % BLOCK] + v * WIDTH));
 }
 
 void tile_float_groups(glm::Weight kind, const LinearPanel& panel) {
-  if (panel.rows == 0) return;  // no tile may be empty
+  if (panel.rows == 0) return;  // tiles must have at least one row
   with_group_type(kind, [&](auto type) {
     typedef decltype(type) T;
     if (panel.inputs == Inputs::float32) return tile_float_panel<T, FLOAT32_PARTS>(panel);

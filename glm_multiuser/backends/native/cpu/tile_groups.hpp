@@ -1,8 +1,8 @@
-// Rows rounded to int8 times weights in groups, on tiles. Sums over a group are whole numbers and
-// exact here, too, and everything else is done as in int8_groups.hpp, so bits are the same.
+// int8 inputs times group-quantised weights, on tiles. Integer dot products of groups are exact, and the
+// rest follows int8_groups.hpp, so results have the same bits.
 //
-// On an Intel Xeon with AMX, float32 instructions of 512 bits are half as fast while tiles are in use.
-// So the products of some groups come first, and then they are added up without any tile.
+// On an Intel Xeon with AMX, 512-bit float32 instructions run at half speed while tiles are in use. So the
+// dot products of several groups are computed first, and then accumulated without tiles.
 #pragma once
 
 #include "int8_groups.hpp"
@@ -10,13 +10,13 @@
 
 namespace {
 
-// Fewer are as fast without tiles, or faster.
+// Fewer rows are at least as fast without tiles.
 constexpr int64_t ROWS_FOR_TILES = 24;
 
-// Their products, and the numbers of these groups, stay in the nearest cache and in registers.
+// The dot products of these groups stay in L1, and their scales and minima in registers.
 constexpr int GROUPS_TOGETHER = 4;
 
-// Of some rows: products of N groups, and what they add up to.
+// Dot products of a block of rows with N groups, and the accumulated results.
 template <int N>
 using Products = int32_t[BLOCK][N][PANEL];
 typedef float Totals[BLOCK][PANEL];
@@ -29,20 +29,20 @@ inline const char* group_at(const char* weight, int64_t number) {
          number % OF_BLOCK * type.group_bytes();
 }
 
-// A tiles of rows times N groups from `first` on. A tile is stored when its next product is due: so
-// long the processor is busy with the other three. One tile of rows takes two groups in turn.
+// A tiles of rows times N groups starting at `first`. A tile is stored only when its next product is due,
+// which hides its latency behind the other three. One tile of rows alternates between two groups.
 template <class T, int A, int N>
 inline void multiply_groups(const LinearPanel& panel, int64_t row, int64_t first,
                             Products<N>& products) {
   constexpr int GROUP = T::type.group;
   const char* x = (const char*)panel.x + row * panel.row_bytes + HEAD_BYTES + first * GROUP;
   const char* next = x + TILE_ROWS * panel.row_bytes;
-  const auto numbers = [&](int i) INLINE {
+  const auto quants = [&](int i) INLINE {
     return group_at<T>((const char*)panel.weight, first + i) + T::type.scales;
   };
 #define LOAD_WEIGHTS(i)                                    \
-  TILE_LOAD(6, numbers(i), PAIR_BYTES);                    \
-  TILE_LOAD(7, numbers(i) + TILE_ROW_BYTES, PAIR_BYTES)
+  TILE_LOAD(6, quants(i), PAIR_BYTES);                     \
+  TILE_LOAD(7, quants(i) + TILE_ROW_BYTES, PAIR_BYTES)
 #define STORE_AND_MULTIPLY(tile, left, right, row, last, now)                                   \
   if (last >= 0 && last < N)                                                                    \
     TILE_STORE(tile, &products[row][last][tile % 2 * (PANEL / 2)], sizeof products[0]);         \
@@ -75,8 +75,8 @@ inline void multiply_groups(const LinearPanel& panel, int64_t row, int64_t first
 #undef STORE_AND_MULTIPLY
 }
 
-// Adds to totals the products of N groups times the numbers of these: product(m, i, v) * scale(i, v),
-// and, if they have one, factor(m, i) * minimum(i, v).
+// Adds product(m, i, v) * scale(i, v) of N groups to totals and, for types with a minimum,
+// factor(m, i) * minimum(i, v).
 template <int N, bool HAS_MINIMUM, class Scale, class Minimum, class Product, class Factor>
 inline INLINE void add_groups(int rows, Scale scale, Minimum minimum, Product product,
                               Factor factor, Totals& totals) {
@@ -93,7 +93,7 @@ inline INLINE void add_groups(int rows, Scale scale, Minimum minimum, Product pr
     for (int i = 0; i < N; ++i) {
       for (int v = 0; v < V; ++v) sums[v] = fused(product(m, i, v), a[i][v], sums[v]);
       if (!HAS_MINIMUM) continue;
-      const vec times = all(factor(m, i));
+      const vec times = broadcast(factor(m, i));
       for (int v = 0; v < V; ++v) sums[v] = fused(times, b[i][v], sums[v]);
     }
     for (int v = 0; v < V; ++v) store(totals[m] + v * WIDTH, sums[v]);
@@ -104,7 +104,7 @@ template <class T, int N>
 inline void add_products(const LinearPanel& panel, int64_t row, int64_t first, int rows,
                          const Products<N>& products, Totals& totals) {
   const char* x = (const char*)panel.x + row * panel.row_bytes + HEAD_BYTES;
-  const char* starts = x + filled_up(panel.depth) + first * sizeof(GroupStart);
+  const char* starts = x + padded_depth(panel.depth) + first * sizeof(GroupStart);
   const auto group = [&](int i) INLINE {
     return group_at<T>((const char*)panel.weight, first + i);
   };
@@ -121,8 +121,8 @@ inline void add_products(const LinearPanel& panel, int64_t row, int64_t first, i
       totals);
 }
 
-// A tiles of rows from `row` on times the groups from `first` on, N at a time and then fewer. Of
-// memory that is wanted soon, `ahead`, so many bytes are asked for with each group.
+// A tiles of rows starting at `row` times the groups starting at `first`, N at a time, halving N for the
+// remainder. Prefetches `ahead_bytes` of `ahead` per group.
 template <class T, int A, int N>
 void tile_group_sums(const LinearPanel& panel, int64_t row, int64_t first, const char* ahead,
                      int64_t ahead_bytes, Totals& totals) {
@@ -150,7 +150,7 @@ void tile_group_block(const LinearPanel& panel, int64_t row, const char* ahead,
   }
 }
 
-// `next` is the panel behind this one.
+// `next` is the next panel, to be prefetched.
 template <class T>
 void tile_group_rows(const LinearPanel& panel, const char* next) {
   [[maybe_unused]] const UseTiles<T::type.group> tiles;

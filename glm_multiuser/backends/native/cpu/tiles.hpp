@@ -1,9 +1,9 @@
-// The instructions of Intel's AMX: eight tiles, each of 16 rows of 64 bytes. They are macros, since
-// compilers' headers want a tile's number to be a literal. Tiles 0 to 3 are for sums, 4 and 5 for
-// rows and 6 and 7 for weights, four bytes of which are multiplied with four of a row: the last four
-// tiles are smaller where rows have fewer than 64 bytes.
+// Intel AMX: eight tiles of 16 rows of 64 bytes. Instructions are macros, because compilers require tile
+// numbers to be literals. Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights; each instruction multiplies
+// groups of four bytes of a row by four bytes of a weight. Tiles 4 to 7 are smaller if rows have fewer than
+// 64 bytes.
 //
-// Emulated, they are what the Software Developer's Manual says (volume 2, TDPBF16PS and TDPBSSD).
+// The emulation follows the Software Developer's Manual (volume 2, TDPBF16PS and TDPBSSD).
 #pragma once
 
 #include "half.hpp"
@@ -15,19 +15,19 @@ namespace {
 constexpr int TILE_ROWS = 16;
 constexpr int64_t TILE_ROW_BYTES = 64;
 constexpr int64_t TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES;
-constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;  // of a row of two tiles side by side
-constexpr int STEP = TILE_ROW_BYTES / 2;            // numbers in bfloat16 of a row of a tile
-constexpr int BLOCK = 2 * TILE_ROWS;                // rows that take in the same tiles of weights
+constexpr int64_t PAIR_BYTES = 2 * TILE_ROW_BYTES;  // a row of two adjacent tiles
+constexpr int STEP = TILE_ROW_BYTES / 2;            // bfloat16 elements in a row of a tile
+constexpr int BLOCK = 2 * TILE_ROWS;                // rows that share loaded tiles of weights
 
 inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
 
-inline int64_t filled_up_to(int64_t number, int64_t multiple) {
+inline int64_t round_up(int64_t number, int64_t multiple) {
   return (number + multiple - 1) / multiple * multiple;
 }
 
-// WIDTH numbers. Subnormal ones may become zeros, which they are for tiles.
-inline void round_to_bf16(vec numbers, uint16_t* to) {
-  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)numbers);
+// Rounds WIDTH values. May flush subnormal ones to zero, as tile instructions do anyway.
+inline void round_to_bf16(vec values, uint16_t* to) {
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)values);
   std::memcpy(to, &rounded, sizeof rounded);
 }
 
@@ -69,8 +69,7 @@ inline void emulate_store(int tile, void* to, int64_t stride) {
     std::memcpy((char*)to + row * stride, emulated_tiles[tile].bytes[row], TILE_ROW_BYTES);
 }
 
-// The first numbers of all pairs have a sum, and the second ones. Each product and its sum are rounded
-// once.
+// The first elements of all pairs are summed separately from the second ones, each by FMA.
 inline void emulate_bf16(int to, int left, int right) {
   const FlushSubnormals flushes;
   Tile &c = emulated_tiles[to], &a = emulated_tiles[left], &b = emulated_tiles[right];
@@ -84,14 +83,14 @@ inline void emulate_bf16(int to, int left, int right) {
     for (int m = 0; m < TILE_ROWS; ++m) {
       vec sums[2] = {};
       for (int i = 0; i < 32; ++i)
-        sums[i % 2] = fused(weights[i], all(from_bf16(a.bf16[m][i])), sums[i % 2]);
+        sums[i % 2] = fused(weights[i], broadcast(from_bf16(a.bf16[m][i])), sums[i % 2]);
       float* total = &c.floats[m][n];
       store(total, load(total) + (sums[0] + sums[1]));
     }
   }
 }
 
-// Sums of 64 products of bytes are exact in float32.
+// A sum of 64 products of bytes is exact in float32.
 inline void emulate_int8(int to, int left, int right) {
   Tile &c = emulated_tiles[to], &a = emulated_tiles[left], &b = emulated_tiles[right];
   for (int n = 0; n < 16; n += WIDTH) {
@@ -131,8 +130,8 @@ struct alignas(64) TileConfig {
   }
 };
 
-// This thread's tiles, while it exists, for so many rows and bytes of a row. They are given back
-// because a thread that has some costs more to switch.
+// Configures this thread's tiles while it exists. They are released afterwards, because tile state makes
+// context switches more expensive.
 template <int BYTES = TILE_ROW_BYTES>
 struct UseTiles {
   explicit UseTiles(int rows = TILE_ROWS) {
@@ -142,13 +141,13 @@ struct UseTiles {
   ~UseTiles() { _tile_release(); }
 };
 
-// GCC's header does not say that loading a tile reads memory.
+// GCC's intrinsic does not tell the compiler that loading a tile reads memory.
 #define TILE_LOAD(tile, from, stride)  \
   do {                                 \
     asm volatile("" ::: "memory");     \
     _tile_loadd(tile, from, stride);   \
   } while (0)
-// Of memory that is not wanted again soon: what lies in the nearest cache stays there.
+// For memory that is not reused soon: does not evict other data from L1.
 #define TILE_LOAD_ONCE(tile, from, stride)  \
   do {                                      \
     asm volatile("" ::: "memory");          \

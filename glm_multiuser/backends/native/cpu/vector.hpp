@@ -1,5 +1,5 @@
-// The vectors of one level, in the compiler's own notation, so that one source serves all levels.
-// Everything is in an unnamed namespace: two levels must never share a function.
+// Vectors of a level's width, in the compiler's vector extensions, so that all levels share one source.
+// Everything is in an unnamed namespace: levels must not share functions at link time.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,7 @@ inline V load_as(const T* from) {
 
 inline vec load(const float* from) { return load_as<vec>(from); }
 
-// WIDTH numbers in f16 -> float32, exactly, even where a processor takes subnormal float32 numbers
-// for nothing.
+// WIDTH f16 values -> float32, exactly, even while subnormal float32 numbers are flushed to zero.
 inline vec load_f16(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (vec)_mm512_cvtph_ps(load_as<__m256i>(from));
@@ -50,15 +49,15 @@ inline vec load_f16(const uint16_t* from) {
   const uvec all_bits = __builtin_convertvector(load_as<halves>(from), uvec);
   const uvec bits = all_bits & 0x7fff, sign = (all_bits & 0x8000) << 16;
   const uvec subnormal = (uvec)((ivec)bits < 0x400), infinite = (uvec)((ivec)bits > 0x7bff);
-  // The exponents differ by 112; twice that makes the largest one the largest again. A subnormal
-  // number gets a leading 1, which is taken away from the result: 2^-14, whose exponent is 113.
+  // The exponent biases differ by 112; adding it twice keeps infinity and NaN. A subnormal number gets an
+  // implicit leading 1, which is then subtracted: 2^-14, whose biased exponent is 113.
   const uvec wide = (bits << 13) + (112u << 23) + (infinite & (112u << 23));
   const vec x = (vec)(wide + (subnormal & (1u << 23))) - (vec)(subnormal & (113u << 23));
   return (vec)((uvec)x | sign);
 #endif
 }
 
-// 2 * WIDTH bytes -> as many int16, two by two.
+// 2 * WIDTH int8 -> int16, two in each lane.
 inline ivec widen(const char* from) {
 #if defined(__AVX512F__)
   return (ivec)_mm512_cvtepi8_epi16(load_as<__m256i>(from));
@@ -72,12 +71,11 @@ inline ivec widen(const char* from) {
 }
 inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
 
-inline vec all(float x) { return x - vec{}; }
+inline vec broadcast(float x) { return x - vec{}; }
 
-// So that the compiler does not change the order of whole numbers' sums, for which it might run out of
-// registers.
+// Keeps the compiler from reassociating integer sums, which may spill registers.
 template <class V>
-inline V separate(V x) {
+inline V optimizer_barrier(V x) {
 #if defined(__x86_64__) && !defined(GLM_EMULATED)
   asm("" : "+v"(x));
 #elif defined(__aarch64__) && !defined(GLM_EMULATED)
@@ -88,16 +86,14 @@ inline V separate(V x) {
   return x;
 }
 
-// Sums that are zero. One by one: compilers fill an array as a whole with an instruction (`rep stos`)
-// that takes as long as hundreds of others to begin.
+// Sets sums to zero one by one: for a whole array, compilers emit `rep stos`, which is slow to start.
 template <int M, int V>
 inline INLINE void clear(vec (&sums)[M][V]) {
   for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) sums[m][v] = separate(vec{});
+    for (int v = 0; v < V; ++v) sums[m][v] = optimizer_barrier(vec{});
 }
 
-// a * b + c, rounded once, at every level. Where a processor's own instruction is not compiled in,
-// the C library computes it.
+// a * b + c, rounded once, at every level; by the C library where there is no instruction for it.
 inline vec fused(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
   return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -112,9 +108,9 @@ inline vec fused(vec a, vec b, vec c) {
 #endif
 }
 
-// a * b + c, rounded once where the processor has an instruction for it, and otherwise twice. Compilers
-// are to fuse nothing by themselves (`-ffp-contract=off`): they may in a loop over several rows, and not
-// in the one over a single row.
+// a * b + c, rounded once where there is an instruction for it, and otherwise twice. Compilers must not
+// contract products and sums by themselves (`-ffp-contract=off`): they might in a loop over several rows
+// but not over a single row.
 inline vec multiply_add(vec a, vec b, vec c) {
 #if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
   return fused(a, b, c);
@@ -123,7 +119,7 @@ inline vec multiply_add(vec a, vec b, vec c) {
 #endif
 }
 
-// The first `count` numbers, and zeros; what lies behind them is not read.
+// The first `count` elements, followed by zeros; does not read past them.
 inline vec load_first(const float* from, int count) {
 #if defined(__AVX512F__)
   return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
@@ -137,23 +133,23 @@ inline vec load_first(const float* from, int count) {
 #endif
 }
 
-// x at the first `count` places behind `i`, and zeros. The partners of a rotary embedding lie side by
-// side, where it rotates one half of a head with the other, or they are neighbours, in one vector.
-inline vec load_at(const float* x, const int32_t* places, int64_t i, int count) {
+// x[indices[i + lane]] for the first `count` lanes, and zeros. Avoids a gather for both rotary layouts: the
+// indices are contiguous where halves of a head are rotated, and within the vector where neighbours are.
+inline vec load_at(const float* x, const int32_t* indices, int64_t i, int count) {
 #if defined(__AVX512F__)
   const auto lanes = (__mmask16)((1u << count) - 1);
-  const __m512i at = _mm512_maskz_loadu_epi32(lanes, places + i);
+  const __m512i at = _mm512_maskz_loadu_epi32(lanes, indices + i);
   const __m512i row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i side_by_side = _mm512_add_epi32(_mm512_set1_epi32(places[i]), row);
-  if (_mm512_mask_cmpneq_epi32_mask(lanes, at, side_by_side) == 0)
-    return load_first(x + places[i], count);
+  const __m512i contiguous = _mm512_add_epi32(_mm512_set1_epi32(indices[i]), row);
+  if (_mm512_mask_cmpneq_epi32_mask(lanes, at, contiguous) == 0)
+    return load_first(x + indices[i], count);
   const __m512i lane = _mm512_sub_epi32(at, _mm512_set1_epi32((int)i));
   if (_mm512_mask_cmpge_epu32_mask(lanes, lane, _mm512_set1_epi32(count)) == 0)
     return (vec)_mm512_maskz_permutexvar_ps(lanes, lane, (__m512)load_first(x + i, count));
   return (vec)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at, x, 4);
 #else
   vec v{};
-  for (int lane = 0; lane < count; ++lane) v[lane] = x[places[i + lane]];
+  for (int lane = 0; lane < count; ++lane) v[lane] = x[indices[i + lane]];
   return v;
 #endif
 }
@@ -166,8 +162,8 @@ inline void store_first(float* to, vec v, int count) {
 #endif
 }
 
-// A NaN in `a` stays: where one operand is NaN, the processor's instruction takes the second one.
-// Compilers make a comparison and a choice of the expression, which is slower.
+// Propagates a NaN in `a`: the instruction returns its second operand if either is NaN. Compilers would
+// turn the expression into a comparison and a blend, which is slower.
 inline vec larger(vec a, vec b) {
 #if defined(__AVX512F__)
   return (vec)_mm512_max_ps((__m512)b, (__m512)a);
@@ -188,14 +184,14 @@ inline vec smaller(vec a, vec b) {
 #endif
 }
 
-// The first `count` lanes of one vector, and the other lanes of another.
+// The first `count` lanes of `first`, and the other lanes of `others`.
 inline vec first_lanes(int count, vec first, vec others) {
   ivec lanes;
   for (int i = 0; i < WIDTH; ++i) lanes[i] = i;
   return lanes < count ? first : others;
 }
 
-// A bit for each lane that has at least this number.
+// A bit mask of the lanes that are at least `least`.
 inline uint32_t lanes_from(ivec lanes, int32_t least) {
 #if defined(__AVX512F__)
   return _mm512_cmpge_epi32_mask((__m512i)lanes, _mm512_set1_epi32(least));
@@ -210,27 +206,27 @@ inline uint32_t lanes_from(ivec lanes, int32_t least) {
 #endif
 }
 
-// The numbers of a vector of N, the upper half of them with the lower half, and so on.
+// Reduces N values pairwise: the upper half with the lower half, and so on.
 template <int N, class F>
-inline float across(const float* numbers, F f) {
+inline float reduce_halves(const float* values, F f) {
   if constexpr (N == 2) {
-    return f(numbers[0], numbers[1]);
+    return f(values[0], values[1]);
   } else {
     typedef float half __attribute__((vector_size(2 * N)));
     half low, high;
-    std::memcpy(&low, numbers, sizeof low);
-    std::memcpy(&high, numbers + N / 2, sizeof high);
+    std::memcpy(&low, values, sizeof low);
+    std::memcpy(&high, values + N / 2, sizeof high);
     const half both = f(low, high);
     float less[N / 2];
     std::memcpy(less, &both, sizeof less);
-    return across<N / 2>(less, f);
+    return reduce_halves<N / 2>(less, f);
   }
 }
 
 template <class F>
-inline float across_lanes(vec v, F f) {
+inline float reduce_lanes(vec v, F f) {
 #if defined(__AVX512F__)
-  // Without a detour through memory, which would take as long again.
+  // In registers: going through memory would take twice as long.
   typedef float eight __attribute__((vector_size(32)));
   typedef float four __attribute__((vector_size(16)));
   const auto lanes = (__m512d)v;
@@ -242,46 +238,46 @@ inline float across_lanes(vec v, F f) {
   return f(two[0], two[1]);
 #else
   float lanes[WIDTH];
-  store(lanes, separate(v));  // or else the compiler keeps v in memory from the beginning
-  return across<WIDTH>(lanes, f);
+  store(lanes, optimizer_barrier(v));  // or the compiler would keep v in memory from the start
+  return reduce_halves<WIDTH>(lanes, f);
 #endif
 }
 
 inline float sum(vec v) {
-  return across_lanes(v, [](auto a, auto b) { return a + b; });
+  return reduce_lanes(v, [](auto a, auto b) { return a + b; });
 }
 
-inline float largest_of(vec v) {
-  return across_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
+inline float max_lane(vec v) {
+  return reduce_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 inline vec exponential(vec x) {
-  // e^x = 2^n e^r with |r| <= ln(2)/2; the polynomial is the one of the Cephes library (Moshier).
-  // Above 88.37 it stays finite, below -87.3 it is the smallest normal number; a NaN stays.
-  x = larger(smaller(x, all(88.3762626f)), all(-87.3365479f));
+  // e^x = 2^n e^r with |r| <= ln(2)/2; the polynomial is that of the Cephes library (Moshier).
+  // Saturates above 88.37 and below -87.3, at the smallest normal number; propagates NaN.
+  x = larger(smaller(x, broadcast(88.3762626f)), broadcast(-87.3365479f));
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const vec n = multiply_add(x, all(1.44269504088896341f), all(shift)) - shift;
-  vec r = multiply_add(n, all(-0.693359375f), x);
-  r = multiply_add(n, all(2.12194440e-4f), r);
-  vec p = all(1.9875691500e-4f);
-  p = multiply_add(p, r, all(1.3981999507e-3f));
-  p = multiply_add(p, r, all(8.3334519073e-3f));
-  p = multiply_add(p, r, all(4.1665795894e-2f));
-  p = multiply_add(p, r, all(1.6666665459e-1f));
-  p = multiply_add(p, r, all(5.0000001201e-1f));
+  const vec n = multiply_add(x, broadcast(1.44269504088896341f), broadcast(shift)) - shift;
+  vec r = multiply_add(n, broadcast(-0.693359375f), x);
+  r = multiply_add(n, broadcast(2.12194440e-4f), r);
+  vec p = broadcast(1.9875691500e-4f);
+  p = multiply_add(p, r, broadcast(1.3981999507e-3f));
+  p = multiply_add(p, r, broadcast(8.3334519073e-3f));
+  p = multiply_add(p, r, broadcast(4.1665795894e-2f));
+  p = multiply_add(p, r, broadcast(1.6666665459e-1f));
+  p = multiply_add(p, r, broadcast(5.0000001201e-1f));
   p = multiply_add(p, r * r, r) + 1.0f;
 #if defined(__AVX512F__)
   return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 #endif
-  // n is at most 128 and at least -126, so 2^n in two factors is never out of range
-  const ivec whole = (ivec)(n + shift) - (ivec)all(shift);
+  // -126 <= n <= 128, so each of the two factors of 2^n is a normal number.
+  const ivec whole = (ivec)(n + shift) - (ivec)broadcast(shift);
   const ivec half = whole >> 1;
   return p * (vec)((half + 127) << 23) * (vec)((whole - half + 127) << 23);
 }
 
 // x * sigmoid(2 u), which equals 0.5 x (1 + tanh(u)).
 inline vec gelu(vec x) {
-  const vec twice = 1.5957691216057308f * x * multiply_add(0.044715f * x, x, all(1.0f));
+  const vec twice = 1.5957691216057308f * x * multiply_add(0.044715f * x, x, broadcast(1.0f));
   return x / (1.0f + exponential(-twice));
 }
 

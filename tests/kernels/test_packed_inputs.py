@@ -1,5 +1,5 @@
-"""Rows that an operator lays out for the product behind it: that one has the bits that it has with
-float32 rows."""
+"""Inputs that an operator packs for the next product, which has the same bits with them as with
+float32 inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rounding(kind: str) -> str:
 
 
 class NextProduct(Protocol):
-    """What takes in rows that are laid out for it."""
+    """A product that takes packed inputs."""
 
     finish: str
     residual: NDArray[np.float32]
@@ -44,9 +44,9 @@ def next_product(kind: str, rows: int, inputs: int) -> Product:
     return Product.random("linear_add", kind, rows, inputs, 45, seed=1)
 
 
-def laid_out(name: str, product: NextProduct, rows: int, *inputs: Any) -> NDArray[np.uint8]:
-    """The rows [rows, inputs] that an operator lays out for a product. They need more bytes than
-    their shape says, behind it in memory."""
+def packed_inputs(name: str, product: NextProduct, rows: int, *inputs: Any) -> NDArray[np.uint8]:
+    """The inputs [rows, inputs] that an operator packs for a product. Their memory is larger than
+    their shape says."""
     dtype, shape = str(product.packed.dtype), product.packed.shape
     rounded_to = product.finish.removeprefix("linear_add").removeprefix("_") or "float32"
     columns = product.packing.inputs
@@ -59,7 +59,7 @@ def laid_out(name: str, product: NextProduct, rows: int, *inputs: Any) -> NDArra
     return output
 
 
-def of_laid_rows(product: NextProduct, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+def run_packed(product: NextProduct, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     # As it is: a copy would have no more than its shape says.
     y = placed(np.full(product.residual.shape, np.nan, np.float32))
     arguments = product.arguments(rows, product.residual, len(rows))
@@ -69,13 +69,13 @@ def of_laid_rows(product: NextProduct, rows: NDArray[np.uint8]) -> NDArray[np.fl
 
 @pytest.mark.parametrize(("rows", "inputs", "inner"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_product_lays_its_results_out(kind: str, rows: int, inputs: int, inner: int) -> None:
+def test_a_product_packs_its_results(kind: str, rows: int, inputs: int, inner: int) -> None:
     first = Product.random("linear_gelu", kind, rows, inputs, inner)
     second = next_product(kind, rows, inner)
     second.x = first.run()
     arguments = first.arguments(first.x, first.residual, rows)
-    laid = laid_out(first.finish, second, rows, *arguments, second.packed)
-    assert bits(of_laid_rows(second, laid)) == bits(second.run())
+    packed = packed_inputs(first.finish, second, rows, *arguments, second.packed)
+    assert bits(run_packed(second, packed)) == bits(second.run())
 
 
 @pytest.mark.parametrize("other", ["float32", "bfloat16", "int8"])
@@ -87,18 +87,20 @@ def test_for_weights_of_another_type(kind: str, other: str, inputs: str) -> None
     second.finish += inputs
     second.x = first.run()
     arguments = first.arguments(first.x, first.residual, 40)
-    laid = laid_out(first.finish, second, 40, *arguments, second.packed)
-    assert bits(of_laid_rows(second, laid)) == bits(second.run())
+    packed = packed_inputs(first.finish, second, 40, *arguments, second.packed)
+    assert bits(run_packed(second, packed)) == bits(second.run())
 
 
 @pytest.mark.parametrize("rows", [1, 4, 17, 70])
 @pytest.mark.parametrize("kind", KINDS)
-def test_swiglu_lays_its_results_out(kind: str, rows: int) -> None:
+def test_swiglu_packs_its_results(kind: str, rows: int) -> None:
     second = next_product(kind, rows, 77)
     both = np.random.default_rng(2).standard_normal((rows, 154)).astype(np.float32)
     second.x = run("swiglu", both, number(rows), shape=(rows, 77))
-    laid = laid_out("swiglu" + rounding(kind), second, rows, both, number(rows), second.packed)
-    assert bits(of_laid_rows(second, laid)) == bits(second.run())
+    packed = packed_inputs(
+        "swiglu" + rounding(kind), second, rows, both, number(rows), second.packed
+    )
+    assert bits(run_packed(second, packed)) == bits(second.run())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,8 +110,8 @@ def test_rows_have_the_bits_that_they_have_alone(kind: str) -> None:
     def answers(rows: Any) -> NDArray[np.float32]:
         one, two = first.rows(rows), second.rows(rows)
         arguments = one.arguments(one.x, one.residual, len(one.x))
-        laid = laid_out(one.finish, two, len(one.x), *arguments, two.packed)
-        return of_laid_rows(two, laid)
+        packed = packed_inputs(one.finish, two, len(one.x), *arguments, two.packed)
+        return run_packed(two, packed)
 
     together = answers(slice(None))
     for row in (0, 15, 16, 33, 69):
@@ -122,7 +124,9 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 
     def answers() -> NDArray[np.float32]:
         arguments = first.arguments(first.x, first.residual, 40)
-        return of_laid_rows(second, laid_out(first.finish, second, 40, *arguments, second.packed))
+        return run_packed(
+            second, packed_inputs(first.finish, second, 40, *arguments, second.packed)
+        )
 
     healthy = answers()
     first.x[7] = np.nan

@@ -1,0 +1,71 @@
+// Software prefetching of keys and values: decoding is bound by reading them, and heads are often too short
+// for the hardware prefetcher.
+#pragma once
+
+#include "blocks.hpp"
+#include "level.hpp"
+#include "vector.hpp"
+
+namespace {
+
+// Keys and values of a longer head leave no room in L2 for those of the next head. Processors without
+// AVX-512 have a smaller L2.
+constexpr int64_t LONG_HEAD_BYTES = WIDTH == 16 ? 1 << 18 : 1 << 17;
+
+// What to prefetch, byte for byte, while the keys of a block are read, and while its values are.
+template <class Element>
+struct PrefetchTargets {
+  const Element *with_keys, *with_values;
+  bool exists;
+};
+
+// Short heads prefetch the head that this thread processes next, block by block. Long heads prefetch the
+// values of a block while its keys are read, and the keys of the next block while its values are; except
+// one row of a float32 cache, which a good hardware prefetcher already reads at full memory bandwidth.
+template <class Element>
+class AttentionPrefetcher {
+ public:
+  int64_t most = 0;  // positions that some row sees
+
+  // A position has `row` elements.
+  AttentionPrefetcher(const glm::Attention& a, int64_t row) : a(a), row(row) {
+    for (int i = 0; i < a.count; ++i) most = a.visible[i] > most ? a.visible[i] : most;
+    const int64_t head_bytes = most * row * (int64_t)sizeof(Element);
+    is_long = 2 * head_bytes > LONG_HEAD_BYTES;
+    static thread_local const void* prefetched = nullptr;
+    if (prefetched != a.keys && !is_long) {  // the thread's first head
+      prefetch_all((const char*)a.keys, head_bytes);
+      prefetch_all((const char*)a.values, head_bytes);
+    }
+    prefetched = a.next_keys;
+  }
+
+  // For the block starting at position `begin`.
+  PrefetchTargets<Element> of(int64_t begin) const {
+    const auto at = [&](const void* memory, int64_t position) {
+      return (const Element*)memory + position * row;
+    };
+    const bool is_prefetched_by_hardware =
+        HARDWARE_PREFETCH && a.count == 1 && sizeof(Element) == sizeof(float);
+    if (is_long && !is_prefetched_by_hardware) {
+      const bool is_last = begin + glm::KEYS >= most;
+      const Element* keys = is_last ? at(a.next_positions > 0 ? a.next_keys : a.keys, 0)
+                                   : at(a.keys, begin + glm::KEYS);
+      return {at(a.values, begin), keys, true};
+    }
+    if (!is_long && begin < a.next_positions)
+      return {at(a.next_keys, begin), at(a.next_values, begin), true};
+    return {at(a.keys, begin), at(a.values, begin), false};
+  }
+
+ private:
+  const glm::Attention& a;
+  const int64_t row;
+  bool is_long;
+
+  static void prefetch_all(const char* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) prefetch_line<2>(from + i);
+  }
+};
+
+}  // namespace
