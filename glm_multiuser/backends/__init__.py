@@ -1,5 +1,5 @@
-"""The cells that a model is made of, from two sources that compute the same.
+"""Two implementations of the cells that models are made of.
 
-`native/` has our own kernels, for the CPU; `portable/` has MindSpore's operators, which run on any
-device. A model asks its `Backend` for cells and never which one it is.
+`native/` has C++ kernels for the CPU; `portable/` uses MindSpore's operators, which run on any
+device. A model gets its cells from its `Backend` and does not know which one it is.
 """

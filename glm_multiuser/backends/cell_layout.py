@@ -1,4 +1,4 @@
-"""Which user lives in which row of which cell of the KV cache."""
+"""Maps users to cells and rows of the KV cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from glm_multiuser.config import BLOCK_LENGTH
 
 @dataclass(frozen=True)
 class CellLayout:
-    """Where every user's keys and values are, and how its positions are cut into blocks.
+    """Where every user's keys and values are, and how positions are divided into blocks.
 
     Attributes:
-        users: users in all cells together.
-        users_per_cell: rows of one cell; the last cell may have fewer.
+        users: total number of users.
+        users_per_cell: rows of a cell; the last cell may have fewer.
         block_lengths: positions per block, in order.
     """
 
@@ -31,7 +31,7 @@ class CellLayout:
         block_length: int = BLOCK_LENGTH,
         users_per_cell: Optional[int] = None,
     ) -> CellLayout:
-        """Cuts `seq_length` positions into blocks; without `users_per_cell`, one cell holds all."""
+        """Divides `seq_length` into blocks; without `users_per_cell`, one cell holds all users."""
         full, rest = divmod(seq_length, block_length)
         blocks = (block_length,) * full + (rest,) * (rest > 0)
         return cls(users, min(users_per_cell or users, users), blocks)
@@ -44,13 +44,13 @@ class CellLayout:
 
     @property
     def seq_length(self) -> int:
-        """Positions that each user has."""
+        """Positions per user."""
         return sum(self.block_lengths)
 
     def blocks_for(self, positions: int) -> int:
-        """How many blocks hold the first `positions` positions."""
+        """Number of blocks that hold the first `positions` positions."""
         return math.ceil(positions / self.block_lengths[0])
 
 
 NO_USERS = CellLayout(users=0, users_per_cell=1, block_lengths=())
-"""Nothing is cached: for training and scoring."""
+"""No cache: for training and scoring."""

@@ -1,1 +1,1 @@
-"""Models as MindSpore cells: they know tensors and users, never requests or text."""
+"""Models as MindSpore cells, in terms of tensors and users, not of requests or text."""

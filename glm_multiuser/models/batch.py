@@ -1,15 +1,15 @@
-"""What one step reads and writes: a typed dictionary per kind of batch.
+"""Batches: a typed dictionary for each kind of step.
 
-A batch is made once per step, inside the graph, and handed to every cell. `RaggedBatch` has any
-tokens of any users in one graph. The padded kinds have a graph for each of their shapes:
-`PromptBatch` whole prompts, `ChunkBatch` a chunk of one prompt, `DecodeBatch` one new token of each
-user.
+A batch is built once per step, inside the graph, and passed to every cell. `RaggedBatch` has any
+tokens of any users, in one graph. The padded kinds need a graph for each of their shapes:
+`PromptBatch` has whole prompts, `ChunkBatch` a chunk of one prompt, `DecodeBatch` one new token of
+each user.
 
-They are dictionaries, because a NamedTuple that a graph makes runs Python in every step, and one
-that is an argument makes every step compile a graph of its own (measured with MindSpore 2.7.2).
+They are dictionaries, because a NamedTuple that is created in a graph runs Python in every step,
+and one that is an argument compiles a new graph in every step (measured with MindSpore 2.7.2).
 
-In the shapes, `kv_heads` are the heads of keys and values, `group` the heads of queries that share
-one of them, and `positions` those of the cache blocks in use.
+In shapes, `kv_heads` are key/value heads, `group` is the number of query heads per key/value head,
+and `positions` are those of the cache blocks in use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mindspore import Parameter, Tensor
 
 @final
 class LayerwisePrefill(TypedDict):
-    """Prompts that must be prefilled whole, some layers in each step."""
+    """Prompts that cannot be chunked, and go through some of the layers in each step."""
 
     plan: Tensor
-    """int32 [4]: rows; how many of them, from the first on, are in every layer; the others are in
-    the layers from the third number up to, not including, the fourth."""
+    """int32 [4]: number of rows; how many of them, from the first on, go through all layers; the
+    others go through layers `plan[2]` to `plan[3] - 1`."""
     saved: Parameter
-    """[seq_length, hidden_size]: where the others wait between two steps. Of a causal model, whose
-    rows are all in every layer, [1, hidden_size]."""
+    """[seq_length, hidden_size]: hidden states of the other rows between steps. For causal models,
+    which have none, [1, hidden_size]."""
 
 
 @final
@@ -38,11 +38,11 @@ class RaggedBatch(TypedDict):
     users: Tensor
     """int32 [rows]: the slot of each token's user."""
     positions: Tensor
-    """int32 [2, rows]: where each token is written, and how many positions it attends to."""
+    """int32 [2, rows]: the position of each token, and how many positions it attends to."""
     used: Tensor
     """int32 [1]: how many rows are valid."""
     rotary_positions: Tensor
-    """int32 [parts, rows]: each part of a head has positions of its own."""
+    """int32 [parts, rows]: each part of a head has its own positions."""
     cosine: Tensor
     """float32 [table rows, head_dim / parts]: `x[i]` becomes `x[i] * cosine[i] + x[partner[i]] *
     sine[i]`."""
@@ -62,7 +62,8 @@ class Rotary(TypedDict):
     sine: Tensor
     """`[rows, 1, head_dim]`, with the sign of the partner."""
     partners: Tensor
-    """`[head_dim, head_dim]`, 0 or 1: `x @ partners` has each number's partner in its place."""
+    """`[head_dim, head_dim]`, a permutation matrix: `x @ partners` has the partner of each element
+    of x."""
 
 
 @final
@@ -82,21 +83,22 @@ class PromptBatch(TypedDict):
     mask: Tensor
     """0 or `MASKED`, broadcast to `[prompts, kv_heads, group * t, t]`."""
     real: Optional[Tensor]
-    """bool [prompts, 1, t, 1]: which tokens are no padding."""
+    """bool [prompts, 1, t, 1]: which tokens are not padding."""
     home: Optional[Home]
     """None: nothing is cached."""
 
 
 @final
 class BlockSource(TypedDict):
-    """What one block of positions holds after a chunk was written."""
+    """What one block of positions contains after a chunk is written."""
 
     token: Tensor
-    """int32 [positions of the block]: the token of the chunk that belongs there."""
+    """int32 [positions of the block]: index of the token in the chunk."""
     kept: Tensor
-    """bool [1, 1, positions of the block, 1]: keeps what it has."""
+    """bool [1, 1, positions of the block, 1]: the position keeps its contents."""
     written: Tensor
-    """bool [1, 1, positions of the block, 1]: takes the token. Neither: it becomes zero."""
+    """bool [1, 1, positions of the block, 1]: the token is written. Otherwise the position becomes
+    zero, unless kept."""
 
 
 @final
@@ -107,18 +109,18 @@ class ChunkBatch(TypedDict):
     mask: Tensor
     """0 or `MASKED`, [1, kv_heads, group * t, positions]."""
     sources: tuple[BlockSource, ...]
-    """Of each block in use."""
+    """One for each block in use."""
     home: Home
 
 
 @final
 class BlockTarget(TypedDict):
-    """Where one block takes the new tokens of a cell's users."""
+    """Where the new tokens of a cell's users are written in one block."""
 
     index: Tensor
     """int32 [users * kv_heads, 3]: row, head and position of each vector."""
     inside: Tensor
-    """bool [users * kv_heads, 1]: whether it belongs into this block."""
+    """bool [users * kv_heads, 1]: whether it belongs to this block."""
 
 
 @final
@@ -126,7 +128,7 @@ class CellStep(TypedDict):
     """One new token of each user of a cell."""
 
     targets: tuple[BlockTarget, ...]
-    """Of each block in use."""
+    """One for each block in use."""
     mask: Tensor
     """0 or `MASKED`, [users, kv_heads, group, positions]."""
 
@@ -138,12 +140,12 @@ class DecodeBatch(TypedDict):
     rotary: Rotary
     cells: tuple[CellStep, ...]
     home: Optional[Home]
-    """None: every user in order, cell by cell."""
+    """None: all users in order, cell by cell."""
 
 
 @final
 class ReplacedBlocks(TypedDict):
-    """Blocks of one user's row that are overwritten; how used memory becomes new."""
+    """Blocks of one user's row that are overwritten, for example to clear them."""
 
     block: int
     """The first of them."""
@@ -152,4 +154,4 @@ class ReplacedBlocks(TypedDict):
 PaddedBatch = Union[PromptBatch, ChunkBatch, DecodeBatch]
 Batch = Union[RaggedBatch, PaddedBatch]
 CacheAccess = Union[ReplacedBlocks, ChunkBatch, CellStep]
-"""What a cell of the padded KV cache is called with."""
+"""The last argument of a cell of the portable KV cache."""

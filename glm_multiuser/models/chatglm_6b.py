@@ -1,9 +1,8 @@
 """ChatGLM-6B, with the keys and values of every user inside its layers.
 
-What it computes follows the published PyTorch model (`modeling_chatglm.py` of THUDM/chatglm-6b):
-DeepNorm residuals on the normed input, a plain tanh-GELU MLP of four times the width,
-two-dimensional rotary positions, and a context that sees itself in both directions. Names are
-those of MindFormers.
+It follows the published PyTorch model (`modeling_chatglm.py` of THUDM/chatglm-6b): DeepNorm
+residuals on the normed input, a plain tanh-GELU MLP of four times the width, two-dimensional rotary
+positions, and bidirectional attention within the context. Names are those of MindFormers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from glm_multiuser.models.multi_user import MultiUserModel
 
 
 class SelfAttention(nn.Cell):
-    """The weights around the attention: queries, keys and values of all heads, and the output."""
+    """The projections of the attention: queries, keys and values of all heads, and the output."""
 
     def __init__(self, config: ChatGLM6BConfig, alpha: float, backend: Backend) -> None:
         super().__init__()

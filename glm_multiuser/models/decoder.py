@@ -1,9 +1,9 @@
 """Every causal family, described by its `CausalConfig`.
 
-A layer is `norm -> attention -> output -> MLP`, with the residual sums and norms where the family
-has them. Parameters are named as in ChatGLM2 (modeling_chatglm.py of THUDM/chatglm2-6b). Queries,
-keys and values are one matrix, and so are the gate and what it gates, however a checkpoint stores
-them: a product reads its rows once.
+A layer is `norm -> attention -> output -> MLP`; where residuals and norms are depends on the
+family. Parameters are named as in ChatGLM2 (modeling_chatglm.py of THUDM/chatglm2-6b). Queries,
+keys and values are one matrix, and so are gate and up, however a checkpoint stores them, so that
+inputs are read once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from glm_multiuser.models.multi_user import MultiUserModel
 
 
 class SelfAttention(nn.Cell):
-    """The weights around the attention: queries, keys and values of all heads, and the output."""
+    """The projections of the attention: queries, keys and values of all heads, and the output."""
 
     def __init__(self, config: CausalConfig, shape: AttentionShape, backend: Backend) -> None:
         super().__init__()

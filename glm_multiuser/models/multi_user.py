@@ -1,4 +1,4 @@
-"""The base class of models: layers that hold every user's KV cache, and the output layer."""
+"""The base class of models, whose layers hold the KV caches of all users."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from glm_multiuser.models.rotary import RotaryEmbedding, rotary_of
 
 
 class MultiUserModel(nn.Cell):
-    """A model without users; `set_layout` gives it some.
+    """A model without users until `set_layout` is called.
 
     Args:
         config: the shape of the model.
-        backend: makes its cells.
+        backend: creates its cells.
 
     Attributes:
-        layout: where each user's keys and values live.
+        layout: where each user's keys and values are.
         rotary: the rotary embedding, as tables.
         next_token: `(hidden, logits, batch)` -> the next token of each row, see `Backend`.
     """
@@ -35,11 +35,11 @@ class MultiUserModel(nn.Cell):
         self.next_token = backend.next_token()
 
     def layer_cells(self) -> nn.CellList:
-        """Every layer, in order; each has its attention as `attend`."""
+        """All layers, in order; the attention of each is `attend`."""
         raise NotImplementedError
 
     def hidden_states(self, input_ids: Tensor, batch: Batch) -> Tensor:
-        """`input_ids` int32 [rows] -> what the final norm gives, `[rows, hidden_size]`."""
+        """`input_ids` int32 [rows] -> output of the final norm, `[rows, hidden_size]`."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
@@ -47,17 +47,17 @@ class MultiUserModel(nn.Cell):
         raise NotImplementedError
 
     def set_layout(self, layout: CellLayout) -> None:
-        """Gives every user of `layout` an empty cache; what was cached before is dropped.
+        """Allocates an empty cache for every user of `layout` and drops the old ones.
 
-        Graphs that were compiled for the old layout must not be used again.
+        Graphs compiled for the old layout must not be used again.
         """
         self.layout = layout
         for layer in self.layer_cells():
             layer.attend.set_layout(layout)
-        self.update_parameters_name()  # those of a graph must have different names
+        self.update_parameters_name()  # names must be unique within a graph
 
     def caches_of(self, user: int) -> Iterator[tuple[nn.Cell, int]]:
-        """In each layer, the cell that holds this user's keys and values, and its row there."""
+        """For each layer, the cell that holds this user's keys and values, and the row in it."""
         cell, row = divmod(user, self.layout.users_per_cell)
         for layer in self.layer_cells():
             yield layer.attend.kv_past[cell], row

@@ -1,4 +1,4 @@
-"""Where the tokens of a ChatGLM-6B sequence stand: pure arithmetic on token ids."""
+"""Position ids of a ChatGLM-6B sequence."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glm_multiuser.model_config import AnyModelConfig, ChatGLM6BConfig
 
 @dataclass(frozen=True)
 class PrefixPositions:
-    """Positions of a sequence whose first tokens see each other in both directions.
+    """Positions of a sequence with a bidirectional context.
 
     Attributes:
-        context_length: tokens before the first `<sop>`; all of them when there is none.
-        mask_position: what the first coordinate stays at after the context.
+        context_length: tokens before the first `<sop>`; all of them if there is none.
+        mask_position: the first position id of all tokens after the context.
     """
 
     context_length: int
@@ -26,9 +26,8 @@ class PrefixPositions:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], config: AnyModelConfig) -> PrefixPositions:
-        """As the published model: `[gMASK]` wins over `[MASK]`, the first of each counts.
-
-        Token ids without either (it accepts any ids) use the end of the context.
+        """As in the published model, `[gMASK]` takes precedence over `[MASK]`, and the first one
+        counts. Without either, the end of the context is used.
 
         Raises:
             TypeError: the model is causal.

@@ -19,10 +19,10 @@ class RotaryEmbedding:
     """`x[i]` becomes `x[i] * cosine[i] + x[partner[i]] * sine[i]` in every head.
 
     Attributes:
-        parts: of a head, each turned by a position of its own.
+        parts: of a head, each rotated by its own position.
         partner: int32 [head_dim].
-        tables: number of positions -> cosines and signed sines, float32 [positions, head_dim /
-            parts] each.
+        tables: number of positions -> cosines and signed sines, each float32 [positions, head_dim /
+            parts].
     """
 
     parts: int
@@ -31,7 +31,7 @@ class RotaryEmbedding:
 
     @property
     def partners(self) -> Array:
-        """float32 [head_dim, head_dim]: `x @ partners` has each number's partner in its place."""
+        """float32 [head_dim, head_dim], a permutation matrix: `x @ partners` is `x[partner]`."""
         matrix: Array = np.zeros((len(self.partner), len(self.partner)), np.float32)
         matrix[self.partner, np.arange(len(self.partner))] = 1.0
         return matrix
@@ -45,7 +45,7 @@ def rotary_of(config: AnyModelConfig, dtype: str) -> RotaryEmbedding:
     """
     if isinstance(config, CausalConfig):
         return causal_rotary(config)
-    # The first half of each head turns with the position in the context, the second half with the
+    # The first half of each head is rotated by the position in the context, the second half by the
     # position in the answer (Du et al. 2022, GLM; `RotaryEmbedding` of the published model).
     quarters = np.arange(config.head_dim, dtype=np.int32).reshape(4, -1)
     partner = quarters[[1, 0, 3, 2]].reshape(-1)
@@ -57,9 +57,9 @@ def rotary_of(config: AnyModelConfig, dtype: str) -> RotaryEmbedding:
 def rotary_tables(positions: int, dimensions: int, dtype: str) -> tuple[Array, Array]:
     """Cosines and signed sines of ChatGLM-6B, float32 `[positions, dimensions]` each.
 
-    As in the published model, the inverse frequencies are rounded to float16 once, and all further
-    arithmetic happens in `dtype`, "float32" or "float16". The first half of each sine row is
-    negated. `dimensions`, the size of the rotated vector, is even.
+    As in the published model, inverse frequencies are rounded to float16 once, and everything else
+    is computed in `dtype`, "float32" or "float16". The first half of each row of sines is negated.
+    `dimensions`, the size of the rotated vector, must be even.
     """
     frequencies = inverse_frequencies(dimensions, 10000.0).astype(np.float16)
     angles = np.outer(np.arange(positions).astype(dtype), frequencies.astype(dtype)).astype(dtype)
@@ -70,18 +70,18 @@ def rotary_tables(positions: int, dimensions: int, dtype: str) -> tuple[Array, A
 def causal_rotary(config: CausalConfig) -> RotaryEmbedding:
     """The rotary embedding of a causal model, computed in float32.
 
-    The first `rotary_dim` numbers of a head turn, pair by pair; for the others the cosine is 1
-    and the sine 0. ChatGLM turns neighbours, 0 with 1 and so on (`apply_rotary_pos_emb` of
-    THUDM/chatglm3-6b); Llama turns number i of the first half with number i of the second
+    The first `rotary_dim` elements of a head are rotated in pairs; for the others the cosine is 1
+    and the sine 0. ChatGLM pairs neighbours, 0 with 1 and so on (`apply_rotary_pos_emb` of
+    THUDM/chatglm3-6b); Llama pairs element i of the first half with element i of the second
     (`rotate_half` of transformers).
     """
     dimensions, rest = config.rotary_dim, config.head_dim - config.rotary_dim
-    numbers = np.arange(dimensions)
+    indices = np.arange(dimensions)
     if config.rotary_interleaved:
-        pair, is_first, partner = numbers // 2, numbers % 2 == 0, numbers ^ 1
+        pair, is_first, partner = indices // 2, indices % 2 == 0, indices ^ 1
     else:
         half = dimensions // 2
-        pair, is_first, partner = numbers % half, numbers < half, (numbers + half) % dimensions
+        pair, is_first, partner = indices % half, indices < half, (indices + half) % dimensions
     frequencies, factor = scaled_frequencies(config)
     signs = np.where(is_first, np.float32(-factor), np.float32(factor))
 
@@ -102,7 +102,7 @@ def inverse_frequencies(dimensions: int, theta: float) -> Array:
 
 
 def scaled_frequencies(config: CausalConfig) -> tuple[Array, float]:
-    """The inverse frequencies of a model, and what its cosines and sines are multiplied with.
+    """The inverse frequencies of a model, and the factor of its cosines and sines.
 
     The formulas are those of modeling_rope_utils.py in transformers.
     """
@@ -121,7 +121,7 @@ def scaled_frequencies(config: CausalConfig) -> tuple[Array, float]:
 
 
 def _llama3(frequencies: Array, stretched: Array, scaling: RopeScaling) -> Array:
-    """Long waves are stretched, short ones not, and a band between them passes smoothly over."""
+    """Scales low frequencies, keeps high ones, and interpolates in between."""
     waves = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     smooth = (scaling.original_positions / waves - low) / (high - low)
@@ -134,10 +134,10 @@ def _llama3(frequencies: Array, stretched: Array, scaling: RopeScaling) -> Array
 def _yarn(
     config: CausalConfig, frequencies: Array, stretched: Array, scaling: RopeScaling
 ) -> Array:
-    """YaRN (Peng et al. 2023): numbers that turn often stay, those that turn seldom stretch."""
+    """YaRN (Peng et al. 2023): keeps high frequencies, scales low ones, interpolates in between."""
 
     def dimension(turns: float) -> float:
-        """The number of the pair that turns so often in the original positions."""
+        """Index of the pair that makes this many turns within the original positions."""
         waves = scaling.original_positions / (turns * 2 * math.pi)
         return config.rotary_dim * math.log(waves) / (2 * math.log(config.rope_theta))
 

@@ -1,4 +1,4 @@
-"""Attention over the KV cache, by MindSpore's operators."""
+"""Attention over the KV cache, with MindSpore's operators."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from glm_multiuser.mindspore_internals import free_with_last_reference
 from glm_multiuser.models.batch import ChunkBatch, DecodeBatch, PaddedBatch, PromptBatch, Rotary
 
 MASKED = -10000.0
-"""Added to the score of a position that must not be seen, as in the published ChatGLM-6B."""
+"""Added to the scores of masked positions, as in the published ChatGLM-6B."""
 
 
 class ScaledSoftmax(nn.Cell):
     """Attention weights from scores, computed in the softmax type.
 
     Args:
-        factor: what scores are multiplied with, as queries were divided by it; None: nothing.
+        factor: scores are multiplied by it, because queries were divided by it; None for 1.
     """
 
     def __init__(self, factor: Optional[float], compute_dtype: str, softmax_dtype: str) -> None:
@@ -58,7 +58,7 @@ class Attention(nn.Cell):
         self.matmul = ops.MatMul()
 
     def set_layout(self, layout: CellLayout) -> None:
-        """Gives every user of `layout` an empty cache; what was cached before is dropped."""
+        """Allocates an empty cache for every user of `layout` and drops the old ones."""
         self.layout = layout
         shape, dtype = (self.kv_heads, self.head_dim, layout.block_lengths), self.compute_dtype
         cells = [KVCache(users, *shape, self.softmax, dtype) for users in layout.sizes]
@@ -81,8 +81,8 @@ class Attention(nn.Cell):
 
     def rotate(self, x: Tensor, rotary: Rotary) -> Tensor:
         """`[rows, heads * head_dim]` -> `[rows, heads, head_dim]`, rotated."""
-        # A number meets its partner by a product with a matrix of 0 and 1: it is exact, and needs
-        # no operator that takes every second number out.
+        # Partners are selected by a product with a permutation matrix, which is exact and needs no
+        # strided slice.
         partner = self.matmul(x.reshape(-1, self.head_dim), rotary["partners"])
         shape = (x.shape[0], -1, self.head_dim)
         return x.reshape(shape) * rotary["cosine"] + partner.reshape(shape) * rotary["sine"]
@@ -90,7 +90,7 @@ class Attention(nn.Cell):
     def attend_prompts(
         self, query: Tensor, key: Tensor, value: Tensor, batch: PromptBatch
     ) -> Tensor:
-        """Whole prompts over themselves; their keys and values go into the cache."""
+        """Whole prompts attend to themselves; their keys and values are written to the cache."""
         mask, home = batch["mask"], batch["home"]
         t = mask.shape[-1]
         query = self.queries_of(query, t)
@@ -103,7 +103,7 @@ class Attention(nn.Cell):
         return self.rows(self.weigh(weights, value), t)
 
     def attend_chunk(self, query: Tensor, key: Tensor, value: Tensor, batch: ChunkBatch) -> Tensor:
-        """A chunk over everything before it, and over itself."""
+        """A chunk attends to the cached positions before it, and to itself."""
         t = query.shape[0]
         query = self.queries_of(query, t)
         key, value = self.keys_of(key, t), self.keys_of(value, t)
@@ -112,7 +112,7 @@ class Attention(nn.Cell):
         return self.rows(context, t)
 
     def attend_past(self, query: Tensor, key: Tensor, value: Tensor, batch: DecodeBatch) -> Tensor:
-        """One new token of each user over its own past; padding rows come out as zeros."""
+        """One new token of each user attends to its own past; padding rows become zeros."""
         rows, home, steps = query.shape[0], batch["home"], batch["cells"]
         query = query.reshape(rows, self.kv_heads, self.group, self.head_dim)
         if home is not None:
@@ -155,7 +155,7 @@ class Attention(nn.Cell):
         return query.reshape(-1, self.kv_heads, self.group * t, self.head_dim)
 
     def keys_of(self, key: Tensor, t: int) -> Tensor:
-        """`[n * t, kv_heads, head_dim]` -> `[n, kv_heads, t, head_dim]`; of values too."""
+        """`[n * t, kv_heads, head_dim]` -> `[n, kv_heads, t, head_dim]`, for keys or values."""
         return ops.transpose(key.reshape(-1, t, self.kv_heads, self.head_dim), (0, 2, 1, 3))
 
     def rows(self, context: Tensor, t: int) -> Tensor:
@@ -164,7 +164,7 @@ class Attention(nn.Cell):
         return ops.transpose(context, (0, 2, 1, 3)).reshape(-1, self.heads * self.head_dim)
 
     def cut(self, x: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """`x` [n, kv_heads, t, head_dim] -> a piece per cache block, zero after the last token."""
+        """`x` [n, kv_heads, t, head_dim] -> one tensor per cache block, zero-padded."""
         x = ops.select(real, x, ops.zeros_like(x))
         blocks: tuple[Any, ...] = ()
         first = 0
@@ -181,10 +181,10 @@ class Attention(nn.Cell):
 
 
 def number(value: float, dtype: str, name: str) -> Parameter:
-    """Of each layer another one: in the graph that layers share, only Parameters may differ."""
+    """A Parameter, because layers share a graph in which only Parameters may differ."""
     return Parameter(Tensor([value], tensor_type(dtype)), name=name, requires_grad=False)
 
 
 def rows_between(x: Tensor, first: int, last: int) -> Tensor:
-    # A slice of everything is not free on CPU: it copies, slowly.
+    # On CPU, even a slice of everything copies.
     return x if first == 0 and last == x.shape[0] else x[first:last]

@@ -1,4 +1,4 @@
-"""The cells of a model, of operators that MindSpore has for every device."""
+"""The cells of a model, made of operators that MindSpore has for every device."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from glm_multiuser.models.batch import PaddedBatch
 
 @dataclass(frozen=True)
 class PortableBackend:
-    """Cells of MindSpore's operators.
+    """Cells made of MindSpore's operators.
 
     Attributes:
         dtype: of weights, activations and caches.
         rotary_dtype: in which rotary angles, cosines and sines are computed. The published
             half-precision model builds its tables in float16; its float32 form in float32.
         softmax_dtype: of softmax and norms.
-        weight_first_rows: products of up to so many rows put the weight first.
+        weight_first_rows: products of up to this many rows put the weight first.
     """
 
     dtype: str = "float32"
@@ -57,7 +57,7 @@ class PortableBackend:
         return self.dtype
 
     def set_weight_types(self, model: nn.Cell) -> None:
-        """All have one type."""
+        """Nothing: all matrices have one type."""
 
     def linear(self, inputs: int, outputs: int, bias: bool = True, factor: float = 1.0) -> Linear:
         return Linear(inputs, outputs, bias, factor, self)
@@ -162,7 +162,7 @@ class LayerNormBase(nn.Cell):
 
 
 class LayerNorm(LayerNormBase):
-    """Layer norm, with a residual added if there is one."""
+    """Layer norm, with an optional residual."""
 
     def construct(self, x: Tensor, batch: PaddedBatch, residual: Optional[Tensor] = None) -> Tensor:
         y = self.normed(x)
@@ -170,7 +170,7 @@ class LayerNorm(LayerNormBase):
 
 
 class EntryNorm(LayerNormBase):
-    """Layer norm in front of a layer; in a padded batch every row is in every layer."""
+    """Layer norm before a layer; in a padded batch, all rows go through every layer."""
 
     def construct(self, x: Tensor, batch: PaddedBatch) -> tuple[Tensor, PaddedBatch]:
         return self.normed(x), batch
@@ -225,8 +225,8 @@ class QueryKeyNorm(nn.Cell):
 
 
 SIGMOID_LEAST = -90.0
-"""On CPU one NaN changes how the sigmoid rounds everything else, other users' rows too. A maximum
-with this keeps it out; below it the sigmoid is 0 anyway, and the factor beside it is still NaN."""
+"""On CPU, one NaN changes how the sigmoid rounds everything else, including other users' rows. A
+maximum with this removes it: below, the sigmoid is 0 anyway, and the other factor is still NaN."""
 
 
 class SwiGLU(nn.Cell):
@@ -244,10 +244,10 @@ class SwiGLU(nn.Cell):
 
 
 class TanhGelu(nn.Cell):
-    """GELU in its tanh form (Hendrycks and Gimpel 2016), the one that ChatGLM-6B was trained with.
+    """GELU with the tanh approximation (Hendrycks and Gimpel 2016), as ChatGLM-6B was trained.
 
-    Written as `x * sigmoid(2 u)`, which equals `0.5 x (1 + tanh(u))`: on CPU the tanh operator is
-    off by 1e-4, the fused GELU is several times slower, the sigmoid is neither.
+    Computed as `x * sigmoid(2 u)`, which equals `0.5 x (1 + tanh(u))`: on CPU, the tanh operator
+    has an error of 1e-4, and the fused GELU is several times slower than the sigmoid.
     """
 
     def __init__(self) -> None:

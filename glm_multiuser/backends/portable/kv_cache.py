@@ -1,14 +1,14 @@
 """The keys and values of every user, as Parameters inside the compiled graph.
 
-Each attention holds `kv_past = nn.CellList([KVCache(...), ...])`; `CellLayout` says which user
-lives in which row of which cell. Positions are kept in blocks, each its own pair of Parameters,
-because reading part of a Parameter would copy it: a graph that needs two blocks reads exactly two.
+Each attention holds `kv_past = nn.CellList([KVCache(...), ...])`; `CellLayout` maps users to cells
+and rows. Positions are divided into blocks, each with its own pair of Parameters, because reading
+part of a Parameter would copy it: a graph that needs two blocks reads exactly two.
 
-Invariant: what lies after a user's last position is zero. A prompt *replaces* whole blocks of its
-user's row, and a decode step *adds* its key and value to a position that is still zero, which is
-the form that works in place. A chunk of a prompt *extends* the row: it replaces its blocks by what
-they held before the chunk, the chunk, and zeros, so a row that held more before is cut at the same
-time. Replacing, not multiplying, is also what makes a row that once held NaN safe to hand on.
+Invariant: positions after a user's last one are zero. A prompt *replaces* whole blocks of its
+user's row, and a decode step *adds* its key and value to a position that is still zero, which works
+in place. A chunk of a prompt *extends* the row: it replaces its blocks by their contents before the
+chunk, the chunk, and zeros, which also truncates a row that was longer. Because blocks are replaced
+rather than multiplied by zero, a row that held NaN can safely be reused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KVBlock(nn.Cell):
         self.weigh = ops.BatchMatMul()
 
     def replace(self, rows: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Overwrites `rows` [n] int32 by `key` and `value` [n, heads, positions, head_dim]."""
+        """Overwrites `rows` int32 [n] with `key` and `value` [n, heads, positions, head_dim]."""
         return (
             self.scatter_update(self.key_past, rows, key),
             self.scatter_update(self.value_past, rows, value),
@@ -49,7 +49,7 @@ class KVBlock(nn.Cell):
     def append(self, target: BlockTarget, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Adds `key` and `value` [n, head_dim] to positions that are still zero.
 
-        A vector that does not belong into this block adds exact zeros, whatever it holds.
+        A vector that does not belong to this block adds exact zeros, whatever it contains.
         """
         nothing = ops.zeros_like(key)
         index, inside = target["index"], target["inside"]
@@ -61,15 +61,15 @@ class KVBlock(nn.Cell):
     def extend(
         self, rows: Tensor, source: BlockSource, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Overwrites the one row in `rows` [1] from somewhere on: by new tokens, then by zeros.
+        """Overwrites the tail of the one row in `rows` with new tokens, followed by zeros.
 
         Args:
             rows: int32 [1].
-            source: what each position holds afterwards.
+            source: what each position contains afterwards.
             key, value: `[1, heads, t, head_dim]`.
 
         Returns:
-            The row's keys and values as they are now, and what to wait for.
+            The row's new keys and values, and the writes to wait for.
         """
         past_key, past_value = self.keys_and_values(rows)
         key, value = self.gather(key, source["token"], 2), self.gather(value, source["token"], 2)
@@ -81,7 +81,7 @@ class KVBlock(nn.Cell):
         return key, value, self.replace(rows, key, value)
 
     def keys_and_values(self, rows: Optional[Tensor]) -> tuple[Tensor, Tensor]:
-        """The Parameters themselves for `rows` None, copies of the named rows otherwise."""
+        """The Parameters themselves if `rows` is None, otherwise copies of these rows."""
         if rows is None:
             return self.key_past, self.value_past
         return self.gather(self.key_past, rows, 0), self.gather(self.value_past, rows, 0)
@@ -90,8 +90,8 @@ class KVBlock(nn.Cell):
 class KVCache(nn.Cell):
     """The keys and values of one or more users: a `KVBlock` per block of positions.
 
-    A cell that is chosen by a Tensor can only be *called*, so all ways of using the cache are
-    this cell's `construct`.
+    A cell that is selected by a Tensor can only be *called*, so `construct` serves all uses of the
+    cache.
 
     Args:
         softmax: of the scores.
@@ -114,22 +114,21 @@ class KVCache(nn.Cell):
     def construct(
         self, query: Tensor, key: Any, value: Any, rows: Optional[Tensor], access: CacheAccess
     ) -> Tensor:
-        """Writes new keys and values, and attends over all that is there.
+        """Writes new keys and values, and attends to all cached positions.
 
-        `heads` are those of keys and values; `group` queries that share one of them stand one
-        after the other.
+        `heads` are key/value heads; the `group` queries that share one of them are adjacent.
 
         Args:
-            query: `[n, heads, group, head_dim]` of new tokens; of a chunk of t tokens `[1, heads,
-                group * t, head_dim]`; to replace blocks anything to return.
-            key: `[n * heads, head_dim]` of new tokens; `[1, heads, t, head_dim]` of a chunk; to
-                replace blocks one `[n, heads, positions, head_dim]` for each.
+            query: for new tokens `[n, heads, group, head_dim]`; for a chunk of t tokens `[1, heads,
+                group * t, head_dim]`; when replacing blocks, any tensor, which is returned.
+            key: for new tokens `[n * heads, head_dim]`; for a chunk `[1, heads, t, head_dim]`; when
+                replacing blocks, one `[n, heads, positions, head_dim]` for each.
             value: like `key`.
             rows: int32 [n], the users' rows in this cell; None: all of them in order.
-            access: which of the three it is, and where things go.
+            access: selects one of these three, with its indices.
 
         Returns:
-            What each query attended to, in the shape of `query`.
+            The context of each query, in the shape of `query`.
         """
         if "block" in access:
             result = self.replace(query, key, value, rows, access["block"])
@@ -160,8 +159,8 @@ class KVCache(nn.Cell):
         done: tuple[Any, ...] = ()
         for number in range(len(targets)):
             done = (*done, self.blocks[number].append(targets[number], key, value))
-        # Reads wait for the writes through what indexes them, never through the Parameter:
-        # that would make the write go to a copy.
+        # Reads depend on the writes through their indices, not through the Parameter: that would
+        # redirect the write to a copy.
         query = ops.depend(query, done)
         if rows is not None:
             rows = ops.depend(rows, done)
@@ -177,7 +176,7 @@ class KVCache(nn.Cell):
         self, query: Tensor, key: Tensor, value: Tensor, rows: Any, chunk: ChunkBatch
     ) -> Tensor:
         sources = chunk["sources"]
-        # Without it the keys of all layers are copied before the first layer runs.
+        # Otherwise the keys of all layers are copied before the first layer runs.
         rows = ops.depend(rows, query)
         done: tuple[Any, ...] = ()
         scores: tuple[Tensor, ...] = ()
@@ -194,7 +193,7 @@ class KVCache(nn.Cell):
     def weigh(
         self, scores: tuple[Tensor, ...], past_values: tuple[Tensor, ...], mask: Tensor
     ) -> Tensor:
-        """One softmax over all blocks, and the values of each by their weights."""
+        """One softmax over all blocks, and the weighted sum of their values."""
         weights = self.softmax(join(scores), mask)
         context = self.blocks[0].weigh(part(weights, scores, 0), past_values[0])
         for number in range(1, len(scores)):

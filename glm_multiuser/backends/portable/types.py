@@ -1,4 +1,4 @@
-"""The types that the portable cells compute in, in MindSpore and in NumPy."""
+"""The compute types of the portable cells, in MindSpore and in NumPy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16}
 
 
 def tensor_type(dtype: str) -> ms.dtype.Type:
-    """MindSpore's type of this name."""
+    """The MindSpore type of this name."""
     return getattr(ms, dtype)
 
 
 def numpy_type(dtype: ms.dtype.Type) -> np.dtype[Any]:
-    """NumPy's type of the same name."""
+    """The NumPy type of the same name."""
     return np.dtype(str(dtype).lower())
 
 
