@@ -1,9 +1,9 @@
-"""Compiled graphs on disk, so that the next start compiles less.
+"""A compile cache on disk, which makes the next start faster.
 
-What MindSpore's front end makes of a graph is a file, whose name is a digest of all that the graph
-depends on: another version, model, layout or device finds no file. What the back end does with it,
-for the device, is done at every start. A file is written beside its place and renamed, and begins
-with a checksum.
+The output of MindSpore's front end for a graph is stored in a file, whose name is a digest of
+everything that the graph depends on, such as version, model, layout and device. The back end still
+compiles it for the device at every start. Files are written to a temporary file and renamed, and
+begin with a checksum.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CompileCache:
     """The compiled graphs of one layout of one model.
 
     Attributes:
-        folder: where files are; None keeps nothing.
-        depends_on: what all graphs depend on, as JSON.
+        folder: of the files; None disables the cache.
+        depends_on: everything that all graphs depend on, as JSON.
     """
 
     folder: Optional[Path]
@@ -57,10 +57,10 @@ class CompileCache:
     def of(
         cls, model: MultiUserModel, engine: EngineConfig, users: int, shapes: Any
     ) -> CompileCache:
-        """That of an engine with so many users.
+        """The cache of an engine with `users` users.
 
         Args:
-            shapes: what else, that was measured at this start, chooses the graphs' shapes.
+            shapes: measured at this start; the graphs' shapes depend on it.
 
         Raises:
             ConfigError: MindSpore's own cache is on.
@@ -85,7 +85,7 @@ class CompileCache:
 
     @contextlib.contextmanager
     def graph(self, what: str) -> Iterator[None]:
-        """The graph that is compiled inside comes from its file, or is written to it."""
+        """Loads the graph that is compiled inside the context from its file, or stores it."""
         path = self.path(what)
         if path is None:
             yield
@@ -104,7 +104,7 @@ class CompileCache:
 
 
 def read(path: Path) -> Optional[bytes]:
-    """A graph; None if there is no such file, or not a whole one."""
+    """Reads a graph; None if there is no such file, or if it is damaged."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def read(path: Path) -> Optional[bytes]:
 
 
 def write(path: Path, graph: bytes) -> None:
-    """Keeps a graph. A file that cannot be written is a log line."""
+    """Stores a graph. Logs a warning if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file, name = mkstemp(dir=path.parent, prefix=".", suffix=".part")
@@ -136,7 +136,7 @@ def write(path: Path, graph: bytes) -> None:
 
 
 def _variables() -> dict[str, str]:
-    """The environment variables that MindSpore compiles by."""
+    """The environment variables that may affect compilation."""
     own = (CACHE_ENABLED, CACHE_PATH)
     names = (name for name in os.environ if name.startswith("MS_") and name not in own)
     return {name: os.environ[name] for name in names}
@@ -144,7 +144,7 @@ def _variables() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=1)
 def _digest_of_sources() -> str:
-    """Graphs are compiled from this package's code, which a checkout changes without a version."""
+    """A digest of this package's code, which may change in a checkout without a new version."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What other threads ask of an engine: to take a request, to end one, to resize, to close."""
+"""The thread-safe interface of an engine: submit, cancel, resize, close."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SlotReport:
-    """What is in a slot.
+    """The state of a slot.
 
     Attributes:
         state: "free", "prefill", "decode" or "idle" (kept for its user, nothing runs).
-        user: whose it is; None for a free slot, and for a request that named no user.
-        request: number of the request that runs in it, as in `Handle.number`.
+        user: its owner; None for a free slot, and for a request without a user.
+        request: number of the running request, as in `Handle.number`.
         prompt_tokens, generated_tokens: of that request.
     """
 
@@ -49,15 +49,15 @@ class SlotReport:
 class Engine(StepLoop):
     """Owns the queue, the slots and the running requests of one model.
 
-    Requests enter from any thread; everything else happens on the device thread, one step at a
-    time, in turn with the other engines of the process.
+    Requests are submitted from any thread; everything else happens on the device thread, one step
+    at a time, alternating with the other engines of the process.
 
     Args:
-        runner, users, reuse, cache_limit, store: as in `StepLoop`; without a store, nothing keeps
-            sessions whose slot was taken.
-        max_queue: requests that may wait for a slot; a group may always have its share of it.
-        max_queue_per_user: of these, how many may be one user's.
-        device_thread: the process's own, unless a test brings another.
+        runner, users, reuse, cache_limit, store: as in `StepLoop`; without a store, sessions of
+            evicted users are dropped.
+        max_queue: maximum number of waiting requests; a group may always use its share of it.
+        max_queue_per_user: maximum number of waiting requests per user.
+        device_thread: that of the process, except in tests.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Engine(StepLoop):
         device_thread.attach(self.step)
 
     def submit(self, request: Request, wait: bool = False) -> None:
-        """Puts a request into the queue; with `wait` only as soon as there is room.
+        """Adds a request to the queue; with `wait`, blocks until there is room.
 
         Raises:
             EngineClosedError: the engine is closed or closing.
-            QueueFullError: as many requests wait as may wait.
-            UserBusyError: as many requests of this user wait as may wait.
+            QueueFullError: `max_queue` requests are waiting.
+            UserBusyError: `max_queue_per_user` requests of this user are waiting.
         """
         with self._lock:
             if wait:
@@ -99,7 +99,7 @@ class Engine(StepLoop):
         self._device_thread.wake()
 
     def check_queue(self, group: str) -> None:
-        """Raises what `submit` would raise now for any request of this group.
+        """Raises what `submit` would raise for any request of this group.
 
         Raises:
             EngineClosedError, QueueFullError: as `submit` does.
@@ -126,34 +126,34 @@ class Engine(StepLoop):
         waiting, slots = self._scheduler.waiting, self._scheduler.slots
         if self._closing:
             return EngineClosedError("the engine is closed; it takes no new requests")
-        # What a free slot will take in at the next steps does not wait in the sense of the limit.
+        # Requests that will get a free slot in the next steps do not count as waiting.
         free = slots.count - slots.busy
         if has_room(waiting.counts(), group, self.max_queue, free):
             return None
         return QueueFullError(f"{len(waiting)} requests are waiting; max_queue is {self.max_queue}")
 
     def cancel(self, request: Request) -> None:
-        """Ends a request wherever it is; its slot is free within two steps."""
+        """Cancels a request in any state; its slot becomes free within two steps."""
         request.cancel()
         self._device_thread.wake()
 
     def resize(self, users: int, progress: Progress) -> None:
-        """Changes the number of slots; what runs pauses, keeps its caches, and goes on.
+        """Changes the number of slots; running requests pause, keep their caches, and resume.
 
         Raises:
             EngineClosedError: the engine is closed or closing.
-            Exception: what the device or `progress` raised. The engine is back at its old size
-                and nothing was lost; should even that fail, it closes.
+            Exception: what the device or `progress` raised. The engine has its old size again and
+                nothing was lost; if that fails as well, it closes.
         """
         self._device_thread.call(lambda: self._resize(users, progress))
 
     def close(self, drain: float) -> None:
-        """Takes nothing new, gives what was accepted `drain` seconds to end, cancels the rest.
+        """Rejects new requests, waits `drain` seconds for accepted ones, then cancels the rest.
 
-        Returns when the sessions of idle users are on disk, where they are kept there.
+        Returns when the sessions of idle users are on disk, if the store writes them there.
 
         Raises:
-            InvalidParameterError: `drain` is no number.
+            InvalidParameterError: `drain` is not a number.
         """
         drain = check_seconds("drain", drain)
         if self._device_thread.stopped:
@@ -178,7 +178,7 @@ class Engine(StepLoop):
         self.runner.close()
 
     def _save_all(self) -> None:
-        """Saves every idle user's session, while the engines of other models run."""
+        """Saves the sessions of all idle users, while other engines run."""
         futures = self._device_thread.call(self.sessions.export_all)
         self._device_thread.wake()
         for future in futures:
@@ -186,10 +186,10 @@ class Engine(StepLoop):
                 logger.warning("a session is not saved: %r", future.exception())
 
     def export(self, holder: Hashable) -> Optional[Session]:
-        """A copy of what an idle user's slot holds; None if it holds nothing.
+        """A copy of an idle user's session in its slot; None if there is none.
 
         Raises:
-            UserBusyError: the user has a request running.
+            UserBusyError: the user has a running request.
             EngineClosedError: the engine is closed or closing.
         """
 
@@ -203,7 +203,7 @@ class Engine(StepLoop):
         self._device_thread.wake()
         try:
             return future.result() if future is not None else None
-        except KeyError:  # meanwhile another user has got the slot
+        except KeyError:  # meanwhile, the slot was given to another user
             return None
 
     def _check_idle(self, holder: Hashable) -> None:
@@ -213,17 +213,17 @@ class Engine(StepLoop):
             raise UserBusyError(f"user {user_of(holder)!r} has a request running", field="user")
 
     def session_infos(self, owner: bytes) -> list[SessionInfo]:
-        """The sessions of a tenant; one that is in a slot is listed there."""
+        """The sessions of a tenant; if a session is in a slot and in the store, only the former."""
         held = self._device_thread.call(lambda: self.sessions.of_owner(self.store.owner(owner)))
         in_slots = [SessionInfo(user, "slot", len(one.token_ids), 0) for user, one in held]
         names = {user for user, _ in held}
         return in_slots + [one for one in self.store.list(owner) if one.user not in names]
 
     def forget(self, holder: Hashable, only_idle: bool = False) -> None:
-        """Takes an idle user's slot away, and a busy one's as soon as its request has ended.
+        """Frees an idle user's slot, or a busy user's as soon as its request has ended.
 
         Raises:
-            UserBusyError: with `only_idle`, the user has a request running.
+            UserBusyError: with `only_idle`, the user has a running request.
         """
 
         def forget() -> None:
@@ -238,19 +238,19 @@ class Engine(StepLoop):
         self._device_thread.call(forget)
 
     def numbers(self) -> tuple[int, int, int]:
-        """Busy slots, idle slots and waiting requests."""
+        """Number of busy slots, of idle slots, and of waiting requests."""
         with self._lock:
             slots = self._scheduler.slots
             return slots.busy, slots.idle, len(self._scheduler.waiting)
 
     def longest(self, seq_length: int) -> int:
-        """The most tokens of one request, up to `seq_length`, that there can be memory for."""
+        """The maximum of tokens of a request that fits into memory, at most `seq_length`."""
         if self.cache_limit is None:
             return seq_length
         return most_within(self.cache_limit, self.runner.cache_bytes, seq_length)
 
     def resident_bytes(self) -> int:
-        """Memory of caches, by the tokens in the slots; a step adds its own when it has run."""
+        """Memory of the caches, from the tokens in the slots; those of a step count after it."""
         with self._lock:
             slots, running = self._scheduler.slots, list(self._scheduler.running.values())
             held = [*(request.resident_tokens for request in running), *slots.idle_tokens()]
@@ -258,7 +258,7 @@ class Engine(StepLoop):
         return free * self.runner.cache_bytes(0) + sum(map(self.runner.cache_bytes, held))
 
     def slots(self) -> list[SlotReport]:
-        """What is in each slot, by its number."""
+        """The state of each slot, by its number."""
         with self._lock:
             running = dict(self._scheduler.running)
             holders = self._scheduler.slots.holders()

@@ -1,4 +1,4 @@
-"""What keys and values depend on besides their tokens: model, weights, and how it is computed."""
+"""A fingerprint of everything but tokens that keys and values depend on."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from glm_multiuser.mindspore_internals import memory_of
 from glm_multiuser.models.multi_user import MultiUserModel
 
 LAYOUT = 1
-"""To be raised when a cache's bytes mean something else and nothing else here would change."""
+"""Increment it if the layout of caches changes, and nothing else here does."""
 
 CACHES = ("key_past", "value_past")
 
 
 def fingerprint_of(model: MultiUserModel, engine: EngineConfig, kernel_level: str) -> str:
-    """Equal where the same tokens have the same keys and values, bit for bit; 32 digits.
+    """Equal if the same tokens have the same keys and values, bit for bit; 32 hexadecimal digits.
 
-    Every weight is read once, which takes about a second for 10 GB.
+    Reads every weight once, which takes about a second for 10 GB.
     """
     weights = [one for one in model.get_parameters() if not one.name.endswith(CACHES)]
     weights.sort(key=lambda one: str(one.name))
@@ -39,7 +39,7 @@ def fingerprint_of(model: MultiUserModel, engine: EngineConfig, kernel_level: st
         "model": repr(model.config),
         "kernels": [backend.name, kernel_level, _kernels(backend.name)],
         "types": [backend.kept_as, engine.dtype, engine.compute_dtype, backend.cache_dtype],
-        # Chunks of a prompt are what portable operators round by.
+        # With portable operators, rounding depends on how prompts are chunked.
         "portable": _portable(engine) if backend.name != "native" else None,
         "weights": [[str(one.name), digest] for one, digest in zip(weights, digests)],
     }
@@ -54,14 +54,14 @@ def _digest(parameter: Parameter) -> str:
 
 
 def _kernels(backend: str) -> str:
-    """The code that computes: the library of kernels, or MindSpore."""
+    """Digest of the kernel library, or MindSpore's version."""
     if backend == "native":
         return xxhash.xxh3_128_hexdigest(library.PATH.read_bytes())
     return str(ms.__version__)
 
 
 def _portable(engine: EngineConfig) -> list[Any]:
-    """Settings that choose among graphs, and with them the order of sums."""
+    """Settings that select graphs, and thereby the order of summation."""
     return [
         engine.device_target,
         engine.seq_length,

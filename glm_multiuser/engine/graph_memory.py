@@ -1,7 +1,7 @@
-"""What the portable backend's graphs need beside weights and caches, from settings alone.
+"""Estimates the memory of the portable backend's graphs, besides weights and caches, from settings.
 
-Each term is a tensor that is there when a graph needs most, as the Ascend card that MindSpore
-simulates shows it (`benchmarks/ascend_memory.py`): memory is used again as soon as it is free.
+Each term is a tensor that is live at a graph's peak, as observed with MindSpore's simulated Ascend
+card (`benchmarks/ascend_memory.py`): memory is reused as soon as it is free.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FLOAT32 = 4
 
 
 def step_bytes(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """Of the graph that needs most; `number`: bytes of a weight, an activation or a key."""
+    """Peak of the graph that needs most; `number`: bytes of a weight, an activation or a key."""
     needs = (prompt_step, decode_step, output_step, replace_step)
     return max(need(config, engine, number) for need in needs)
 
 
 def prompt_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """A prompt of ChatGLM-6B, which is prefilled whole, or a chunk of another over its whole past.
+    """A whole prompt of ChatGLM-6B, or a chunk of another model's prompt with a full past.
 
     Attention holds three times the scores of all heads in float32 (mask, cast, factor; mask, sum,
-    softmax), what the layer's input is added to, and keys and values: of a chunk those of all
-    positions, old and new. While the MLP runs, the mask stays.
+    softmax), the residual, and keys and values; for a chunk, those of all positions, old and new.
+    The mask stays live during the MLP.
     """
     rows, positions = prompt_rows(config, engine), engine.seq_length
     scores = config.num_attention_heads * rows * positions * FLOAT32
@@ -45,23 +45,23 @@ def prompt_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> in
 
 
 def prompt_rows(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Tokens of prompts that one graph takes in at most."""
+    """Maximum of prompt tokens per graph."""
     if not config.is_causal:
         return engine.seq_length
     return min(engine.prefill_chunk or PREFILL_CHUNK[engine.device_target], engine.seq_length)
 
 
 def mlp(config: AnyModelConfig, rows: int, number: int) -> int:
-    """What the layer's input is added to, and four times the middle: a SwiGLU's joined input and
-    its halves, or a GELU's factors."""
+    """The residual, and four times the inner size: the input of a SwiGLU and its two halves, or the
+    factors of a GELU."""
     return rows * (config.hidden_size + 4 * config.inner_hidden_size) * number
 
 
 def decode_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """Scores of one token of every user, as in a prompt, each cell's after the other's.
+    """Scores of one token of every user, as in a prompt, cell by cell.
 
-    A graph for a part of the users holds copies of all their values, and of their keys a block
-    at a time before it holds their scores.
+    A graph for some of the users holds copies of all their values, and of one block of their keys
+    at a time, before it holds their scores.
     """
     layout = layout_of(engine)
     row = config.num_attention_heads * engine.seq_length * FLOAT32
@@ -76,19 +76,19 @@ def decode_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> in
 
 
 def output_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """Scores of the vocabulary, also in float32; of a prompt always `MOST_PROMPTS` rows."""
+    """Logits, also in float32; for prompts always `MOST_PROMPTS` rows."""
     return max(engine.users, MOST_PROMPTS) * config.vocab_size * (number + FLOAT32)
 
 
 def replace_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """A paused user's keys and values of one block come back: of all layers, and cut in layers."""
+    """One block of a paused user's keys and values, for all layers, and split by layer."""
     positions = max(layout_of(engine).block_lengths)
     return 2 * config.num_layers * pair_bytes(config, positions, number)
 
 
 def constant_bytes(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """What graphs hold from when they are compiled, each by itself: the rotary tables, and zeros
-    that stand after a prompt's last token or for new tokens that belong to another block."""
+    """Constants, of which each graph has its own: the rotary tables, and zeros for padding after a
+    prompt's last token and for new tokens that belong to another block."""
     layout = layout_of(engine)
     block = max(layout.block_lengths)
     reads = len(block_counts(len(layout.block_lengths)))
@@ -106,7 +106,7 @@ def constant_bytes(config: AnyModelConfig, engine: EngineConfig, number: int) ->
 
 
 def table_bytes(config: AnyModelConfig, engine: EngineConfig, number: int) -> int:
-    """Cosines and sines; those of ChatGLM-6B are for half a head."""
+    """Cosines and sines; for ChatGLM-6B, of half a head."""
     width = config.head_dim if config.is_causal else config.head_dim // 2
     return 2 * table_positions(config, engine.seq_length) * width * number
 

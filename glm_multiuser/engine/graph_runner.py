@@ -1,4 +1,4 @@
-"""Rows -> tensors -> compiled graph -> logits: what the runners of both backends share."""
+"""The common part of both runners: rows -> tensors -> compiled graph -> logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from glm_multiuser.sessions.session import TOKEN_BYTES
 
 @dataclass
 class DeviceResults:
-    """`RowResults` whose logits stay on the device until they are read."""
+    """`RowResults` whose logits are copied from the device only when they are read."""
 
     tokens: Sequence[int]
     finite: Sequence[bool]
@@ -49,16 +49,16 @@ class DeviceResults:
 
 
 Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
-"""A graph to compile: what it is, and a call that does it and may return logits that must be equal
-to those of the others."""
+"""A graph to compile: its description, and a function that compiles it and may return logits, which
+must be equal for all jobs."""
 
 
 class GraphRunner(Runner):
-    """Runs a model's graphs for an engine; subclasses know which graphs there are.
+    """Runs a model's graphs for an engine; subclasses define the graphs.
 
     Args:
-        model: with its weights; its caches are laid out here.
-        engine: users, sequence length, and what else the layout depends on.
+        model: with its weights; its caches are allocated here.
+        engine: users, sequence length, and other settings that the layout depends on.
     """
 
     kernel_level = ""
@@ -83,15 +83,15 @@ class GraphRunner(Runner):
         self._lay_out(engine.users)
 
     def _lay_out(self, users: int) -> None:
-        """Makes caches and entry cells for so many users; nothing is compiled yet."""
+        """Allocates caches and creates entry cells for `users` users; compiles nothing."""
         raise NotImplementedError
 
     def _make_entries(self) -> None:
-        """Makes the entry cells for the caches that there are."""
+        """Creates the entry cells for the existing caches."""
         raise NotImplementedError
 
     def _entries(self) -> Sequence[Any]:
-        """The entry cells, whose compiled graphs count."""
+        """The entry cells, whose compiled graphs are counted."""
         return [cell for cell in (self._forward, self._replace_cache) if cell is not None]
 
     def _jobs(self) -> list[Job]:
@@ -108,11 +108,11 @@ class GraphRunner(Runner):
 
     @property
     def cache_bytes_per_user(self) -> int:
-        """Keys and values of all layers and positions, as they lie in memory."""
+        """Memory of the keys and values of all layers and positions."""
         return self.cache_bytes(self.engine.seq_length)
 
     def cache_bytes(self, tokens: int) -> int:
-        """All of them, however few tokens they hold."""
+        """The whole cache, regardless of `tokens`."""
         caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
         parameters = [one for cell in caches for one in cell.get_parameters()]
         return sum(int(one.nbytes) for one in parameters if one.name.endswith(CACHES)) // self.users
@@ -125,11 +125,11 @@ class GraphRunner(Runner):
         return fingerprint_of(self.model, self.engine, self.kernel_level)
 
     def trim(self, slot: int, tokens: int) -> None:
-        """Nothing: MindSpore keeps what it has taken."""
+        """Nothing: MindSpore does not return memory."""
 
     @collecting_new_objects_only()
     def compile(self, progress: Progress) -> None:
-        """Compiles and runs every graph once, with rows that write nothing."""
+        """Compiles every graph and runs it once, with rows that leave no trace."""
         start, graph_seconds = time.monotonic(), self.graph_seconds
         jobs = self._jobs()
         rows: list[NDArray[Any]] = []
@@ -146,12 +146,12 @@ class GraphRunner(Runner):
         self.graph_seconds = graph_seconds
 
     def resize(self, users: int, progress: Progress) -> None:
-        self._drop_graphs()  # the old ones go before their successors come
+        self._drop_graphs()  # free the old ones first
         self._lay_out(users)
         self.compile(progress)
 
     def recover(self) -> None:
-        self._drop_graphs()  # MindSpore never runs a graph again that has failed once
+        self._drop_graphs()  # MindSpore cannot run a graph again that has failed
         self._make_entries()
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class GraphRunner(Runner):
         gc.collect()
 
     def _run_graph(self, *inputs: Any) -> DeviceResults:
-        """-> every row of what the model's graph gives; arrays become int32 tensors."""
+        """-> all rows of the graph's results; array inputs become int32 tensors."""
         start = time.perf_counter()
         tensors = [to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs]
         tokens, finite, logits = self._forward(*tensors)

@@ -1,4 +1,4 @@
-"""Which graphs the portable backend needs, from settings alone: MindSpore is not imported."""
+"""The graphs that the portable backend needs, from settings alone; does not import MindSpore."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from glm_multiuser.device import PREFILL_CHUNK
 SMALLEST_BATCH = 4
 
 MOST_PROMPTS = 4
-"""Prompts that one graph call takes in at most."""
+"""Maximum number of prompts per graph call."""
 
 PROMPT_ROWS = 64
-"""Short prompts are prefilled together up to so many rows: beyond them little more is saved."""
+"""Short prompts are prefilled together up to this many rows; more would save little."""
 
 TABLE_ROWS = 2048
-"""Positions that rotary tables have at least, if the model has them."""
+"""Minimum number of positions in rotary tables, unless the model has fewer."""
 
 
 def table_positions(config: AnyModelConfig, seq_length: int) -> int:
-    """Rows of the rotary tables: there are two kinds of position ids in ChatGLM-6B, and they go up
-    to the sequence length itself."""
+    """Rows of the rotary tables: position ids of ChatGLM-6B, of which there are two kinds, go up to
+    and including the sequence length."""
     return max(min(TABLE_ROWS, config.max_sequence_length), seq_length) + 1
 
 
 def graph_counts(config: AnyModelConfig, engine: EngineConfig) -> dict[str, int]:
-    """How many graphs of each kind are compiled before an engine is ready."""
+    """Number of graphs of each kind that are compiled before an engine is ready."""
     layout = CellLayout.plan(engine.users, engine.seq_length, users_per_cell=engine.users_per_cell)
     reads = len(block_counts(len(layout.block_lengths)))
     if config.is_causal:
@@ -49,15 +49,15 @@ def chunk_lengths(engine: EngineConfig) -> tuple[int, ...]:
 
 
 def block_counts(blocks: int) -> tuple[int, ...]:
-    """How many cache blocks the decode graphs read: powers of two, and all."""
+    """Numbers of cache blocks that decode graphs read: powers of two, and all."""
     return (*(2**power for power in range(math.ceil(math.log2(blocks)))), blocks)
 
 
 def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
-    """How many users the decode graphs serve: at most three sizes, however many users there are.
+    """Batch sizes of the decode graphs: at most three, for any number of users.
 
-    A graph for fewer than all users copies their rows out of the caches, which pays up to about a
-    third of them, and only if one cell holds all users.
+    A graph for fewer than all users copies their rows out of the caches, which pays off for up to
+    about a third of them, and only if one cell holds all users.
     """
     users = layout.users
     if len(layout.sizes) > 1:
@@ -67,9 +67,9 @@ def batch_sizes(layout: CellLayout) -> tuple[int, ...]:
 
 
 def prompt_counts(layout: CellLayout, length: int) -> tuple[int, ...]:
-    """How many prompts of one length the prefill graphs take in: one, and as many as pay.
+    """Numbers of prompts of one length per prefill graph: one, and a larger batch if it pays off.
 
-    The second is a power of two, at most `MOST_PROMPTS`, and needs a cell that holds all users.
+    The latter is a power of two, at most `MOST_PROMPTS`, and requires one cell for all users.
     """
     if len(layout.sizes) > 1:
         return (1,)

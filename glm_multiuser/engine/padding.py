@@ -1,10 +1,10 @@
-"""How many rows a decode graph computes, so that a row's bits do not depend on how many there are.
+"""Pads decode batches so that a row's bits do not depend on the number of rows.
 
-Matrix kernels work on tiles of a few rows and add up a remainder in another order, and they may
-split work over threads in another way for another row count. So the same row can differ in its last
-bits between a product of 8 rows and one of 32. Padding every decode batch to a row count whose rows
-all get the same bits removes the difference. Which ones do is a property of the machine and of the
-shapes of the model, so it is measured, once, when an engine starts.
+Matrix kernels process tiles of a few rows, accumulate a remainder in a different order, and may
+divide work between threads differently for other row counts. So the same row can differ in its last
+bits between a product of 8 rows and one of 32. Padding every decode batch to a row count for which
+all rows get the same bits removes the difference. These row counts depend on the machine and on the
+shapes of the model, so they are measured once, when an engine starts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from glm_multiuser.backends.portable.cells import Linear
 from glm_multiuser.models.multi_user import MultiUserModel
 
 TRIES = 16
-"""Row counts to try above a batch size; tiles are lower than this."""
+"""Row counts to try above a batch size; tiles have fewer rows than this."""
 
 
 def invariant_rows(model: MultiUserModel, sizes: Sequence[int]) -> dict[int, int]:
     """Batch size -> rows to compute: the fewest for which every row gets the same bits.
 
     Args:
-        model: one of its linear layers of each shape is measured.
-        sizes: batch sizes. The largest sets the bits; a smaller one that cannot reproduce them
-            with fewer rows is computed with as many as the largest.
+        model: one linear layer of each shape is measured.
+        sizes: batch sizes. The largest defines the bits; a smaller one that cannot reproduce them
+            with fewer rows uses the same row count.
     """
     cells = [cell for _, cell in model.cells_and_names() if isinstance(cell, Linear)]
     linears = {cell.weight.shape: cell for cell in cells}.values()
@@ -40,7 +40,7 @@ def invariant_rows(model: MultiUserModel, sizes: Sequence[int]) -> dict[int, int
     ]
 
     def bits(rows: int) -> Iterator[Optional[NDArray[Any]]]:
-        """What each product makes of `rows` equal rows, or None if it makes them differ."""
+        """The result of each product for `rows` equal rows, or None if results differ."""
         for linear, row in zip(linears, inputs):
             result = linear(Tensor(np.repeat(row, rows, axis=0)), None).asnumpy()
             yield result[0] if (result == result[0]).all() else None

@@ -1,4 +1,4 @@
-"""Prompts and decode rows in graphs of their own, by MindSpore's operators, on any device.
+"""The portable runner: separate graphs for prompts and decode rows, on any device.
 
 Prompts of ChatGLM-6B are prefilled whole, because their context is bidirectional. Causal models
 use chunked prefill. Chunk boundaries depend on the prompt alone, so its bits do not depend on
@@ -43,7 +43,7 @@ from glm_multiuser.sessions.session import CacheBytes
 
 
 class PortableRunner(GraphRunner):
-    """Graphs for prefill and others for decode; subclasses know how prompts are prefilled."""
+    """Separate graphs for prefill and decode; subclasses define prefill."""
 
     def _lay_out(self, users: int) -> None:
         self.users = users
@@ -64,7 +64,7 @@ class PortableRunner(GraphRunner):
         self._replace_cache = ReplaceCache(self.model)
 
     def _jobs(self) -> list[Job]:
-        # With a single slot, the faster one-row product is safe.
+        # With a single slot, the row count never changes, so no padding is needed.
         if self.engine.batch_invariant and self.users > 1:
             self._rows = invariant_rows(self.model, self._batch_sizes)
         jobs = self._prompt_jobs()
@@ -80,7 +80,7 @@ class PortableRunner(GraphRunner):
         return CompileCache.of(self.model, self.engine, self.users, self._rows)
 
     def _try_decode(self, size: int, blocks: int) -> NDArray[Any]:
-        """-> logits of a step in which every row holds the same token: rows that must be equal."""
+        """-> logits of a step in which all rows have the same token, which must be equal."""
         rows = self._rows[size]
         users = None if size == self.users else np.arange(size)
         position_ids, nowhere = self._position_ids(rows, {}), np.full(size, -1)
@@ -92,7 +92,7 @@ class PortableRunner(GraphRunner):
         raise NotImplementedError
 
     def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:
-        """Position ids for a decode graph of so many rows; `places`: row -> (slot, position)."""
+        """Position ids for a decode graph of `rows` rows; `places`: row -> (slot, position)."""
         raise NotImplementedError
 
     def parts(self, step: Step) -> Sequence[Step]:
@@ -102,16 +102,16 @@ class PortableRunner(GraphRunner):
         return self.prefill(step.prompts) if step.prompts else self.decode(step.decodes)
 
     def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
-        """The next tokens of prompts, by slot; result rows in the order of `prompts`."""
+        """Next tokens of prompts, by slot; result rows are in the order of `prompts`."""
         raise NotImplementedError
 
     def decode(self, requests: Mapping[int, Request]) -> DeviceResults:
-        """One new token for each request, by slot; result rows in the order of `requests`."""
+        """One new token for each request, by slot; result rows are in the order of `requests`."""
         size = next(size for size in self._batch_sizes if size >= len(requests))
         everybody = size == self.users
         rows = self._rows[size]
-        # With everybody in the graph a user's row is its slot; otherwise rows are taken in turn,
-        # and the rows that are left over point at other slots and write nothing.
+        # In a graph of all users, a user's row is its slot; otherwise rows are assigned in order,
+        # and the remaining rows refer to other slots and write nothing.
         slots = list(requests)
         if not everybody:
             others = (slot for slot in range(self.users) if slot not in requests)
@@ -161,7 +161,7 @@ class PortableRunner(GraphRunner):
         self._clear_after(slot, len(blocks))
 
     def _clear_after(self, slot: int, blocks: int) -> None:
-        """Clears what an earlier user wrote after the first `blocks` blocks."""
+        """Clears the blocks of an earlier user after the first `blocks`."""
         for block in range(blocks, self._written_blocks[slot]):
             self._clear(slot, block)
         self._written_blocks[slot] = blocks
@@ -184,7 +184,7 @@ class WholePrefillRunner(PortableRunner):
         }
         self._positions: dict[int, PrefixPositions] = {}
         self._alone: Optional[NDArray[Any]] = None
-        """Logits of the last prompt that was tried by itself."""
+        """Logits of the last prompt that was run alone."""
 
     def _prompt_jobs(self) -> list[Job]:
         return [
@@ -194,7 +194,7 @@ class WholePrefillRunner(PortableRunner):
         ]
 
     def _try_prompts(self, length: int, count: int) -> None:
-        """Prefills prompts of this length alone from now on if together their bits change."""
+        """Disables batching of prompts of this length if it changes their bits."""
         token_ids = (np.arange(length) % self.vocab_size).tolist()
         results = self._run_prompts([0] * count, [token_ids] * count, length)
         rows = results.logits(range(MOST_PROMPTS))
@@ -208,14 +208,14 @@ class WholePrefillRunner(PortableRunner):
         return next(padded for padded in self._prompt_counts if padded >= length)
 
     def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """The first prompt and those after it that are padded to the same length, whole."""
+        """Whole prompts: the first one, and those after it that are padded to the same length."""
         length = self._padded_length(prompts[0])
         most = self._prompt_counts[length][-1]
         alike = itertools.takewhile(lambda one: self._padded_length(one) == length, prompts[:most])
         return [len(request.prompt_token_ids) for request in alike]
 
     def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
-        """Whole prompts of one length, by slot; result rows in the order of `prompts`."""
+        """Whole prompts of one length, by slot; result rows are in the order of `prompts`."""
         requests = {slot: chunk.request for slot, chunk in prompts.items()}
         length = max(self._padded_length(request) for request in requests.values())
         replaced = self.layout.blocks_for(length)
@@ -224,7 +224,7 @@ class WholePrefillRunner(PortableRunner):
             self._written_blocks[slot] = max(self._written_blocks[slot], replaced)
         count = next(size for size in self._prompt_counts[length] if size >= len(requests))
         slots = list(requests)
-        # What is left over brings the first prompt again, to the same place.
+        # Remaining rows repeat the first prompt, in the same slot.
         slots += slots[:1] * (count - len(slots))
         token_ids = [requests[slot].prompt_token_ids for slot in slots]
         results = self._run_prompts(slots, token_ids, length)
@@ -274,18 +274,18 @@ class ChunkedPrefillRunner(PortableRunner):
         return jobs
 
     def _try_chunk(self, length: int, blocks: int) -> None:
-        # It leaves one token at position 0, which the first chunk of any prompt replaces.
+        # This writes position 0, which the first chunk of any prompt replaces.
         self._run_chunk(0, [0], 0, length, blocks)
 
     def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """The next chunk of the first prompt; one token of one that needs logits for each."""
+        """The next chunk of the first prompt; a single token if logits are needed for each."""
         request = prompts[0]
         rest = len(request.prompt_token_ids) - request.computed_tokens
         longest = self._chunk_lengths[-1] if request.params.prompt_logprobs is None else 1
         return [min(rest, longest)]
 
     def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
-        """The next chunk of one request, by slot; the result is that of its last token."""
+        """The next chunk of one request, by slot; returns the result of its last token."""
         ((slot, chunk),) = prompts.items()
         start = chunk.request.computed_tokens
         token_ids = chunk.request.prompt_token_ids[start : start + chunk.tokens]

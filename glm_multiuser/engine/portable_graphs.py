@@ -1,7 +1,7 @@
-"""The entry cells of the portable backend, which make a padded batch of what a step is given.
+"""The entry cells of the portable backend, which build padded batches from the inputs of a step.
 
-MindSpore frees compiled graphs with the cell that they were compiled for. A change of layout
-therefore makes new entry cells around the same model, and drops the old ones.
+MindSpore frees compiled graphs together with the cell that they were compiled for. A change of
+layout therefore creates new entry cells for the same model, and drops the old ones.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from glm_multiuser.models.batch import (
 from glm_multiuser.models.multi_user import MultiUserModel
 
 User = Union[int, Tensor]
-"""A Tensor has one graph for all users, an int one for each."""
+"""A Tensor uses one graph for all users, an int one graph for each."""
 
 
 class PaddedBatches(nn.Cell):
-    """Makes the batch of a step, once for all layers of a model whose caches have this layout."""
+    """Builds the batch of a step, once for all layers, for caches with this layout."""
 
     def __init__(self, model: MultiUserModel, layout: CellLayout) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ class PaddedBatches(nn.Cell):
     def answered(self, hidden: Tensor, positions: Tensor, used_blocks: int) -> Tensor:
         """The rows that have a next token.
 
-        Of prompts and of a chunk these are always `MOST_PROMPTS`, so that their bits do not depend
-        on how many there are; and a product of one row rounds in a way of its own.
+        For prompts and chunks there are always `MOST_PROMPTS`, so that bits do not depend on their
+        number; a product of a single row rounds differently.
         """
         if positions.ndim == 1:
             return hidden
@@ -88,8 +88,7 @@ class PaddedBatches(nn.Cell):
 
     def numbers(self, first: int, last: int) -> Tensor:
         """`first` to `last - 1`, int32."""
-        # `ops.arange` is this operator and what checks its arguments: that is a quarter of the time
-        # in which a small graph is compiled.
+        # Checks of arguments in `ops.arange` take a quarter of the compile time of a small graph.
         return ops.cast(self.range(first, last, 1), ms.int32)
 
     def rotary_of(self, position_ids: Tensor) -> Rotary:
@@ -113,7 +112,7 @@ class PaddedBatches(nn.Cell):
         }
 
     def home(self, user: User) -> Home:
-        """Of one user, or of several that share the only cell."""
+        """The home of one user, or of several if there is only one cell."""
         per_cell = self.layout.users_per_cell
         if not isinstance(user, Tensor):
             return {"cell": user // per_cell, "rows": Tensor([user % per_cell], ms.int32)}
@@ -125,7 +124,7 @@ class PaddedBatches(nn.Cell):
     def prompts(
         self, rows: int, rotary: Rotary, positions: Tensor, user: Optional[User]
     ) -> PromptBatch:
-        """Prompts whose contexts see themselves in both directions."""
+        """Prompts with bidirectional contexts."""
         prompts = positions.shape[0]
         t = rows // prompts
         columns = self.numbers(0, t)
@@ -142,7 +141,7 @@ class PaddedBatches(nn.Cell):
     def chunk(
         self, t: int, rotary: Rotary, positions: Tensor, user: User, used_blocks: int
     ) -> ChunkBatch:
-        """A chunk of one user's prompt, after what is there already."""
+        """A chunk of one user's prompt, after the cached positions."""
         start, length = positions[:, 0], positions[:, 1]
         sources: tuple[Any, ...] = ()
         first = 0
@@ -198,14 +197,14 @@ class PaddedBatches(nn.Cell):
         columns = self.numbers(0, first).reshape(1, 1, 1, first)
         unseen = columns > positions.reshape(-1, 1, 1, 1)
         mask = ops.cast(unseen, self.mask_type) * MASKED
-        # The mask has all heads, though they are alike: adding it to scores of another shape
-        # would cost a copy of both in every layer.
+        # The mask is broadcast to all heads, because adding it to scores of another shape would
+        # copy both in every layer.
         full = (mask.shape[0], self.kv_heads, self.group, first)
         return {"targets": targets, "mask": ops.broadcast_to(mask, full)}
 
 
 class PortableForward(nn.Cell):
-    """One step of a model as a graph; shapes and `used_blocks` say which kind."""
+    """One step of a model as a graph; its kind depends on shapes and `used_blocks`."""
 
     def __init__(self, model: MultiUserModel) -> None:
         super().__init__(auto_prefix=False)
@@ -223,23 +222,22 @@ class PortableForward(nn.Cell):
         """Whole prompts (`used_blocks` 0), a chunk of a prompt, or one new token of each user.
 
         Args:
-            input_ids: int32 [rows]; prompts, one after the other, are padded to one length; new
-                tokens may have more rows than users.
-            position_ids: int32 [rows]; of ChatGLM-6B int32 [2, rows]: position in the context,
+            input_ids: int32 [rows]; prompts are padded to one length and concatenated; new tokens
+                may have more rows than users.
+            position_ids: int32 [rows]; for ChatGLM-6B int32 [2, rows]: position in the context,
                 position in the answer.
             positions: for 1, 2 or 4 prompts int32 [prompts, 2], context length and length of
-                each; for a chunk int32 [1, 2], where it begins and how many of its tokens are
-                real; for new tokens int32 [users], where each is written, -1 for a row that is
-                not in use.
-            user: whose row(s): an int, a scalar Tensor, or, when one cell holds everybody, a
-                Tensor [n] of n users, all different unless they bring the same prompt. None with
-                new tokens: all users in order; with prompts: nothing is cached.
-            used_blocks: of a chunk and of new tokens: how many cache blocks hold everything, the
-                new tokens included.
+                each; for a chunk int32 [1, 2], its start and its length without padding; for new
+                tokens int32 [users], where each is written, -1 for unused rows.
+            user: an int, a scalar Tensor, or, if one cell holds all users, a Tensor [n] of n users,
+                all different unless they have the same prompt. None with new tokens: all users in
+                order; with prompts: nothing is cached.
+            used_blocks: for a chunk and for new tokens: how many cache blocks hold all positions,
+                including the new ones.
 
         Returns:
-            For each row (for prompts: `MOST_PROMPTS` rows, their last tokens in turn; for a chunk:
-            its last real token, as often): what `Backend.next_token` gives.
+            Results of `Backend.next_token` for each row; for prompts and chunks, `MOST_PROMPTS`
+            rows with the last token of each prompt, or of the chunk, repeated.
         """
         batch = self.batches(input_ids.shape[0], position_ids, positions, user, used_blocks)
         hidden = self.model.hidden_states(input_ids, batch)
@@ -264,7 +262,7 @@ class WholeSequences(nn.Cell):
 
         Args:
             input_ids: padded to one length.
-            position_ids: as `PortableForward` takes them.
+            position_ids: as in `PortableForward`.
             mask: 0 or `MASKED`, broadcast to `[sequences, heads, t, t]`; None: no token sees a
                 later one.
         """
@@ -287,8 +285,8 @@ class WholeSequences(nn.Cell):
 class ReplaceCache(nn.Cell):
     """Overwrites one block of one user's keys and values in every layer.
 
-    It is how a block that an earlier user wrote becomes new memory, and how a paused user's keys
-    and values come back after a resize. One small graph per block serves all users.
+    It clears blocks of an earlier user, and restores a paused user's keys and values after a
+    resize. One small graph per block serves all users.
     """
 
     def __init__(self, model: MultiUserModel) -> None:
@@ -308,7 +306,7 @@ class ReplaceCache(nn.Cell):
 
 
 def empty_block(model: MultiUserModel, positions: int) -> Tensor:
-    """What a block of so many positions of new memory looks like, for `ReplaceCache`."""
+    """Zeros for a block of `positions` positions, for `ReplaceCache`."""
     config = model.config
     shape = (2 * config.num_layers, 1, config.num_key_value_heads, positions, config.head_dim)
     return Tensor(np.zeros(shape, NUMPY_TYPES[model.backend.dtype]))

@@ -1,4 +1,4 @@
-"""How likely the tokens of prompts were, chunk by chunk: logits are not kept beyond their step."""
+"""Log-probabilities of prompt tokens, chunk by chunk: logits are not kept beyond their step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from glm_multiuser.sampling import known_choices
 def score(
     results: RowResults, first: int, scored: Mapping[int, PromptChunk]
 ) -> dict[int, GenerationError]:
-    """Adds what a step says about its prompts to their requests.
+    """Appends the log-probabilities of prompt tokens in a step to their requests.
 
     Args:
         results: of the step.
-        first: the row where those of `scored` begin.
-        scored: `Step.scored`; what was computed before the step.
+        first: the first row of `scored`.
+        scored: `Step.scored`; `computed_tokens` of its requests do not yet include this step.
 
     Returns:
         {slot: error} of requests whose logits are not finite.

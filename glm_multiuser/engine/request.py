@@ -1,4 +1,4 @@
-"""One request and its life."""
+"""A request and its life cycle."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Token:
-    """One generated token, handed out as soon as it exists.
+    """One generated token, delivered immediately.
 
     Attributes:
-        choice: the token id and, where asked for, its log-probability and the best ones.
+        choice: the token id and, if requested, its log-probability and the top ones.
         seconds: since the request was submitted.
     """
 
@@ -34,13 +34,13 @@ class Token:
 
 @dataclass(frozen=True)
 class End:
-    """The last thing that a request hands out.
+    """The last event of a request.
 
     Attributes:
         finish_reason: "stop", "length", "cancelled" or "error".
-        error: why, for "error".
-        queued_seconds: from submission to its slot.
-        total_seconds: from submission to this end.
+        error: set if finish_reason is "error".
+        queued_seconds: from submission until it got a slot.
+        total_seconds: from submission until it ended.
     """
 
     finish_reason: str
@@ -53,24 +53,24 @@ Event = Union[Token, End]
 
 
 class AnonymousUser:
-    """The user of a request that names none: equal to no other, and no slot is kept for it."""
+    """The user of a request that names none: equal to no other user, and keeps no slot."""
 
 
 @dataclass(frozen=True)
 class OwnedUser:
-    """A user of an owner; users of two owners are two, whatever their names."""
+    """A user of an owner; users of different owners are different, even with the same name."""
 
     owner: bytes = field(repr=False)
     user: Hashable
 
 
 def holder_of(user: Hashable, owner: bytes) -> Hashable:
-    """Who holds a slot: a user of this owner, b"" for none."""
+    """The holder of a slot: a user of this owner, b"" for none."""
     return OwnedUser(owner, user) if owner else user
 
 
 def user_of(holder: Hashable) -> Hashable:
-    """The name that a holder of a slot was given by its owner."""
+    """The user, without its owner."""
     return holder.user if isinstance(holder, OwnedUser) else holder
 
 
@@ -80,14 +80,14 @@ class Request:
     Args:
         prompt_token_ids: at least one.
         params: already validated.
-        user: whose slot it needs; requests of one user of an owner run one after the other.
+        user: requests of one user of an owner run one after the other, in that user's slot.
         stop_token_ids: the model's own; ignored with `ignore_eos`.
-        limit: the most tokens that the sequence length leaves room for.
+        limit: maximum of new tokens within the sequence length.
         vocab_size: of the model.
-        deliver: takes each event; called on the device thread, so it must not block. If it
-            raises, the request is cancelled.
+        deliver: called with each event on the device thread, so it must not block. If it raises,
+            the request is cancelled.
         group: groups share queue and slots fairly.
-        owner: what only the tenant has whose user this is; b"" for none.
+        owner: identifies the user's tenant, and is known to that tenant only; b"" for none.
         matcher: of params.grammar.
     """
 
@@ -119,24 +119,23 @@ class Request:
         self.sampler = RowSampler(params, self.prompt_token_ids, model_stops, vocab_size, matcher)
         self.output_token_ids: list[int] = []
         self.prompt_logprobs: list[Choice] = []
-        """The tokens of the prompt from the second one on, as far as it is in, where they are
-        wanted."""
+        """Of the prompt's tokens from the second on, as far as it is prefilled; if requested."""
         self.saved_past: Optional[Any] = None
         self.cached_tokens = 0
-        """Of the prompt, those whose keys and values its slot still held."""
+        """Length of the prompt's cached prefix."""
         self.computed_tokens = 0
-        """Of prompt and answer, those whose keys and values its slot holds."""
+        """Tokens of prompt and answer whose keys and values are in its slot."""
         self.kept_tokens = 0
-        """Those of the user's last request whose memory the prompt takes over."""
+        """Tokens of the user's last request whose memory the prompt reuses."""
         self.overtaken = 0
-        """By requests that there was memory for, when there was not enough for this one."""
+        """Number of requests that passed it, because there was memory for them but not for it."""
         self.forgotten = False
-        """Whether nothing is kept of its user when it has ended."""
+        """Whether its user's slot is freed when it ends."""
         self._deliver = deliver
         self.cancelled = False
         self._submitted = time.monotonic()
         self.queued_seconds = 0.0
-        """From submission to the slot; 0 until then."""
+        """From submission until it got a slot; 0 before."""
 
     def __len__(self) -> int:
         """Tokens so far, prompt and answer."""
@@ -144,54 +143,54 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """The most tokens that it may come to, prompt and answer."""
+        """Maximum of tokens, prompt and answer."""
         return len(self.prompt_token_ids) + self.max_tokens
 
     @property
     def resident_tokens(self) -> int:
-        """How many tokens its slot has memory for."""
+        """Number of tokens for which its slot has allocated memory."""
         return max(self.computed_tokens, self.kept_tokens)
 
     @property
     def prompt_is_in(self) -> bool:
-        """Whether its slot holds the whole prompt."""
+        """Whether the whole prompt is prefilled."""
         return self.computed_tokens >= len(self.prompt_token_ids)
 
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
-        """Tokens `start` to `stop` of prompt and answer, not more than there are."""
+        """Tokens `start` to `stop - 1` of prompt and answer, as far as they exist."""
         prompt, answer = self.prompt_token_ids, self.output_token_ids
         first = max(0, start - len(prompt))
         return (*prompt[start:stop], *answer[first : max(0, stop - len(prompt))])
 
     def held_token_ids(self) -> tuple[int, ...]:
-        """The tokens whose keys and values its slot holds."""
+        """The tokens whose keys and values are in its slot."""
         return self.token_ids(0, self.computed_tokens)
 
     def common(self, token_ids: Sequence[int]) -> int:
-        """How many tokens its prompt begins with that are the same in both.
+        """Length of the common prefix of `token_ids` and the prompt.
 
-        At least the last one of the prompt is computed again: the answer begins with its logits.
+        Excludes the prompt's last token, which must be computed for its logits.
         """
         longest = min(len(token_ids), len(self.prompt_token_ids) - 1)
         pairs = enumerate(zip(token_ids[:longest], self.prompt_token_ids))
         return next((place for place, (old, new) in pairs if old != new), longest)
 
     def reuse(self, held: Sequence[int]) -> None:
-        """Skips what its prompt has in common with the tokens that its slot holds."""
+        """Skips the common prefix of the prompt and the tokens in its slot."""
         self.cached_tokens = self.computed_tokens = self.common(held)
 
     def cancel(self) -> None:
-        """May be called at any moment from any thread, also by a signal handler or a finalizer in
-        the middle of this very call; the engine notices at its next step."""
+        """Takes effect in the engine's next step. May be called from any thread, and reentrantly,
+        by signal handlers or finalizers."""
         self.cancelled = True
 
     def enter(self) -> None:
-        """The request got its slot."""
+        """Records that the request got a slot."""
         if not self.queued_seconds:
             self.queued_seconds = self._elapsed()
 
     def accept(self, choice: Choice) -> Optional[str]:
-        """Takes the next token in and hands it out; returns the finish reason if it is the last."""
+        """Appends and delivers the next token; returns the finish reason if it is the last."""
         self.sampler.accept(choice.token_id)
         self.output_token_ids.append(choice.token_id)
         self._hand_over(Token(choice, self._elapsed()))
@@ -209,7 +208,7 @@ class Request:
         try:
             self._deliver(event)
         except Exception:
-            if not self.cancelled:  # otherwise nobody reads it any more
+            if not self.cancelled:  # otherwise its reader is expected to be gone
                 logger.exception("request %d is cancelled: its receiver failed", self.number)
             self.cancel()
 

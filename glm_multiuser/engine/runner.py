@@ -1,6 +1,6 @@
-"""What the engine needs of a model: a runner. It is all of the engine that calls the device.
+"""The runner, which is the only part of an engine that calls the device.
 
-Every method runs on the device thread.
+All methods run on the device thread.
 """
 
 from __future__ import annotations
@@ -18,70 +18,69 @@ from glm_multiuser.sessions.session import CacheBytes
 
 
 class RowResults(Protocol):
-    """What a graph says about the next token of the rows of `Step.answered`, and of those of
-    `Step.scored` after them."""
+    """Results of the rows of `Step.answered`, followed by those of `Step.scored`."""
 
     tokens: Sequence[int]
-    """The most likely next token of each."""
+    """The most likely next token of each row."""
     finite: Sequence[bool]
-    """Whether everything that led to it was finite."""
+    """Whether the row's hidden state and best logit are finite."""
 
     def logits(self, rows: Sequence[int]) -> NDArray[Any]:
-        """float32 [len(rows), vocab_size], brought to the host only when asked for."""
+        """float32 [len(rows), vocab_size], copied to the host only on demand."""
 
 
 class Runner(Protocol):
-    """What the engine needs of a model; tests put a mock in its place."""
+    """Runs a model for an engine; tests use a mock."""
 
     vocab_size: int
 
     def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """Tokens of each of the first prompts to prefill in the next step, in which so many
-        requests decode; changes nothing."""
+        """How many tokens of each of the first prompts to prefill in the next step, in which
+        `decoding` requests decode; has no side effects."""
 
     def parts(self, step: Step) -> Sequence[Step]:
-        """The steps that one graph each can run."""
+        """Splits a step into steps that a single graph can run."""
 
     def run(self, step: Step) -> RowResults:
-        """Runs one of `parts`; result rows in the order of `Step.answered`, and then of
+        """Runs one of `parts`; result rows are in the order of `Step.answered`, then of
         `Step.scored`."""
 
     def save(self, slot: int, request: Request) -> Any:
         """Copies a slot's keys and values to the host."""
 
     def cache_bytes(self, tokens: int) -> int:
-        """Physical memory of a slot's caches that hold so many tokens."""
+        """Physical memory of a slot's caches with `tokens` tokens."""
 
     def trim(self, slot: int, tokens: int) -> None:
-        """Gives back the memory of a slot after its first `tokens`, where the system can take it.
+        """Frees the memory of a slot after its first `tokens`, if the system supports it.
 
-        Nothing after them is read before it is written again.
+        Later positions are not read before they are written again.
         """
 
     def restore(self, slot: int, request: Request, saved: Any) -> None:
-        """Puts into a slot what `save` copied out of this or another one."""
+        """Restores what `save` copied, from this slot or another one."""
 
     def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
-        """Copies the keys and values of a slot's first positions to the host, piece by piece."""
+        """Copies keys and values of a slot's first positions to the host, piece by piece."""
 
     def write_slot(self, slot: int, positions: int, pieces: Sequence[CacheBytes]) -> Iterator[None]:
-        """Puts the first positions of what `read_slot` copied into a slot, piece by piece.
+        """Writes the first positions of what `read_slot` copied to a slot, piece by piece.
 
         Raises:
-            ValueError: the pieces are not those of a slot.
+            ValueError: the pieces do not fit a slot.
         """
 
     def slot_bytes(self, positions: int) -> int:
-        """About what `read_slot` copies."""
+        """Approximate size of what `read_slot` copies."""
 
     def fingerprint(self) -> str:
-        """Hexadecimal digits: of all that keys and values depend on besides their tokens."""
+        """Hexadecimal digest of everything but tokens that keys and values depend on."""
 
     def resize(self, users: int, progress: Progress) -> None:
-        """Lays the caches out for another number of users; what they held is gone."""
+        """Reallocates the caches for another number of users; their contents are lost."""
 
     def recover(self) -> None:
-        """After an error of the device: makes the next step possible; what slots hold stays."""
+        """Prepares for the next step after a device error; caches keep their contents."""
 
     def close(self) -> None:
         """Frees the graphs."""
@@ -93,7 +92,7 @@ class Runner(Protocol):
 
 @dataclass
 class HostResults:
-    """`RowResults` in memory of the host that the next step writes to again."""
+    """`RowResults` in host memory that the next step overwrites."""
 
     tokens: Sequence[int]
     finite: Sequence[bool]

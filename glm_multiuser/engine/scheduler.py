@@ -1,4 +1,4 @@
-"""What runs in the next step."""
+"""Decides what runs in the next step."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from glm_multiuser.engine.step import PromptChunk, Step
 from glm_multiuser.engine.waiting import WaitingQueue
 
 ChunkSizes = Callable[[Sequence[Request], int], Sequence[int]]
-"""Of requests in prefill, in the order of their turns, and the number of requests that decode: how
-many tokens of each of the first ones are prefilled in the next step."""
+"""(requests in prefill, in the order of their turns; number of decoding requests) -> how many
+tokens of each of the first ones are prefilled in the next step."""
 
 
 class Scheduler:
-    """Requests wait for a slot; those that have one are part of every step.
+    """Requests wait for a slot; those that have one take part in every step.
 
-    Groups share the slots. A request whose user is busy lets others pass, and so does one that
-    there is not enough memory for, as many as there are slots; no other request is ever overtaken
-    by one of its own group. With chunked prefill, prompts in slots take turns, so that a
-    short one does not wait for a long one.
+    Groups share the slots fairly. Within a group, a request can be passed by others only while its
+    user is busy, or, by at most as many requests as there are slots, while there is not enough
+    memory for it. With chunked prefill, prompts in slots take turns, so that short ones do not wait
+    for long ones.
 
     Args:
-        slots: who may run.
+        slots: of this engine.
         chunk_sizes: how many tokens of which prompts are prefilled in a step.
         reuse: whether the prefix cache of the user's slot is used.
-        sessions: of users whose slot was taken; None: they are not kept.
+        sessions: of evicted users; None: they are dropped.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Scheduler:
         self._prefilling: list[int] = []
         """Slots in prefill, in the order of their turns."""
         self._restoring: set[int] = set()
-        """Slots that their users' sessions are being copied into."""
+        """Slots whose users' sessions are being restored."""
 
     def _watched(self, slots: Slots) -> Slots:
-        """These slots; a session is copied out of one before another user gets it."""
+        """`slots`, whose sessions are saved before another user gets the slot."""
         if self.sessions is not None:
             slots.may_evict, slots.evicted = self.sessions.may_evict, self.sessions.evicted
         return slots
 
     def schedule(self) -> Optional[Step]:
-        """The next step, or None when there is nothing to do."""
+        """The next step, or None if there is nothing to do."""
         returning, trimmed = self._admit()
         away = {*self._prefilling, *returning, *self._restoring}
         decodes = {slot: one for slot, one in self.running.items() if slot not in away}
@@ -65,7 +65,7 @@ class Scheduler:
         return step if step.rows or returning or trimmed else None
 
     def _admit(self) -> tuple[dict[int, Request], dict[int, int]]:
-        """Admission to slots -> `returning` and `trimmed` of the step."""
+        """Admits requests to slots; returns `returning` and `trimmed` of the step."""
         returning, trimmed = {}, {}
         while (first := self._first(self._may_run)) is not None:
             request = self._fitting(first)
@@ -92,15 +92,15 @@ class Scheduler:
         return returning, trimmed
 
     def _fitting(self, first: Request) -> Optional[Request]:
-        """This one, or where there is not enough memory for it, one that may pass it."""
+        """This request, or one that may pass it if there is not enough memory for it."""
         if self.slots.busy == self.slots.count or self._has_memory(first):
             return first
         if first.overtaken >= self.slots.count:
-            return None  # until there is enough
+            return None  # wait until there is enough
         return self._first(lambda one: self._may_run(one) and self._has_memory(one))
 
     def _first(self, may_run: Callable[[Request], bool]) -> Optional[Request]:
-        """The next one that may run, and never passes an earlier one of its own user."""
+        """The next request that may run and does not pass an earlier one of the same user."""
         passed_over: set[Hashable] = set()
 
         def in_order(request: Request) -> bool:
@@ -117,13 +117,13 @@ class Scheduler:
         return self.sessions is None or self.sessions.ready(request)
 
     def _begin_restore(self, slot: int, request: Request) -> bool:
-        """Begins to copy its session into its slot -> whether there is one to wait for."""
+        """Starts restoring a request's session; returns whether there is one to wait for."""
         if self.sessions is None or request.saved_past is not None:
             return False
         return self.sessions.enter(slot, request)
 
     def restored(self, slot: int) -> None:
-        """The session of the request in `slot` is restored; the rest of its prompt is prefilled."""
+        """The session in `slot` is restored; the rest of its request's prompt can be prefilled."""
         self._restoring.remove(slot)
         self._prefilling.append(slot)
 
@@ -139,7 +139,7 @@ class Scheduler:
             slot: PromptChunk(self.running[slot], count) for slot, count in zip(turns, counts)
         }
         for slot, chunk in chunks.items():
-            # A prompt that is still going through the layers keeps its turn.
+            # A prompt in layer-wise prefill keeps its turn.
             if chunk.tokens:
                 self._prefilling.remove(slot)
                 if not chunk.is_last:
@@ -147,8 +147,8 @@ class Scheduler:
         return chunks
 
     def finish(self, slot: int, keep: bool = True) -> Request:
-        """The request in `slot` has ended; `keep` leaves the slot to its user, unless that was to
-        be forgotten."""
+        """Removes the request in `slot`; with `keep`, its user keeps the slot, unless `forget` was
+        called."""
         request = self.running[slot]
         held = request.held_token_ids() if self.reuse else ()
         kept = keep and not request.forgotten
@@ -162,14 +162,13 @@ class Scheduler:
         return request
 
     def forget(self, holder: Hashable) -> None:
-        """Keeps nothing of a user: no idle slot, and none when its request has ended that runs, or
-        that a resize has paused."""
+        """Frees a user's slot: now if idle, otherwise when its running or paused request ends."""
         for request in self._begun(holder):
             request.forgotten = True
         self.slots.forget(holder)
 
     def has_begun(self, holder: Hashable) -> bool:
-        """Whether a request of this user runs, or was paused by a resize."""
+        """Whether a request of this user is running, or was paused by a resize."""
         return next(self._begun(holder), None) is not None
 
     def _begun(self, holder: Hashable) -> Iterator[Request]:
@@ -178,9 +177,9 @@ class Scheduler:
         return (request for request in begun if request.holder == holder)
 
     def pause(self, slots: Slots) -> list[tuple[int, Request]]:
-        """Puts everything that runs in front of the queue and starts over with other slots.
+        """Moves running requests to the front of the queue and starts over with new slots.
 
-        Returns what ran, with the slots that it had, oldest first.
+        Returns the paused requests with their previous slots, oldest first.
         """
         paused = sorted(self.running.items(), key=lambda item: item[1].number)
         self.running = {}
@@ -191,10 +190,10 @@ class Scheduler:
         return paused
 
     def check(self) -> None:
-        """No request without a slot, no busy slot without a request.
+        """Checks that every running request has a slot and every busy slot a request.
 
         Raises:
-            RuntimeError: the state is inconsistent, which is a defect of the engine.
+            RuntimeError: the state is inconsistent, which is a bug.
         """
         self.slots.check()
         held = {self.slots.slot_of(request.holder): request for request in self.running.values()}

@@ -1,7 +1,7 @@
-"""Copies sessions out of slots and back into them, between the steps of those who run.
+"""Saves sessions from slots and restores them, between steps.
 
 Everything here happens on the device thread. Keys and values are copied piece by piece, for about
-half as long as the last step took, so that no user waits two steps for the next token.
+half the duration of the last step, so that no user waits two steps for the next token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from glm_multiuser.sessions.store import SessionStore
 logger = logging.getLogger(__name__)
 
 SHARE = 0.5
-"""Of the last step's time, that copying takes between two steps."""
+"""Duration of copying between two steps, as a fraction of the last step."""
 IDLE_SECONDS = 0.02
-"""Of copying at a time while nothing runs; then it is seen whether something does."""
+"""Duration of copying at a time while nothing runs."""
 
 
 class _Held(NamedTuple):
-    """What an idle user's slot holds."""
+    """The contents of an idle user's slot."""
 
     slot: int
     identity: Identity
@@ -37,7 +37,7 @@ class _Held(NamedTuple):
 
 @dataclass
 class _Saving:
-    """A session on its way out of its slot."""
+    """A session that is being saved."""
 
     user: Hashable
     held: _Held
@@ -47,7 +47,7 @@ class _Saving:
 
 @dataclass
 class _Restoring:
-    """A session on its way into a slot."""
+    """A session that is being restored."""
 
     request: Request
     identity: Identity
@@ -61,7 +61,7 @@ class SlotSessions:
     Args:
         runner: copies keys and values.
         store: keeps sessions.
-        reuse: whether a model can go on from keys and values; otherwise none is restored.
+        reuse: whether the model supports prefix caching; otherwise nothing is restored.
     """
 
     def __init__(self, runner: Runner, store: SessionStore, reuse: bool) -> None:
@@ -69,25 +69,25 @@ class SlotSessions:
         self._runner = runner
         self._reuse = reuse
         self._held: dict[Hashable, _Held] = {}
-        """Idle users with tokens; the least recently used comes first."""
+        """Idle users with cached tokens, least recently used first."""
         self._unsaved: dict[Hashable, None] = {}
-        """Those of them whose tokens the store does not have."""
+        """Those whose session is not in the store."""
         self._wanted: dict[Hashable, list[Future[Session]]] = {}
-        """Those of them whose slot is to be taken, and who waits for a copy of it."""
+        """Those whose slot is needed or to be exported -> futures that wait for a copy."""
         self._saving: Optional[_Saving] = None
         self._restoring: dict[int, _Restoring] = {}
 
-    # What the scheduler asks.
+    # Called by the scheduler.
 
     def ready(self, request: Request) -> bool:
-        """Whether the session of a waiting request is in a slot or in memory, or there is none."""
+        """Whether a waiting request's session is in a slot or in memory, or does not exist."""
         identity = self._restores(request)
         if identity is None or request.holder in self._held:
             return True
         return self.store.ready(identity, lambda: request.cancelled)
 
     def may_evict(self, user: Hashable) -> bool:
-        """Whether the slot of an idle user may be taken: what it holds is kept, or cannot be."""
+        """Whether the slot of an idle user may be taken: its session is saved, or cannot be."""
         if user in self._unsaved and user not in self._wanted:
             if self._has_room(self._held[user]):
                 self._wanted[user] = []
@@ -96,11 +96,11 @@ class SlotSessions:
         return user not in self._unsaved
 
     def evicted(self, user: Hashable) -> None:
-        """An idle user has no slot any more."""
+        """Called when an idle user has lost its slot."""
         self._drop(user)
 
     def enter(self, slot: int, request: Request) -> bool:
-        """A request has got its slot; returns whether a session is copied into it first."""
+        """Called when a request got a slot; returns whether a session must be restored first."""
         held = self._held.get(request.holder)
         self._drop(request.holder)
         identity = self._restores(request)
@@ -116,25 +116,26 @@ class SlotSessions:
         return True
 
     def leave(self, slot: int, request: Request, keep: bool, failed: bool) -> None:
-        """A request has left its slot; `keep` left the slot to its user."""
+        """Called when a request has left its slot; `keep`: its user keeps the slot."""
         self._restoring.pop(slot, None)
         if request.identity is None:
             return
         if failed:
-            self.store.discard(request.identity)  # what failed is not tried again
+            self.store.discard(request.identity)  # not tried again after a failure
         elif keep and request.computed_tokens:
             held = _Held(slot, request.identity, request.held_token_ids())
             self._held[request.holder] = held
             if self.store.keeps:
                 self._unsaved[request.holder] = None
 
-    # What the engine asks.
+    # Called by the engine.
 
     def work(self, step_seconds: Optional[float]) -> tuple[bool, list[int]]:
-        """Copies for a while -> whether there was anything, and slots whose sessions are in.
+        """Copies for a limited time; returns whether anything was copied, and the slots whose
+        sessions are restored.
 
         Args:
-            step_seconds: of the last step; None while nothing runs.
+            step_seconds: duration of the last step; None while nothing runs.
         """
         seconds = IDLE_SECONDS if step_seconds is None else SHARE * step_seconds
         until = time.perf_counter() + seconds
@@ -147,9 +148,9 @@ class SlotSessions:
         return copied, done
 
     def export(self, user: Hashable) -> Optional[Future[Session]]:
-        """A copy of what an idle user's slot holds, which `work` makes; None if it holds nothing.
+        """A future copy of an idle user's session, made by `work`; None if there is none.
 
-        Its error is a KeyError if meanwhile the slot has changed.
+        Its exception is a KeyError if the slot has changed meanwhile.
         """
         if user not in self._held:
             return None
@@ -158,14 +159,14 @@ class SlotSessions:
         return future
 
     def export_all(self) -> list[Future[Session]]:
-        """Copies of every idle user's slot that the store does not have, and will keep."""
+        """Copies of all idle users' sessions that are not in the store and that it will keep."""
         every = self.store.writes_behind
         users = [user for user in self._unsaved if every or self._has_room(self._held[user])]
         futures = map(self.export, users)
         return [future for future in futures if future is not None]
 
     def flush(self) -> None:
-        """Saves every idle user's session at once, as everything in the slots is about to go."""
+        """Saves all idle users' sessions immediately, before all slots are cleared."""
         self._restoring = {}
         self.export_all()
         while self._copy_piece([]):
@@ -173,23 +174,24 @@ class SlotSessions:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing is in the slots any more."""
+        """Forgets the contents of all slots."""
         self._restoring = {}
         for user in list(self._held):
             self._drop(user)
 
     def of_owner(self, owner: str) -> list[tuple[Hashable, _Held]]:
-        """The idle users of a tenant, by their names."""
+        """The idle users of a tenant, and the contents of their slots."""
         held = list(self._held.items())
         return [(user_of(holder), one) for holder, one in held if one.identity.owner == owner]
 
     def _restores(self, request: Request) -> Optional[Identity]:
-        """Of the session that its prompt may begin with; None if it may not, or has begun."""
+        """Identity of the session to restore; None if the request may not reuse one, or was
+        paused."""
         may_begin = request.params.reuses_prompt and request.saved_past is None
         return request.identity if self._reuse and may_begin else None
 
     def _drop(self, user: Hashable) -> None:
-        """The user's slot is about to change."""
+        """Forgets a user's slot, because its contents will change."""
         self._held.pop(user, None)
         self._unsaved.pop(user, None)
         for future in self._wanted.pop(user, []):
@@ -216,31 +218,31 @@ class SlotSessions:
         return True
 
     def _restore_piece(self, one: _Restoring) -> bool:
-        """Returns whether that was the last."""
+        """Restores one piece; returns whether it was the last."""
         try:
             next(one.rest)
             return False
         except StopIteration:
             one.request.cached_tokens = one.request.computed_tokens = one.tokens
             self.store.restored(one.identity, one.tokens)
-        except Exception:  # the slot's rows stay unread: nothing counts as computed
+        except Exception:  # nothing counts as computed, so what was written is not read
             logger.exception("a session is ignored: it could not be copied into a slot")
             self.store.discard(one.identity)
         return True
 
     def _next(self) -> Optional[_Saving]:
-        """Who is saved next: whose slot is needed, or the one that has been idle for longest."""
+        """The session to save next: one that is wanted, or the least recently used."""
         for user in [*self._wanted, *(self._unsaved if self.store.writes_behind else ())]:
             held = self._held[user]
             if self._wanted.get(user) or self._has_room(held):
                 return _Saving(user, held, self._pieces(held))
-            if user in self._wanted:  # its slot is needed more
+            if user in self._wanted:  # the store has no room, and the slot is needed
                 del self._wanted[user]
                 self._unsaved.pop(user, None)
         return None
 
     def _pieces(self, held: _Held) -> Iterator[CacheBytes]:
-        """A slot that cannot be reused may not hold them any more."""
+        """The pieces of a slot; none without prefix caching, because they may be outdated."""
         if not self._reuse:
             return iter(())
         return self._runner.read_slot(held.slot, len(held.token_ids))

@@ -1,4 +1,4 @@
-"""Which user holds which slot, and which tokens its slot holds."""
+"""Which user holds which slot, and which tokens are cached in it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Callable, Optional
 
 
 class Slots:
-    """Users and slots: a slot is free, busy (its user has a request running) or idle.
+    """Assigns slots to users: a slot is free, busy (its user has a running request) or idle.
 
     An idle slot keeps its user's prefix cache until another user needs the slot or its memory; the
     least recently used is evicted first. A prefix cache is visible to its own user only.
 
     Args:
-        count: of slots.
-        cache_bytes: the memory of a slot's caches with so many tokens.
-        limit: bytes that all caches together may take; None: any. A busy slot counts with the most
-            that its request may come to, so that none runs out of memory.
+        count: number of slots.
+        cache_bytes: number of tokens -> memory of a slot's caches.
+        limit: maximum of bytes for all caches; None: unlimited. Busy slots count with the maximum
+            that their request may need, so that none runs out of memory.
 
     Attributes:
         may_evict: whether the slot of an idle user may be taken now.
-        evicted: called with a user whose idle slot has been taken.
+        evicted: called with a user whose idle slot was taken.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Slots:
         self.may_evict: Callable[[Hashable], bool] = lambda user: True
         self.evicted: Callable[[Hashable], None] = lambda user: None
         self._promised: dict[Hashable, int] = {}
-        """Bytes that each busy user's request may come to."""
+        """Busy user -> maximum of bytes that its request may need."""
         self._emptied: list[int] = []
 
     @property
@@ -55,21 +55,21 @@ class Slots:
 
     @property
     def taken_bytes(self) -> int:
-        """What busy slots may come to, and what idle ones hold."""
+        """Bytes that busy slots may need, plus those that idle slots use."""
         idle = (self.cache_bytes(len(self.held(user))) for user in self._idle)
         return sum(self._promised.values()) + sum(idle)
 
     def has_memory(self, tokens: int) -> bool:
-        """Whether a request may come to so many tokens beside those that run."""
+        """Whether there is memory for a request of up to `tokens` tokens, besides running ones."""
         if self.limit is None:
             return True
         return sum(self._promised.values()) + self.cache_bytes(tokens) <= self.limit
 
     def acquire(self, user: Hashable, tokens: int = 0) -> Optional[int]:
-        """The user's own idle slot, else a free one, else the one idle for longest, else None.
+        """The user's own idle slot, a free one, or the least recently used idle one, in this order.
 
-        `tokens` is the most that its request may come to. Idle users are evicted until there is
-        memory for them; None if that cannot be enough.
+        `tokens` is the maximum of its request. Idle users are evicted until there is memory for
+        them. None if there is no slot or not enough memory.
         """
         if user in self._busy:
             raise RuntimeError(f"user {user!r} holds slot {self._busy[user]} already")
@@ -81,8 +81,8 @@ class Slots:
         return slot
 
     def _make_room(self, user: Hashable, tokens: int) -> bool:
-        """Evicts others until there are a slot and memory; returns whether there are, which may
-        have to wait until the next may be evicted."""
+        """Evicts others until there are a slot and memory; returns whether that succeeded. It may
+        fail temporarily, until the next user may be evicted."""
         if self.busy == self.count or not self.has_memory(tokens):
             return False
         others = [one for one in self._idle if one != user]
@@ -109,21 +109,21 @@ class Slots:
         self.evicted(user)
 
     def take_emptied(self) -> list[int]:
-        """Slots whose user was evicted since the last call, and whose memory is free."""
+        """Slots whose users were evicted since the last call, so that their memory can be freed."""
         emptied, self._emptied = self._emptied, []
         return emptied
 
     def held(self, user: Hashable) -> Sequence[int]:
-        """The token ids whose keys and values the user's slot still has."""
+        """The token ids whose keys and values are cached in the user's slot."""
         return self._held.get(user, ())
 
     def forget(self, user: Hashable) -> None:
-        """Takes the slot away from a user who is idle."""
+        """Frees the slot of an idle user."""
         if user in self._idle:
             self._evict(user)
 
     def release(self, user: Hashable, keep: bool = True, held: Sequence[int] = ()) -> None:
-        """The user's request has ended; `keep` leaves the slot, and what it holds, to the user."""
+        """The user's request has ended; with `keep`, the user keeps the slot and its contents."""
         slot = self._busy.pop(user)
         del self._promised[user]
         if keep:
@@ -143,14 +143,14 @@ class Slots:
         return self._busy.get(user, self._idle.get(user))
 
     def idle_tokens(self) -> list[int]:
-        """How many tokens each idle slot holds."""
+        """Number of tokens cached in each idle slot."""
         return [len(self.held(user)) for user in self._idle]
 
     def check(self) -> None:
-        """Every slot is in exactly one state, and memory within its limit.
+        """Checks that every slot is in exactly one state, and memory within its limit.
 
         Raises:
-            RuntimeError: the state is inconsistent, which is a defect of the engine.
+            RuntimeError: the state is inconsistent, which is a bug.
         """
         slots = sorted([*self._free, *self._busy.values(), *self._idle.values()])
         if not self._held.keys() <= {*self._busy, *self._idle}:

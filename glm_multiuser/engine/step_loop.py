@@ -1,4 +1,4 @@
-"""The step loop: schedule -> run -> sample -> hand out. All of it is on the device thread."""
+"""The step loop: schedule -> run -> sample -> deliver, on the device thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Counters:
-    """What the engine has done since it was made."""
+    """Totals since the engine was created."""
 
     steps: int = 0
     decode_steps: int = 0
@@ -38,12 +38,12 @@ class Counters:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step that was run.
+    """One completed step.
 
     Attributes:
-        kind: "prefill", "decode", or "mixed" where one graph does both.
-        rows: requests that took part.
-        seconds: of its graph, up to the last token handed out.
+        kind: "prefill", "decode", or "mixed" if one graph did both.
+        rows: number of requests that took part.
+        seconds: from the start of its graph until the last token was delivered.
     """
 
     kind: str
@@ -52,10 +52,10 @@ class StepReport:
 
 
 Chosen = Union[Choice, GenerationError]
-"""The next token of a row, or why there is none."""
+"""The next token of a row, or an error."""
 
 FAILED_STEPS_MAX = 3
-"""After so many steps in a row that the device could not run, the engine closes."""
+"""After this many consecutive failed steps, the engine closes."""
 
 
 class StepLoop:
@@ -63,13 +63,13 @@ class StepLoop:
 
     Args:
         runner: runs the graphs.
-        users: slots.
+        users: number of slots.
         reuse: whether the prefix cache of the user's slot is used; for causal models only.
-        cache_limit: bytes that all caches together may take; None: any.
-        store: keeps sessions whose slot was taken.
+        cache_limit: maximum of bytes for all caches; None: unlimited.
+        store: keeps sessions of evicted users.
 
     Attributes:
-        failure: what made the engine close by itself; None as long as it has not.
+        failure: the error that made the engine close; None otherwise.
         on_step: called after every step on the device thread; must return immediately, not raise.
     """
 
@@ -103,14 +103,13 @@ class StepLoop:
         return Slots(users, self.runner.cache_bytes, self.cache_limit)
 
     def step(self) -> bool:
-        """One turn of the loop; returns whether there was anything to do.
+        """One iteration of the loop; returns whether there was anything to do.
 
-        An error that nothing below expects closes this engine, and leaves the others of the
-        process alone.
+        An unexpected error closes this engine, but does not affect others in the process.
         """
         try:
             return self._step()
-        except Exception as error:  # a defect: what it left behind cannot be trusted
+        except Exception as error:  # a bug: the state can no longer be trusted
             logger.exception("the engine closes: its step loop failed")
             self._fail(error)
             return False
@@ -140,7 +139,7 @@ class StepLoop:
         return True
 
     def _copy_sessions(self, step: Optional[Step]) -> bool:
-        """Copies for a while, beside those who run; returns whether there was anything to copy."""
+        """Copies sessions for a limited time; returns whether there was anything to copy."""
         seconds = self._step_seconds if step is not None and step.decodes else None
         copied, restored = self.sessions.work(seconds)
         for slot in restored:
@@ -151,17 +150,17 @@ class StepLoop:
         saved, request.saved_past = request.saved_past, None
         try:
             self.runner.restore(slot, request, saved)
-        except Exception as error:  # whatever the device or MindSpore throws
+        except Exception as error:  # anything the device or MindSpore may raise
             self._device_failed({slot: request}, error)
 
     def _run(self, step: Step) -> None:
-        """Runs one graph, chooses the next token of every row and hands it out.
+        """Runs one graph, samples the next token of every row, and delivers it.
 
-        A prompt that is not wholly in has no next token; its log-probabilities are recorded where
-        they are wanted. A device error ends the requests of this graph and no others.
+        A prompt that is not complete has no next token; its log-probabilities are recorded if
+        requested. A device error ends the requests of this graph and no others.
 
         Raises:
-            GenerationError: `FAILED_STEPS_MAX` graphs in a row have failed: the device is gone.
+            GenerationError: `FAILED_STEPS_MAX` consecutive graphs have failed.
         """
         answered, scored = step.answered, step.scored
         try:
@@ -169,7 +168,7 @@ class StepLoop:
             failed = score(results, len(answered), scored) if scored else {}
             self._count(step)
             choices = _choose(results, list(answered.values()))
-        except Exception as error:  # whatever the device or MindSpore throws
+        except Exception as error:  # anything the device or MindSpore may raise
             self._device_failed(step.requests, error)
             return
         self._failed_steps = 0
@@ -177,7 +176,7 @@ class StepLoop:
             self._hand_out(slot, choice)
 
     def _count(self, step: Step) -> None:
-        """What the slots hold now."""
+        """Updates token counts after a step."""
         for chunk in step.prompts.values():
             chunk.request.computed_tokens += chunk.tokens
             self.counters.prompt_tokens += chunk.tokens
@@ -211,7 +210,7 @@ class StepLoop:
         self, slot: int, finish_reason: str, error: Optional[GLMMultiUserError] = None
     ) -> None:
         with self._lock:
-            # A failed slot is not kept for its user.
+            # The slot of a failed request is not kept.
             anonymous = isinstance(self._scheduler.running[slot].user, AnonymousUser)
             request = self._scheduler.finish(slot, keep=error is None and not anonymous)
             held = len(self._scheduler.slots.held(request.holder))
@@ -237,14 +236,14 @@ class StepLoop:
         if self._closing:
             raise EngineClosedError("the engine is closed; its size cannot change")
         running, old_users = self._scheduler.running, self._scheduler.slots.count
-        # Before anything changes: there may be no memory for it.
+        # Before anything changes, because there may not be enough memory for it.
         saved = {slot: self.runner.save(slot, request) for slot, request in running.items()}
         self.sessions.flush()
         for slot, past in saved.items():
             running[slot].saved_past = past
         with self._lock:
             self._scheduler.pause(self._new_slots(users))
-            self._lock.notify_all()  # more slots are more room
+            self._lock.notify_all()  # more slots may mean more room in the queue
         try:
             self.runner.resize(users, progress)
         except BaseException:
@@ -252,7 +251,7 @@ class StepLoop:
             raise
 
     def _go_back(self, users: int) -> None:
-        """After a resize that failed: the old size again, or the end."""
+        """After a failed resize: restores the old size, or closes the engine."""
         with self._lock:
             self._scheduler.pause(self._new_slots(users))
         try:
@@ -264,7 +263,7 @@ class StepLoop:
     def _fail(self, error: Exception) -> None:
         """Ends every request and closes the engine."""
         one: Optional[BaseException] = error
-        while one is not None:  # their frames refer to the engine, and would keep its caches
+        while one is not None:  # frames of tracebacks would keep the engine's caches alive
             one.__traceback__, one = None, one.__cause__ or one.__context__
         with self._lock:
             self.failure = error
@@ -284,7 +283,7 @@ class StepLoop:
 
 
 def _choose(results: RowResults, requests: Sequence[Request]) -> list[Chosen]:
-    """The next token of each row; only rows that the graph's argmax cannot serve are sampled."""
+    """The next token of each row; only rows for which argmax does not suffice are sampled."""
     chosen = [
         _argmax(request, token) if finite else not_finite()
         for token, finite, request in zip(results.tokens, results.finite, requests)
@@ -298,7 +297,7 @@ def _choose(results: RowResults, requests: Sequence[Request]) -> list[Chosen]:
 
 
 def _argmax(request: Request, token: int) -> Optional[Chosen]:
-    """The likeliest token where the request takes it, or its error; None: it is to be sampled."""
+    """The graph's token if the request needs no logits, or an error; None if it must be sampled."""
     try:
         return None if request.sampler.needs_logits(token) else Choice(token, None, None)
     except GenerationError as error:

@@ -1,4 +1,4 @@
-"""Requests that wait for a slot, and how groups of requests share what is limited."""
+"""The queue of requests that wait for a slot, and fair sharing between groups."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from glm_multiuser.engine.request import Request
 
 
 class WaitingQueue:
-    """First come, first served inside a group; between groups, fair shares of the slots."""
+    """First come, first served within a group; fair shares of the slots between groups."""
 
     def __init__(self) -> None:
         self._groups: dict[str, list[Request]] = {}
-        """Those that wait; the group whose turn is next comes first."""
+        """Waiting requests by group, in the order of the groups' turns."""
 
     def __len__(self) -> int:
         return sum(self.counts().values())
@@ -25,14 +25,15 @@ class WaitingQueue:
         return chain.from_iterable(self._groups.values())
 
     def counts(self) -> dict[str, int]:
-        """Requests of each group that waits."""
+        """Number of waiting requests by group."""
         return {group: len(requests) for group, requests in self._groups.items()}
 
     def append(self, request: Request) -> None:
         self._groups.setdefault(request.group, []).append(request)
 
     def put_first(self, requests: Iterable[Request]) -> None:
-        """Each in front of its group, in their order; with what they saved, in front of all."""
+        """Inserts requests at the front of their groups, keeping their order. Those with saved
+        caches run before all others."""
         placed: Counter[str] = Counter()
         for request in requests:
             self._groups.setdefault(request.group, []).insert(placed[request.group], request)
@@ -47,10 +48,10 @@ class WaitingQueue:
     def next(
         self, running: Iterable[Request], may_run: Callable[[Request], bool]
     ) -> Optional[Request]:
-        """The request that gets the next slot; None when none may run.
+        """The request that gets the next slot; None if none may run.
 
-        What a resize has paused goes on first. Then it is the oldest request of the group that has
-        the fewest in slots; of several such groups, of the one whose last turn was longest ago.
+        Requests paused by a resize come first. Then it is the oldest request of the group with the
+        fewest requests in slots; among several, of the group whose last turn was longest ago.
         """
         if not self._groups:
             return None
@@ -63,7 +64,7 @@ class WaitingQueue:
         )
 
     def take(self, request: Request) -> None:
-        """The request has got its slot; its group's next turn comes after those of the others."""
+        """Removes a request that got a slot; its group's next turn comes after the others'."""
         self.remove(request)
         if request.group in self._groups:
             self._groups[request.group] = self._groups.pop(request.group)
@@ -72,15 +73,15 @@ class WaitingQueue:
 def has_room(counts: Mapping[str, int], group: str, limit: int, beside: int = 0) -> bool:
     """Whether a group may have one more.
 
-    A group alone may have everything. When there is no room left, a group with less than its equal
+    A single group may use the whole limit. When it is reached, a group with less than its equal
     share may still have more: no group starves, and accepted requests stay accepted.
     n groups together have at most about limit * (1 + 1/2 + ... + 1/n).
 
     Args:
-        counts: what each group has; groups that have nothing may be missing.
+        counts: of each group; groups with none may be missing.
         group: that wants one more.
-        limit: for all together.
-        beside: room that is there for now in addition to the limit.
+        limit: for all groups together.
+        beside: temporary room in addition to the limit.
     """
     share = math.ceil(limit / len({*counts, group}))
     return sum(counts.values()) < limit + beside or counts.get(group, 0) < share
