@@ -1,4 +1,4 @@
-"""Many users talk to one GLM model on one device at the same time."""
+"""Serves one GLM model on one device to many users at once."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ __all__ += [
 ]
 
 MODULES = ("errors", "config", "grammar", "sampling_params", "answer", "handle", "stats", "llm")
-"""Where these names are; `llm`, which imports MindSpore, is the last."""
+"""Modules of these names; `llm` imports MindSpore, and so comes last."""
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: MindSpore takes seconds to import, and the command's --help and
-    # its handling of Ctrl-C must come before it.
+    # Imported on first use: MindSpore takes seconds to import, and the command's --help and Ctrl-C
+    # handling must not wait for it.
     if name in __all__:
         for module in MODULES:
             found = getattr(import_module(f"{__name__}.{module}"), name, None)

@@ -1,4 +1,4 @@
-"""From the engine's events to what a caller sees: pieces of text, and the whole result."""
+"""Turns the engine's events into streamed pieces of text and the final result."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from glm_multiuser.tokenizers import (
 
 @dataclass(frozen=True)
 class Logprob:
-    """Natural log-probabilities at one token, generated or of a prompt, under the model's own
-    distribution.
+    """Natural log-probabilities at one generated or prompt token, under the model's own
+    distribution; with a grammar, over the tokens that it allows.
 
-    With a grammar, that of the tokens which it allows.
-
-    `top` has those of the best tokens by their ids, best first.
+    `top` maps the ids of the best tokens to their log-probabilities, best first.
     """
 
     token_id: int
@@ -34,17 +32,17 @@ class Logprob:
 
 
 PromptLogprobs = tuple[Optional[Logprob], ...]
-"""Of each token of a prompt; None for the first one, which has nothing before it."""
+"""One per prompt token; None for the first one, which has no context."""
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What a piece adds to a call.
+    """What a piece adds to a tool call.
 
     Attributes:
         index: of the call in its answer.
         name: of the function, in the first delta of the call; "" in the others.
-        arguments: the text that follows.
+        arguments: text to append to the arguments.
     """
 
     index: int
@@ -57,14 +55,13 @@ class Piece:
     """What one token, or the end, adds to an answer.
 
     Attributes:
-        text: the text that became final; may be empty while a character is incomplete.
-        token_ids: the tokens that became known.
+        text: new final text; may be empty while a character is incomplete.
+        token_ids: the new tokens.
         finish_reason: None until the last piece, then "stop", "length" or "cancelled".
-        logprobs: one for each of `token_ids` when the parameters asked for them, else None.
-        inside_character: whether the answer so far ends inside a character, whose rest has yet
-            to come.
-        calls: what it adds to calls. With a grammar of tools these come as they are written;
-            otherwise each whole in the last piece, because before it may turn out to be text.
+        logprobs: one for each of `token_ids` if the parameters ask for them, else None.
+        inside_character: whether the answer so far ends inside an incomplete character.
+        calls: deltas of tool calls. With a grammar of tools they are streamed; otherwise the last
+            piece has each call whole, because until then it may turn out to be text.
         prompt_logprobs: in the piece of the first token, those of the result.
     """
 
@@ -84,8 +81,8 @@ class Usage:
     Attributes:
         prompt_tokens: of the question with its history.
         completion_tokens: of the answer, a final stop token included.
-        cached_tokens: of the prompt, those whose keys and values the user's slot still held from
-            its last request; always 0 for ChatGLM-6B, whose prompts are prefilled whole.
+        cached_tokens: prompt tokens that were in the user's prefix cache; always 0 for ChatGLM-6B,
+            whose prompts are prefilled whole.
     """
 
     prompt_tokens: int
@@ -118,12 +115,12 @@ class GenerationResult:
         text: the answer without stop tokens and stop strings; empty without a tokenizer.
         token_ids: every generated token, a final stop token included.
         finish_reason: "stop", "length", "cancelled" or "error".
-        logprobs: one per token when the parameters asked for them, else None.
-        error: why, for "error".
-        tool_calls: what the answer calls, where it was read by an `AnswerReader`.
-        stop_string: which of the parameters' stop strings ended the answer; None: none did.
-        prompt_logprobs: one per token of the prompt when the parameters asked for them, None for
-            its first token. None instead where they did not, and where there is no token.
+        logprobs: one per token if the parameters ask for them, else None.
+        error: the cause of "error".
+        tool_calls: of the answer, if it was read by an `AnswerReader`.
+        stop_string: the stop string that ended the answer; None: none did.
+        prompt_logprobs: one per prompt token if the parameters ask for them, with None for the
+            first one; otherwise, and if no token was generated, None.
     """
 
     text: str
@@ -139,13 +136,13 @@ class GenerationResult:
 
 
 class CallDeltas:
-    """What of an answer's calls has been handed out."""
+    """Tracks which parts of an answer's tool calls were already streamed."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
 
     def of(self, calls: Sequence[ToolCall]) -> tuple[CallDelta, ...]:
-        """What is new in the calls so far; the arguments of the last one may grow."""
+        """Returns what is new in the calls so far; the arguments of the last one may grow."""
         deltas = []
         for index, call in enumerate(calls):
             is_new = index == len(self._lengths)
@@ -160,15 +157,15 @@ class CallDeltas:
 
 @dataclass
 class AnswerCollector:
-    """Collects one request's events; makes text of its ids, and ends it at a stop string.
+    """Collects one request's events, detokenizes them, and ends the answer at a stop string.
 
-    A stop string ends the answer at the token that completed it. The engine may have made a few
-    more tokens by then; they are ignored, so that the result does not depend on who reads when.
+    A stop string ends the answer at the token that completes it. The engine may have generated a
+    few more tokens by then; they are ignored, so that the result does not depend on timing.
 
-    Stop strings are looked for in the content that `reader` returns, not in headers and calls,
-    which a caller never sees as text.
+    Stop strings are searched in the content that `reader` returns, not in headers and calls, which
+    the caller never sees as text.
 
-    With a grammar of content, nothing in the answer is read as a call, whatever `reader` it has.
+    With a grammar of content, nothing in the answer is parsed as a call, whatever the `reader`.
 
     continued: whether the prompt ends with the beginning of the answer.
     """
@@ -197,15 +194,15 @@ class AnswerCollector:
 
     @property
     def usage(self) -> Usage:
-        """Counts of tokens so far; `cached_tokens` are known from the first token on."""
+        """Token counts so far; `cached_tokens` is known from the first token on."""
         prompt_tokens = len(self.request.prompt_token_ids)
         return Usage(prompt_tokens, len(self._tokens), self.request.cached_tokens)
 
     def take(self, event: Event) -> Piece:
-        """Takes the next event in; the piece with a finish reason is the last one."""
+        """Processes the next event; the piece with a finish reason is the last one."""
         wanted = self.request.params.prompt_logprobs is not None
         if wanted and self._prompt_logprobs is None and isinstance(event, Token):
-            # All of them were there before the first token.
+            # The prompt was complete before the first token.
             self._prompt_logprobs = (None, *_logprobs_of(self.request.prompt_logprobs))
             return replace(self._take(event), prompt_logprobs=self._prompt_logprobs)
         return self._take(event)
@@ -240,7 +237,7 @@ class AnswerCollector:
         return Piece(text, (token_id,), None, self._logprobs((event,)), inside, calls)
 
     def _read_end(self, reader: AnswerReader) -> tuple[str, tuple[ToolCall, ...]]:
-        """The rest of the content, and all calls; one that is certain may have been cut off."""
+        """Returns the rest of the content, and all calls; a certain one may be cut off."""
         begun = reader.begun_call if self._calls_are_certain else None
         before = len(reader.ended_calls)
         read = reader.finish()
@@ -249,7 +246,7 @@ class AnswerCollector:
         return read.text, read.tool_calls
 
     def _content(self, text: str, token_id: Optional[int] = None) -> str:
-        """The content in the text that `token_id`, or the end, has made final."""
+        """Returns the content in `text`, which `token_id`, or the end, made final."""
         if self.reader is None or self.tokenizer is None:
             return text
         name = self.tokenizer.separator

@@ -1,4 +1,4 @@
-"""Which backend an engine uses, and in which types it computes: what its settings leave open."""
+"""Resolves settings that are None or automatic: an engine's backend and types."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from glm_multiuser.errors import ConfigError
 
 
 def dtype_of(engine: EngineConfig) -> str:
-    """What an engine computes in: its own type, or the device's."""
+    """Type of the arithmetic: the engine's setting, or the device's default."""
     return engine.dtype or DEFAULT_DTYPE[engine.device_target]
 
 
 def is_native(engine: EngineConfig) -> bool:
-    """Whether native kernels would be used; if it is for a CPU, on this machine."""
+    """Whether native kernels would be used; for CPUs, on this machine."""
     return not portable_reason(engine)
 
 
@@ -35,7 +35,7 @@ def portable_reason(engine: EngineConfig) -> str:
 
 
 def portable_by_choice(engine: EngineConfig) -> str:
-    """Which setting rules native kernels out; "" if none does."""
+    """The setting that rules out native kernels; "" if none does."""
     if engine.kernels == "portable":
         return "kernels is 'portable'"
     if dtype_of(engine) != "float32":
@@ -46,7 +46,7 @@ def portable_by_choice(engine: EngineConfig) -> str:
 
 
 def check_kernels(engine: EngineConfig) -> None:
-    """Raises ConfigError if it asks for what only native kernels can do, and cannot have them."""
+    """Raises ConfigError if a setting requires native kernels, and they are unavailable."""
     reason = portable_reason(engine)
     if reason and engine.kernels == "native":
         raise ConfigError(f"kernels is 'native', but {reason}")
@@ -64,12 +64,12 @@ def with_weight_dtype(
     stored: str,
     types: Optional[Mapping[str, str]] = None,
 ) -> EngineConfig:
-    """The same, with the type that matrices are kept in where `weight_dtype` leaves it open: the
-    one that a checkpoint has them in, `stored` or, by the matrix, `types`; or with MindSpore's
-    operators `dtype`. With int4 every matrix gets a type of its own.
+    """Resolves `weight_dtype`. If it is None, matrices keep the checkpoint's type: `stored` or, per
+    matrix, `types`; with MindSpore's operators they get `dtype`. With int4, the type is chosen per
+    matrix.
 
     Raises:
-        ConfigError: inputs are to be int8, and no matrix is in groups or int8.
+        ConfigError: `compute_dtype` is int8, and no matrix is in groups or int8.
     """
     if engine.weight_dtype == "int4":
         shapes, table = parameter_shapes(config), (config.vocab_size, config.hidden_size)
@@ -96,18 +96,18 @@ def _mixed(engine: EngineConfig, dtype: str, types: Mapping[str, str]) -> Engine
 
 
 def weight_types_of(engine: EngineConfig) -> Mapping[str, str]:
-    """Name of a matrix -> its type, where that is not `weight_dtype`."""
+    """Name of a matrix -> its type, if that is not `weight_dtype`."""
     return engine.weight_types if isinstance(engine, MixedEngineConfig) else {}
 
 
 def weight_dtype_of(engine: EngineConfig) -> str:
-    """Types of the matrices, in words."""
+    """Types of the matrices, for people."""
     return described(engine.weight_dtype or dtype_of(engine), weight_types_of(engine))
 
 
 def cache_dtype_of(engine: EngineConfig) -> str:
-    """The type of keys and values: where `cache_dtype` leaves it open, bfloat16 if inputs of
-    products are rounded, else float32; or with MindSpore's operators `dtype`."""
+    """Type of the KV cache. If `cache_dtype` is None: bfloat16 if inputs of products are rounded,
+    else float32; with MindSpore's operators `dtype`."""
     if engine.cache_dtype is not None:
         return engine.cache_dtype
     rounds = engine.compute_dtype != "float32" or engine.weight_dtype == "int8"

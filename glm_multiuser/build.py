@@ -1,4 +1,4 @@
-"""Making a model with its weights and all its graphs; runs on the device thread."""
+"""Builds a model, loads its weights, and compiles its graphs; runs on the device thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def build_runner(
     model_config: AnyModelConfig, config: EngineConfig, source: WeightSource, progress: Progress
 ) -> tuple[GraphRunner, Optional[Thread]]:
-    """A runner whose graphs are all compiled, and a thread that still writes its packed weights.
+    """Returns a runner with all graphs compiled, and the thread that writes its packed weights.
 
     Raises:
         ConfigError: settings that do not fit the model or the device.
@@ -66,8 +66,8 @@ def build_runner(
 def fill(
     model: MultiUserModel, source: WeightSource, config: EngineConfig, progress: Progress
 ) -> Optional[Thread]:
-    """Puts the weights in: for the native backend those that are packed on disk, or else from
-    `source`, and then the thread that is returned writes them there."""
+    """Loads the weights from `source`. The native backend prefers packed weights on disk; if there
+    are none, the returned thread writes them."""
     if model.backend.name != "native":
         source(weights_of(model), progress)
         return None
@@ -82,7 +82,7 @@ def fill(
     source(weights_of(model, arrays), progress)
     if not cache:
         return None
-    # Start-up does not wait for the write, and a process may exit in the middle of it.
+    # A daemon, so that neither start-up nor exit waits for the write.
     saving = Thread(target=cache.save, args=(arrays,), name="packed-weights", daemon=True)
     saving.start()
     return saving
@@ -91,7 +91,7 @@ def fill(
 def weight_cache_of(
     model: MultiUserModel, source: WeightSource, config: EngineConfig, sizes: Sizes
 ) -> Optional[WeightCache]:
-    """Where this model's packed weights are kept; None if nowhere."""
+    """Returns the cache of this model's packed weights; None if it is off."""
     folder = cache_folder(config.weight_cache)
     if folder is None or not source.files:
         return None
@@ -104,10 +104,10 @@ def weight_cache_of(
 
 
 def choose_backend(config: EngineConfig) -> Backend:
-    """Native kernels where they are wanted and can be used.
+    """Selects native kernels if they are enabled and available.
 
     Raises:
-        ConfigError: they are asked for and cannot be used, or something that only they can do.
+        ConfigError: native kernels are unavailable, and a setting requires them.
     """
     backend_choice.check_kernels(config)
     dtype, reason = backend_choice.dtype_of(config), backend_choice.portable_reason(config)
@@ -118,7 +118,7 @@ def choose_backend(config: EngineConfig) -> Backend:
             cache_dtype=backend_choice.cache_dtype_of(config),
             weight_types=backend_choice.weight_types_of(config),
         )
-    # Portable operators are the slower ones: worth a warning where they were not asked for.
+    # Portable operators are slower, so falling back to them is worth a warning.
     expected = backend_choice.portable_by_choice(config) or config.device_target != "CPU"
     level = logging.INFO if expected else logging.WARNING
     logger.log(level, "native kernels are not used, but MindSpore's operators: %s", reason)
@@ -126,7 +126,7 @@ def choose_backend(config: EngineConfig) -> Backend:
 
 
 def make_model(config: AnyModelConfig, backend: Backend) -> MultiUserModel:
-    """A model of this shape without users, its weights zero."""
+    """Creates a model with zero weights and no users."""
     model = (
         DecoderForMultiUser(config, backend)
         if isinstance(config, CausalConfig)
@@ -138,7 +138,7 @@ def make_model(config: AnyModelConfig, backend: Backend) -> MultiUserModel:
 
 
 def make_runner(model: MultiUserModel, config: EngineConfig) -> GraphRunner:
-    """The runner for the model's backend, and for how its prompts are prefilled."""
+    """Creates the runner for the model's backend and its kind of prefill."""
     if model.backend.name == "native":
         return NativeRunner(model, config)
     is_causal = model.config.is_causal
@@ -146,7 +146,7 @@ def make_runner(model: MultiUserModel, config: EngineConfig) -> GraphRunner:
 
 
 def give_back_memory() -> None:
-    """Returns to the system what loading left free between the weights, which glibc would keep."""
+    """Returns free memory to the system, which glibc would keep after loading."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""How an engine is set up; the shape of its model is in `model_config.py`."""
+"""Settings of an engine; for the shape of its model see `model_config.py`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from glm_multiuser.sizes import bytes_of
 __all__ = ["AnyModelConfig", "CausalConfig", "EngineConfig", "ModelConfig"]
 
 BLOCK_LENGTH = 256
-"""Positions per cache block: a decode step reads whole blocks, and only those in use."""
+"""Positions per KV cache block; a decode step reads only the blocks in use."""
 
 MOST_USERS = 1024
-"""Of one engine."""
+"""Maximum number of users per engine."""
 
 SMALLEST_PROMPT = 16
-"""Shorter prompts are padded to this."""
+"""Shorter prompts are padded to this length."""
 
 
 def prompt_lengths(seq_length: int) -> tuple[int, ...]:
-    """The lengths that prompts are padded to: powers of two, and the longest that may come."""
+    """Returns the padded prompt lengths: powers of two, and `seq_length`."""
     powers = (SMALLEST_PROMPT << power for power in itertools.count())
     return (*itertools.takewhile(lambda length: length < seq_length, powers), seq_length)
 
 
 def folder_of(setting: str, folder: str) -> Path:
-    """The folder that a setting names, which may begin with `~` or `~user`.
+    """Returns the path of a folder setting; expands `~` and `~user`.
 
     Raises:
-        ConfigError: it cannot be the name of one.
+        ConfigError: not a valid path.
     """
     try:
         path = Path(folder).expanduser()
@@ -50,10 +50,10 @@ def folder_of(setting: str, folder: str) -> Path:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine is set up: the only list of its settings.
+    """Settings of an engine; every interface derives its options from this class.
 
     Raises:
-        ConfigError: a field out of its range.
+        ConfigError: a field is out of its range.
     """
 
     users: int = setting(8, "Slots: users that decode side by side", low=1, high=MOST_USERS)
@@ -170,8 +170,8 @@ class EngineConfig:
         return None if self.cache_memory is None else bytes_of("cache_memory", self.cache_memory)
 
     def check_fits(self, model: AnyModelConfig) -> None:
-        """Raises ConfigError if users of this engine could hold more than the model can, or it is
-        no configuration of a model."""
+        """Raises ConfigError if `seq_length` exceeds the model's maximum, or `model` is not a model
+        configuration."""
         if not isinstance(model, (CausalConfig, ModelConfig)):
             raise ConfigError(
                 f"model_config is {shown(model)}; it must be a CausalConfig or a ModelConfig"
@@ -185,10 +185,10 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class MixedEngineConfig(EngineConfig):
-    """An engine whose matrices are not all of one type, because a checkpoint's are not.
+    """Settings of an engine whose matrices have different types.
 
     Attributes:
-        weight_types: name of a matrix -> its type; `weight_dtype` is that of the others.
+        weight_types: name of a matrix -> its type; the others have `weight_dtype`.
     """
 
     weight_types: Mapping[str, str] = field(default_factory=dict)

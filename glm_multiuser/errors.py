@@ -1,21 +1,21 @@
-"""Every error that this library raises on purpose.
+"""The exceptions of this library.
 
     GLMMultiUserError
-    ├── ConfigError             a setting or a shape of a model that cannot work
-    ├── CheckpointError         a file of a checkpoint that is missing, broken or does not fit
+    ├── ConfigError             an invalid setting or model shape
+    ├── CheckpointError         a checkpoint file that is missing, broken or does not fit
     ├── SessionError            a saved session that is missing, damaged, or of another engine
     ├── PatchError              a MindFormers that is missing, unknown, changed or in use
     ├── RequestError            a request that was rejected at admission; `field` names its field
     │   ├── PromptTooLongError
     │   ├── InvalidParameterError
-    │   └── UserBusyError       one user has as many requests waiting as it may; try later
-    ├── TooManyRequestsError    over capacity; nothing that was accepted is lost
-    │   ├── QueueFullError      the engine has as many requests waiting as it may; try later
+    │   └── UserBusyError       one user has too many requests waiting; try later
+    ├── TooManyRequestsError    over capacity; accepted requests are not affected
+    │   ├── QueueFullError      the engine has too many requests waiting; try later
     │   └── UserBusyError
-    ├── EngineClosedError       the engine was closed, or is closing and accepts no new requests
-    └── GenerationError         this one request failed while it ran; others are not affected
+    ├── EngineClosedError       the engine is closed, or is closing and rejects new requests
+    └── GenerationError         this request failed while it ran; others are not affected
 
-Each message names the field, the value that it had and the limit that it broke.
+Each message names the field, its value and the limit.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Value = TypeVar("Value")
 
 
 class GLMMultiUserError(Exception):
-    """Root of the tree: catch it to catch everything that this library raises on purpose."""
+    """Base class of this library's exceptions."""
 
 
 class ConfigError(GLMMultiUserError):
-    """A setting or a shape of a model that cannot work."""
+    """An invalid setting or model shape."""
 
 
 class CheckpointError(GLMMultiUserError):
@@ -52,8 +52,8 @@ class RequestError(GLMMultiUserError):
 
     Args:
         message: names the field, its value and the limit.
-        field: the argument of `submit` or the attribute of `SamplingParams` that is wrong; None
-            if it is none of these.
+        field: the invalid argument of `submit` or attribute of `SamplingParams`; None if it is
+            neither.
     """
 
     def __init__(self, message: str, field: Optional[str] = None) -> None:
@@ -62,27 +62,27 @@ class RequestError(GLMMultiUserError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt leaves no room for an answer in the sequence length."""
+    """The prompt leaves no room for an answer."""
 
 
 class InvalidParameterError(RequestError):
-    """A prompt, sampling parameter, user name or history that is not valid."""
+    """An invalid prompt, sampling parameter, user name or history."""
 
 
 class TooManyRequestsError(GLMMultiUserError):
-    """Over capacity: try again later. Nothing that was accepted is lost."""
+    """Over capacity; try again later. Accepted requests are not affected."""
 
 
 class QueueFullError(TooManyRequestsError):
-    """As many requests are waiting as may wait."""
+    """The engine has too many requests waiting."""
 
 
 class UserBusyError(RequestError, TooManyRequestsError):
-    """This user already has as many requests waiting as one user may have."""
+    """This user has too many requests waiting."""
 
 
 class EngineClosedError(GLMMultiUserError):
-    """The engine is closed, or is closing and accepts no new requests."""
+    """The engine is closed, or is closing and rejects new requests."""
 
 
 class GenerationError(GLMMultiUserError):
@@ -90,16 +90,16 @@ class GenerationError(GLMMultiUserError):
 
 
 def shown(value: object) -> str:
-    """A value as a message has it: its `repr`, cut to 80 characters."""
+    """Formats a value for a message: its `repr`, cut to 80 characters."""
     try:
         text = repr(value)
-    except ValueError:  # an int of more digits than Python writes
+    except ValueError:  # an int beyond Python's limit of digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def check_kind(field: str, value: Value, *kinds: Any) -> Value:
-    """Returns the value; raises an InvalidParameterError unless it is of one of these types."""
+    """Returns the value; raises InvalidParameterError unless it has one of these types."""
     if not isinstance(value, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidParameterError(f"{field} is {shown(value)}; it must be of type {names}", field)
@@ -107,7 +107,7 @@ def check_kind(field: str, value: Value, *kinds: Any) -> Value:
 
 
 def check_seconds(field: str, value: Any) -> float:
-    """Returns how long a thread may wait; raises an InvalidParameterError unless it is a number."""
+    """Returns `value`, at most TIMEOUT_MAX; raises InvalidParameterError if it is no number."""
     if not isinstance(value, Real) or value != value:
         raise InvalidParameterError(
             f"{field} is {shown(value)}; it must be a number of seconds", field

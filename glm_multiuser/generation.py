@@ -1,4 +1,4 @@
-"""Ways to ask: a request that streams, a chat, many prompts at once, each also for asyncio."""
+"""Generation methods: streaming requests, chat, batches of prompts, and asyncio variants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from glm_multiuser.tokenizers import AnswerReader
 
 
 class GenerationMixin(InputProcessor):
-    """What `MultiUserLLM` generates with: requests enter its engine, handles come back."""
+    """The generation methods of `MultiUserLLM`, which submit requests and return handles."""
 
     _engine: Engine
 
@@ -44,26 +44,26 @@ class GenerationMixin(InputProcessor):
         owner: bytes = b"",
         matcher: Optional[GrammarMatcher] = None,
     ) -> Handle:
-        """Puts a request into the queue and returns immediately.
+        """Adds a request to the queue and returns immediately.
 
         Args:
-            prompt: a question, or token ids that are used as they are.
-            user: whose slot; requests of one user run one after the other. None: anonymous, the
-                request takes any slot.
+            prompt: a question, or token ids that are used unchanged.
+            user: owner of the slot; requests of one user run sequentially. None: anonymous, any
+                slot.
             history: earlier rounds, (question, answer) pairs or {"role", "content"} messages.
             params: default: those of the checkpoint's generation_config.json.
-            reader: of this answer alone, from `tokenizer.answer_reader(tools)`: text is its
-                content then, and the result has its calls. None: for a question one without
-                tools; for token ids none, so that text is as the model writes it.
+            reader: for this answer only, from `tokenizer.answer_reader(tools)`: text is then the
+                content, and the result has the tool calls. None: for a question, a reader without
+                tools; for token ids, none, so that text is the model's raw output.
             group: a tenant. Groups share slots and queue: the next slot goes to the group that has
-                the fewest, and a group may always have its share of `max_queue`.
-            owner: a secret of the tenant, such as a digest of its API key. Users of two owners are
-                two, whatever their names: a slot and a session on disk belong to owner and user.
-            matcher: of the grammar in `params`, from `compile_grammar`, for this request alone;
+                the fewest, and a group may always use its share of `max_queue`.
+            owner: a secret of the tenant, such as a digest of its API key. Slots and sessions on
+                disk belong to owner and user together, so equal names of two owners are two users.
+            matcher: of the grammar in `params`, from `compile_grammar`, for this request only;
                 None: compiled here.
 
         Raises:
-            InvalidParameterError: a field out of its range, a grammar that cannot be served.
+            InvalidParameterError: a field out of its range, or an unsupported grammar.
             PromptTooLongError: no room for an answer.
             UserBusyError, QueueFullError: too many requests are waiting; nothing was lost.
             EngineClosedError: the engine accepts no more requests.
@@ -87,10 +87,10 @@ class GenerationMixin(InputProcessor):
         owner: bytes = b"",
         matcher: Optional[GrammarMatcher] = None,
     ) -> AsyncHandle:
-        """`submit` for asyncio: no coroutine, but to be called where an event loop runs.
+        """`submit` for asyncio: not a coroutine, but needs a running event loop.
 
-        Arguments and errors are those of `submit`. A grammar takes milliseconds to compile: for
-        that, call `compile_grammar` in another thread.
+        Arguments and errors are those of `submit`. Grammars take milliseconds to compile; call
+        `compile_grammar` in another thread to avoid blocking the loop.
         """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -114,16 +114,16 @@ class GenerationMixin(InputProcessor):
     def chat(
         self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
     ) -> tuple[str, list[Any]]:
-        """-> the answer, and the history with this round added.
+        """Returns the answer, and the history with this round added.
 
         Raises:
             GenerationError: the request failed.
-            EngineClosedError: the engine is closed, or was before the answer was complete.
+            EngineClosedError: the engine is closed, or was closed before the answer was complete.
                 Otherwise as `submit`.
         """
         history = history or ()
-        # Token ids, because `process_response` reads an answer as the model writes it. Stop strings
-        # are for its content, which ChatGLM3 and GLM-4 write a line break in front of.
+        # Token ids, because `process_response` needs the model's raw output. Stop strings apply to
+        # the content, which ChatGLM3 and GLM-4 write after a line break.
         token_ids = self.prompt_token_ids(prompt, history)
         reader = self._reader_of(prompt) if self._params_of(params).stop else None
         result = self.submit(token_ids, user=user, params=params, reader=reader).result()
@@ -132,7 +132,7 @@ class GenerationMixin(InputProcessor):
         if result.finish_reason == "cancelled":
             raise EngineClosedError("the engine was closed before the answer was complete")
         answer = result.text
-        # Processing could make it a text that the grammar does not allow.
+        # Processing could violate the grammar.
         if self.tokenizer and self._params_of(params).grammar is None:
             answer = self.tokenizer.process_response(answer)
         added: list[Any] = [(prompt, answer)]
@@ -145,7 +145,7 @@ class GenerationMixin(InputProcessor):
         self, prompt: Prompt, *, user: User = None, history: History = (), params: Params = None
     ) -> AsyncIterator[Piece]:
         """`stream_chat` for asyncio: pieces arrive without blocking the event loop."""
-        # Closed immediately, and not some time later, when the consumer goes away.
+        # Cancels the request as soon as the consumer goes away.
         with self.asubmit(prompt, user=user, history=history, params=params) as handle:
             async for piece in handle:
                 yield piece
@@ -155,14 +155,14 @@ class GenerationMixin(InputProcessor):
         prompts: Iterable[Prompt],
         params: Union[SamplingParams, Sequence[SamplingParams], None] = None,
     ) -> list[GenerationResult]:
-        """Answers many prompts, spread over the slots; results come in the order of the prompts.
+        """Answers many prompts, spread over the slots; returns results in the order of prompts.
 
         Args:
             prompts: questions or token ids.
             params: for all, or one for each.
 
         Raises:
-            RequestError: a prompt or its parameters are rejected; nothing runs then.
+            RequestError: a prompt or its parameters are invalid; then none is run.
         """
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
             raise InvalidParameterError(
@@ -184,7 +184,7 @@ class GenerationMixin(InputProcessor):
                 if error.field == "prompt":
                     error.args = (f"prompts[{place}]: {error}",)
                 raise
-        # All were made before the first one runs, because a wrong one rejects all.
+        # Only now, because one invalid prompt rejects all.
         handles = [
             Handle(answer, events, self._enqueue(request, wait=True))
             for events, request, answer in made
@@ -192,9 +192,9 @@ class GenerationMixin(InputProcessor):
         return [handle.result() for handle in handles]
 
     def check_queue(self, group: str = "") -> None:
-        """Raises what `submit` would raise now for a full queue or a closed engine.
+        """Raises what `submit` would raise for a full queue or a closed engine.
 
-        Before work that would be in vain, such as compiling a grammar.
+        Call it before work that a rejection would waste, such as compiling a grammar.
 
         Args:
             group: as in `submit`.
@@ -208,7 +208,7 @@ class GenerationMixin(InputProcessor):
     def _enqueue(
         self, request: Request, matcher: Optional[GrammarMatcher] = None, wait: bool = False
     ) -> Callable[[], None]:
-        """-> its cancel. With `wait`, waits until there is room in the queue."""
+        """Returns the request's cancel function. With `wait`, blocks until the queue has room."""
         self._engine.submit(request, wait)
         if matcher is not None:
             matcher.taken = True

@@ -1,6 +1,6 @@
-"""What an answer must be: the value of `SamplingParams(grammar=...)`.
+"""Grammars of structured output: the values of `SamplingParams(grammar=...)`.
 
-This module only checks what costs nothing; structured.py compiles grammars.
+This module only does cheap checks; structured.py compiles grammars.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GRAMMAR_LENGTH_MAX = 65_536
 GRAMMAR_LEVELS_MAX = 64
 CHOICES_MAX = 1024
 PROPERTIES_MAX = 1000
-"""Of an object in a schema: the time to compile them grows with their square."""
+"""Per object of a schema; compile time grows with the square of their number."""
 ITEMS_MAX = 10_000
 COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 
@@ -28,15 +28,15 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer must be. Made by `json_schema`, `json_object`, `regex` and so on.
+    """A constraint on an answer. Create it with `json_schema`, `json_object`, `regex` and so on.
 
     kind: "json_schema", "regex", "choice", "grammar" or "tool_call".
     text: of up to GRAMMAR_LENGTH_MAX characters: a JSON schema, a regular expression in the syntax
         of Rust's crate regex, a JSON list of texts, a grammar in the syntax of Lark or llama.cpp's
-        GBNF, or what `tool_call` writes. JSON has at most GRAMMAR_LEVELS_MAX levels.
+        GBNF, or the output of `tool_call`. JSON may have GRAMMAR_LEVELS_MAX levels.
 
     Raises:
-        InvalidParameterError: another kind or text; its field is "grammar".
+        InvalidParameterError: an invalid kind or text; its field is "grammar".
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Grammar:
         except UnicodeEncodeError as error:
             raise _wrong(f"of kind {self.kind} has half of a surrogate pair: {error}") from None
         if self.kind == "regex" and (len(self.text) - len(self.text.rstrip("\\"))) % 2:
-            # llguidance would leave it out.
+            # llguidance would ignore it.
             raise _wrong("of kind regex ends in a backslash that escapes nothing")
         if self.kind == "regex":
             check_regexes([self.text])
@@ -80,12 +80,12 @@ class Grammar:
 
     @property
     def value(self) -> Any:
-        """What the text of a JSON schema, of a choice or of tool calls says.
+        """Parses the text of a JSON schema, a choice or tool calls.
 
         Raises:
-            InvalidParameterError: it is not JSON, or has too many levels.
+            InvalidParameterError: not JSON, or too many levels.
         """
-        # Each level takes a bracket, so this bounds the depth without recursion.
+        # Counting brackets bounds the depth before the recursive parser runs.
         if _levels(self.text) > GRAMMAR_LEVELS_MAX:
             raise _wrong(
                 f"of kind {self.kind} has {_levels(self.text)} levels of lists and objects; it may "
@@ -98,40 +98,40 @@ class Grammar:
 
     @property
     def is_content(self) -> bool:
-        """Whether it is that of content, which is no call whatever it looks like."""
+        """Whether it describes content, which is never parsed as a call."""
         return self.kind != "tool_call"
 
     @property
     def is_free(self) -> bool:
-        """Whether it only says how calls are written, if there are any."""
+        """Whether it only constrains calls, and neither requires one nor constrains content."""
         value = self.value if self.kind == "tool_call" else {"required": True}
         return not value["required"] and value["content"] is None
 
     @classmethod
     def json_schema(cls, schema: Union[Mapping[str, Any], bool, str]) -> Grammar:
-        """An answer that is JSON and fits a schema, given as a value or as its text."""
+        """JSON that matches a schema, which is given as a value or as text."""
         return cls("json_schema", schema if isinstance(schema, str) else _written(schema))
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """An answer that is any JSON object."""
+        """Any JSON object."""
         return cls.json_schema(ANY_OBJECT)
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """An answer that a regular expression matches from its beginning to its end."""
+        """A full match of a regular expression."""
         return cls("regex", pattern)
 
     @classmethod
     def choice(cls, texts: Iterable[str]) -> Grammar:
-        """An answer that is one of some texts."""
+        """One of these texts."""
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise _wrong(f"of kind choice is {shown(texts)}; it must be a list of texts")
         return cls("choice", _written(list(texts)))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """An answer that a grammar derives, in the syntax of Lark or of llama.cpp's GBNF."""
+        """A text that matches a grammar in the syntax of Lark or llama.cpp's GBNF."""
         return cls("grammar", text)
 
     @classmethod
@@ -142,13 +142,13 @@ class Grammar:
         required: bool = True,
         content: Optional[Mapping[str, Any]] = None,
     ) -> Grammar:
-        """An answer that is a call of one of these tools, as the family of the model writes it.
+        """A call of one of these tools, in the format of the model's family.
 
         Args:
-            tools: in OpenAI's shape, `{"type": "function", "function": {...}}`. Arguments fit the
-                function's `parameters`; without them, a function takes none.
+            tools: in OpenAI's format, `{"type": "function", "function": {...}}`. Arguments match
+                the function's `parameters`; without them, a function takes none.
             required: whether the answer is exactly one call. Otherwise it is content, or calls.
-            content: a JSON schema of content, where no call is required; None: any text.
+            content: a JSON schema of content if no call is required; None: any text.
         """
         if isinstance(tools, str) or not isinstance(tools, Iterable):
             raise _wrong(f"of kind tool_call has tools {shown(tools)}; it must be a list")
@@ -167,7 +167,7 @@ class Grammar:
 
 
 def _check_size(value: Any) -> None:
-    """Limits what would cost more to compile than its length says."""
+    """Limits constructs whose compile time exceeds what their length suggests."""
     waiting = [value]
     patterns: list[str] = []
     while waiting:
@@ -193,7 +193,7 @@ def _check_size(value: Any) -> None:
 
 
 def _levels(text: str) -> int:
-    """The deepest nesting of brackets outside of strings."""
+    """Returns the deepest nesting of brackets outside strings."""
     deepest = level = 0
     in_string = escaped = False
     for character in text:

@@ -1,7 +1,7 @@
-"""How long regular expressions are with their counted repetitions written out.
+"""Limits the length of regular expressions with their counted repetitions expanded.
 
-llguidance writes texts out before its limits count anything: `((a{1000}){1000}){100}` would be a
-text of 100 million characters, in every state of the lexer.
+llguidance expands texts before its limits apply: `((a{1000}){1000}){100}` would become a text of
+100 million characters in every state of the lexer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from glm_multiuser.errors import InvalidParameterError
 
 WRITTEN_MAX = 10_000
-"""Characters that all counted repetitions of a grammar may add."""
+"""Maximum of characters that all counted repetitions of a grammar add."""
 GROUP_MAX = 1000
-"""Characters of one repetition of more than a character: its time may grow with their square."""
+"""Maximum of characters of one repeated group: compile time may grow with their square."""
 
 Part = tuple[str, int]
 """("(", 0), (")", 0), ("times", count), ("suffix", 1) of `*`, `+`, `?`, or ("text", length)."""
@@ -27,7 +27,7 @@ LARK = re.compile(
 
 
 def check_regexes(patterns: Iterable[str]) -> None:
-    """Those of one grammar.
+    """Checks all patterns of one grammar.
 
     Raises:
         InvalidParameterError: their repetitions are too large.
@@ -36,7 +36,7 @@ def check_regexes(patterns: Iterable[str]) -> None:
 
 
 def check_lark(text: str) -> None:
-    """A grammar of Lark, whose terminals may name others, and so repeat their repetitions.
+    """Checks a Lark grammar, whose terminals may refer to others, which multiplies repetitions.
 
     Raises:
         InvalidParameterError: its repetitions are too large.
@@ -52,7 +52,7 @@ def check_lark(text: str) -> None:
 
     def length_of(name: str) -> int:
         if name not in lengths:
-            lengths[name] = 1  # where it names itself, llguidance refuses it
+            lengths[name] = 1  # for a terminal that refers to itself, which llguidance rejects
             lengths[name] = _length(parts(bodies.get(name, [])))
         return lengths[name]
 

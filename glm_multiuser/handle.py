@@ -1,4 +1,4 @@
-"""A caller's handle of a running request: a stream of pieces that can be read or cancelled."""
+"""Handles of running requests: streams of pieces that can be read or cancelled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Events = TypeVar("Events")
 
 
 class RunningRequest(Generic[Events]):
-    """What `Handle` and `AsyncHandle` have in common; they differ in how they wait.
+    """Base class of `Handle` and `AsyncHandle`, which differ in how they wait.
 
     Closing it, leaving its `with` block, or dropping its last reference cancels the request.
 
     Args:
         answer: collects the events.
-        events: where the engine puts them.
-        cancel: tells the engine to end the request.
+        events: queue that the engine fills.
+        cancel: cancels the request in the engine.
     """
 
     def __init__(self, answer: AnswerCollector, events: Events, cancel: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class RunningRequest(Generic[Events]):
 
     @property
     def number(self) -> int:
-        """Of this request; no other one of the process has it."""
+        """The request's number, unique in the process."""
         return self._answer.request.number
 
     @property
@@ -44,11 +44,11 @@ class RunningRequest(Generic[Events]):
 
     @property
     def usage(self) -> Usage:
-        """Counts of tokens so far, of what has been read."""
+        """Token counts of what has been read so far."""
         return self._answer.usage
 
     def cancel(self) -> None:
-        """Ends the request; its slot is free within two steps. Harmless at any moment."""
+        """Cancels the request; its slot becomes free within two steps. May be called any time."""
         self._cancel()
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class RunningRequest(Generic[Events]):
 
     def _take(self, event: Event) -> Piece:
         piece, result = self._answer.take(event), self._answer.result
-        # A stop string is found here; the engine does not know of it.
+        # The engine does not know about stop strings.
         if result is not None and result.finish_reason == "stop":
             self._cancel()
         return piece
@@ -80,26 +80,26 @@ class RunningRequest(Generic[Events]):
 
 
 class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
-    """Iterate it for pieces, or ask for the result; both may be done, by one thread at a time."""
+    """Iterate over its pieces, call `result`, or both; from one thread at a time."""
 
     def __next__(self) -> Piece:
-        """The next piece; blocks until there is one.
+        """Returns the next piece; blocks until there is one.
 
         Raises:
-            GenerationError: the request failed; what came before it stays valid.
+            GenerationError: the request failed; earlier pieces stay valid.
         """
         if self._answer.result is not None:
             raise StopIteration
         return self._next(self._events.get())
 
     def result(self, timeout: Optional[float] = None) -> GenerationResult:
-        """Waits for the end. A request that failed has finish_reason "error", and its error.
+        """Waits for the result. A failed request has finish_reason "error", and its error.
 
         Args:
-            timeout: seconds to wait at most; None waits without a limit.
+            timeout: maximum wait in seconds; None: no limit.
 
         Raises:
-            TimeoutError: the request is still running; it goes on.
+            TimeoutError: the request is still running; it continues.
         """
         if timeout is not None:
             timeout = check_seconds("timeout", timeout)
@@ -117,9 +117,9 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
 
 
 class AsyncHandle(RunningRequest[asyncio.Queue[Event]], AsyncIterator[Piece]):
-    """`Handle` for asyncio: iterate it with `async for`, or await its result.
+    """`Handle` for asyncio: iterate with `async for`, or await its result.
 
-    It belongs to the event loop in which it was made.
+    It belongs to the event loop that created it.
     """
 
     @property
@@ -128,13 +128,13 @@ class AsyncHandle(RunningRequest[asyncio.Queue[Event]], AsyncIterator[Piece]):
         return 0 if self._answer.result is not None else self._events.qsize()
 
     async def __anext__(self) -> Piece:
-        """The next piece, as soon as there is one; raises as `Handle` does."""
+        """Waits for the next piece; raises as `Handle` does."""
         if self._answer.result is not None:
             raise StopAsyncIteration
         return self._next(await self._events.get())
 
     async def result(self) -> GenerationResult:
-        """Waits for the end. A request that failed has finish_reason "error", and its error."""
+        """Waits for the result. A failed request has finish_reason "error", and its error."""
         while self._answer.result is None:
             self._take(await self._events.get())
         return self._answer.result

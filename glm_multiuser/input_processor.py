@@ -1,4 +1,4 @@
-"""From a prompt to a request: token ids, limits, a grammar. In the caller's thread."""
+"""Turns prompts into requests: token ids, limits, grammar. Runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ History = Sequence[Any]
 Params = Optional[SamplingParams]
 
 USER_BITS_MAX = 63
-"""Of a user that is an int."""
+"""Maximum bit length of an int `user`."""
 
 
 class InputProcessor:
-    """Makes the requests of one model; `GenerationMixin` hands them to an engine.
+    """Creates the requests of one model; `GenerationMixin` submits them to an engine.
 
     Args:
         tokenizer: None: prompts are token ids.
-        default_params: of requests that bring none.
-        stop_token_ids: end an answer.
+        default_params: of requests without parameters.
+        stop_token_ids: that end an answer.
         vocab_size: of the model.
-        is_causal: whether a token of a prompt sees none after it.
-        max_length: tokens of prompt and answer together.
-        limit: the setting that `max_length` comes from, with its value, for messages.
+        is_causal: whether attention within a prompt is causal.
+        max_length: maximum of prompt and answer tokens together.
+        limit: the setting, with its value, that determines `max_length`; for messages.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class InputProcessor:
         self._compiler_lock = Lock()
 
     def prompt_token_ids(self, prompt: Prompt, history: History = ()) -> TokenIds:
-        """The token ids that a question with its history is answered from.
+        """Tokenizes a question with its history.
 
         Args:
             prompt, history: as in `submit`, which calls this itself. To tokenize in another
-                thread, call it there and submit what it returned.
+                thread, call it there and submit the result.
 
         Raises:
-            InvalidParameterError: no text that this checkpoint can read, a token id out of range,
-                or a history that is none.
+            InvalidParameterError: a text that this checkpoint cannot read, a token id out of
+                range, or an invalid history.
         """
         vocab_size = self._vocab_size
         if isinstance(prompt, str):
@@ -90,19 +90,19 @@ class InputProcessor:
         *,
         continue_final_message: bool = False,
     ) -> TokenIds:
-        """The token ids that a whole conversation is answered from; submit them.
+        """Tokenizes a conversation; submit the result.
 
         Args:
-            messages: in OpenAI's shape: roles system, user, assistant, perhaps with `tool_calls`,
-                and tool.
-            tools: what the answer may call, `{"type": "function", "function": {...}}`.
+            messages: in OpenAI's format: roles system, user, assistant, optionally with
+                `tool_calls`, and tool.
+            tools: that the answer may call, `{"type": "function", "function": {...}}`.
             continue_final_message: whether the last message, an assistant's, is the beginning of
                 the answer. The result has the text that follows; its reader is
                 `tokenizer.answer_reader(tools, continued=True)`.
 
         Raises:
-            InvalidParameterError: another role or shape, an order that the family's chat format
-                does not have, tools for a family that was not trained on them, or a checkpoint
+            InvalidParameterError: an unknown role or shape, an order that the family's chat format
+                does not support, tools for a family that was not trained on them, or a checkpoint
                 without a tokenizer.
         """
         if self.tokenizer is None:
@@ -118,17 +118,17 @@ class InputProcessor:
     def compile_grammar(
         self, grammar: Grammar, *, continued: bool = False, raw: bool = False
     ) -> GrammarMatcher:
-        """What one request with this grammar needs; `submit` calls this itself.
+        """Compiles a grammar for one request; `submit` calls this itself.
 
         Args:
-            grammar: of its answer.
+            grammar: of the answer.
             continued: whether the last message is the beginning of the answer, which the grammar
-                does not see.
-            raw: whether the request has no `reader`, and is shown as the model writes it.
+                does not cover.
+            raw: whether the request has no `reader`, so that its text is the model's raw output.
 
         Raises:
-            InvalidParameterError: a grammar that cannot be served or is too large, a checkpoint
-                without a tokenizer, or llguidance is not installed.
+            InvalidParameterError: an unsupported or too large grammar, a checkpoint without a
+                tokenizer, or llguidance is not installed.
         """
         check_kind("grammar", grammar, Grammar)
         with self._compiler_lock:
@@ -143,7 +143,7 @@ class InputProcessor:
         return self._compiler.compile(grammar, continued=continued, raw=raw)
 
     def _reader_of(self, prompt: Prompt) -> Optional[AnswerReader]:
-        """Of the answer to a question; None: text is as the model writes it."""
+        """Returns the default reader of the answer; None: text is the model's raw output."""
         if self.tokenizer is None or not isinstance(prompt, str):
             return None
         return self.tokenizer.answer_reader()
@@ -160,9 +160,9 @@ class InputProcessor:
         owner: bytes = b"",
         matcher: Optional[GrammarMatcher] = None,
     ) -> tuple[Request, AnswerCollector]:
-        """A request, and what makes its answer of the events that `deliver` is called with.
+        """Creates a request, and a collector for the events that `deliver` is called with.
 
-        Other arguments and errors are those of `GenerationMixin.submit`, but for a full queue.
+        Other arguments and errors are those of `GenerationMixin.submit`, except for a full queue.
         """
         token_ids = self.prompt_token_ids(prompt, history)
         if reader is None:
@@ -189,7 +189,7 @@ class InputProcessor:
         return request, AnswerCollector(request, self.tokenizer, reader, token_ids.continued)
 
     def _params_of(self, params: Params) -> SamplingParams:
-        """Those of the checkpoint for None."""
+        """Replaces None by the checkpoint's parameters."""
         if params is None:
             return self.default_params
         check_kind("params", params, SamplingParams)
@@ -207,7 +207,7 @@ class InputProcessor:
             check_kind("reader", reader, AnswerReader)
         if matcher is not None:
             check_kind("matcher", matcher, GrammarMatcher)
-            if matcher.vocab_size != self._vocab_size:  # or the whole step would fail
+            if matcher.vocab_size != self._vocab_size:  # would fail the whole step
                 raise InvalidParameterError(
                     f"matcher is for {matcher.vocab_size} tokens; this model has "
                     f"{self._vocab_size}",
@@ -230,7 +230,7 @@ class InputProcessor:
             )
 
     def _answer_room(self, token_ids: TokenIds) -> int:
-        """The most tokens of an answer."""
+        """Returns the maximum number of answer tokens."""
         if not token_ids:
             raise InvalidParameterError("prompt has 0 tokens; it must have at least 1", "prompt")
         room = self.max_length - len(token_ids)
@@ -244,7 +244,7 @@ class InputProcessor:
 
 
 def slot_name(user: User) -> Hashable:
-    """Whose slot it is; a name that nobody else has for an anonymous request."""
+    """Returns the owner of a slot; for an anonymous request, a unique one."""
     if user is None:
         return AnonymousUser()
     if isinstance(user, bool) or not isinstance(user, (int, str)):
@@ -260,7 +260,7 @@ def slot_name(user: User) -> Hashable:
 
 
 def check_owner(owner: bytes) -> None:
-    """Raises an InvalidParameterError unless it is one."""
+    """Raises InvalidParameterError unless `owner` is bytes."""
     if not isinstance(owner, bytes):
-        # Its value is a secret.
+        # The value is a secret, so the message omits it.
         raise InvalidParameterError(f"owner is of {type(owner)}; it must be bytes", "owner")

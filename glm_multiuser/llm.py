@@ -36,12 +36,12 @@ from glm_multiuser.weights import WeightSource, load_weights, random_weights
 
 
 class MultiUserLLM(GenerationMixin):
-    """One GLM model on one device, for many users at the same time.
+    """One GLM model on one device, shared by many users.
 
-    Made by `from_pretrained` or `from_config`. Every method may be called from any thread.
+    Create it with `from_pretrained` or `from_config`. All methods are thread-safe.
 
     Attributes:
-        max_length: tokens of prompt and answer together: `seq_length`, or what fits in
+        max_length: maximum of prompt and answer tokens together: `seq_length`, or what fits in
             `cache_memory`.
     """
 
@@ -57,7 +57,7 @@ class MultiUserLLM(GenerationMixin):
     ) -> None:
         self.config = config
         self._users_per_cell = config.users_per_cell
-        """As it was set; that of `config` is never more than its users."""
+        """The configured value; that in `config` is limited to the number of users."""
         self._runner = runner
         self._start_seconds = start_seconds
         self._saving = saving
@@ -95,20 +95,20 @@ class MultiUserLLM(GenerationMixin):
         progress: Optional[Progress] = None,
         **settings: Any,
     ) -> MultiUserLLM:
-        """Loads a checkpoint and compiles every graph; returns when nothing is left to compile.
+        """Loads a checkpoint, and compiles every graph before it returns.
 
         Args:
-            folder: config.json, weights as safetensors, as pytorch_model*.bin or as MindFormers'
-                .ckpt, and tokenizer files; without the last, prompts and answers are token ids.
-                Or a GGUF file, any part of one in several files, or a folder with one. If nothing
-                is at this path, it may name a model of Hugging Face, owner/name or
-                owner/name/file.gguf, or with the prefix modelscope: of ModelScope.
+            folder: with config.json, weights (safetensors, pytorch_model*.bin or MindFormers'
+                .ckpt) and tokenizer files; without the last, prompts and answers are token ids.
+                Or a GGUF file, any part of a split one, or a folder with one. If the path does
+                not exist, a model on Hugging Face, owner/name or owner/name/file.gguf, or with the
+                prefix modelscope: on ModelScope.
             progress: called with (done, total, what); default: a progress bar on a terminal.
 
         Raises:
-            ConfigError: a setting that cannot work.
-            CheckpointError: a file of the folder that is missing, broken, or of another model; a
-                model that cannot be downloaded.
+            ConfigError: an invalid setting.
+            CheckpointError: a file that is missing, broken, or of another model; a model that
+                cannot be downloaded.
         """
         config = EngineConfig(*positional, **settings)
         folder = local_path(folder, config.check_fits)
@@ -129,9 +129,9 @@ class MultiUserLLM(GenerationMixin):
         progress: Optional[Progress] = None,
         **settings: Any,
     ) -> MultiUserLLM:
-        """A model of any shape with random weights and no tokenizer, for measurements and tests.
+        """Creates a model with random weights and no tokenizer, for benchmarks and tests.
 
-        `seed` is that of the weights; `progress` is as in `from_pretrained`.
+        `seed` is for the weights; `progress` is as in `from_pretrained`.
         """
         return cls._start(model_config, EngineConfig(**settings), random_weights(seed), progress)
 
@@ -158,15 +158,15 @@ class MultiUserLLM(GenerationMixin):
         return cls(runner, config, tokenizer, default_params, stops, seconds, saving)
 
     def resize(self, users: int, progress: Optional[Progress] = None) -> None:
-        """Changes the number of slots while requests run: they pause, keep their caches, go on.
+        """Changes the number of slots; running requests pause, keep their caches, and resume.
 
-        Graphs are compiled again for the new layout. Idle users lose their slots.
+        Graphs are recompiled for the new layout. Idle users lose their slots.
 
         Raises:
-            ConfigError: `users` out of range.
+            ConfigError: `users` is out of range.
             EngineClosedError: the engine is closed.
             Exception: what MindSpore or `progress` raised, for example out of memory. The engine
-                then goes on with as many slots as before, and no request is lost.
+                then continues with its old size, and no request is lost.
         """
         per_cell = self._users_per_cell
         if per_cell is not None and isinstance(users, int):
@@ -180,7 +180,7 @@ class MultiUserLLM(GenerationMixin):
             self._compiles_when_ready = self._runner.compiles
 
     def stats(self) -> EngineStats:
-        """A snapshot of the engine's counters; cheap, and possible at any moment."""
+        """Returns a snapshot of the engine's counters; cheap, and callable at any time."""
         active, idle, waiting = self._engine.numbers()
         runner, counters = self._runner, self._engine.counters
         return EngineStats(
@@ -214,19 +214,19 @@ class MultiUserLLM(GenerationMixin):
     def save_session(
         self, user: Union[int, str], path: Union[str, Path], *, owner: bytes = b""
     ) -> None:
-        """Writes a user's session to a file: token ids, and their keys and values.
+        """Writes a user's session to a file: token ids and their KV cache.
 
-        ChatGLM-6B cannot go on from keys and values, because its prompts see themselves in both
-        directions: of it only token ids are written.
+        For ChatGLM-6B only token ids are written: its prompts have bidirectional attention, so it
+        cannot reuse a KV cache.
 
         Args:
             user, owner: as in `submit`; none of the user's requests may be running.
-            path: of the file, which becomes readable for its owner only.
+            path: of the file, which only its owner may read.
 
         Raises:
-            InvalidParameterError: no user, or no owner.
+            InvalidParameterError: an invalid user or owner.
             UserBusyError: a request of the user is running.
-            SessionError: nothing is kept of this user, or the file cannot be written.
+            SessionError: this user has no session, or the file cannot be written.
         """
         holder, identity = self._session_of(user, owner)
         session = self._engine.export(holder) or self._engine.store.read(identity)
@@ -240,20 +240,20 @@ class MultiUserLLM(GenerationMixin):
     def load_session(
         self, user: Union[int, str], path: Union[str, Path], *, owner: bytes = b""
     ) -> None:
-        """Gives a user the session that `save_session` wrote, of this user or of another.
+        """Loads a session that `save_session` wrote, of this user or another, for a user.
 
-        The user's next prompt skips what it has in common with it. Until then it is kept
-        in memory, besides `session_memory`.
+        The user's next prompt skips the common prefix. Until then the session stays in memory, and
+        does not count towards `session_memory`.
 
         Args:
             user, owner: as in `submit`; none of the user's requests may be running.
             path: of the file.
 
         Raises:
-            InvalidParameterError: no user, or no owner.
+            InvalidParameterError: an invalid user or owner.
             UserBusyError: a request of the user is running.
-            SessionError: the file is missing or damaged, or it belongs to another model, other
-                weights, or settings that give other bits.
+            SessionError: the file is missing or damaged, or belongs to another model, other
+                weights, or settings that give different bits.
         """
         holder, identity = self._session_of(user, owner)
         try:
@@ -264,14 +264,14 @@ class MultiUserLLM(GenerationMixin):
         self._engine.store.insert(identity, session)
 
     def forget(self, user: Union[int, str], *, owner: bytes = b"") -> None:
-        """Drops what is kept of a user: the prefix cache in its slot, its session in memory and on
-        disk. A request that runs goes on; nothing is kept of it when it ends.
+        """Drops a user's prefix cache, and its session in memory and on disk. A running request
+        continues; nothing of it is kept at its end.
 
         Args:
             user, owner: as in `submit`.
 
         Raises:
-            InvalidParameterError: no user, or no owner.
+            InvalidParameterError: an invalid user or owner.
             EngineClosedError: sessions are kept on disk, and the engine is closed.
             SessionError: a file could not be removed.
         """
@@ -283,19 +283,19 @@ class MultiUserLLM(GenerationMixin):
             raise SessionError(f"the session of user {user!r} is not removed: {error}") from error
 
     def sessions(self, owner: bytes = b"") -> list[SessionInfo]:
-        """What is kept of the users of a tenant: in slots that are idle, in memory, and on disk.
+        """Lists the sessions of a tenant's users in idle slots, in memory, and on disk.
 
         Args:
             owner: as in `submit`.
 
         Raises:
-            InvalidParameterError: it is not bytes.
+            InvalidParameterError: `owner` is not bytes.
         """
         check_owner(owner)
         return self._engine.session_infos(owner)
 
     def _session_of(self, user: User, owner: bytes) -> tuple[Hashable, Identity]:
-        """Who holds its slot, and whose it is."""
+        """Returns the holder of the user's slot, and the identity of its session."""
         if user is None:
             raise InvalidParameterError("user is None; it must be an int or a str", "user")
         check_owner(owner)
@@ -303,34 +303,34 @@ class MultiUserLLM(GenerationMixin):
         return holder_of(name, owner), self._engine.store.identity(owner, name)
 
     def _fingerprint(self) -> str:
-        """What saved keys and values belong to; reads every weight the first time."""
+        """Identifies what saved KV caches depend on; the first call reads every weight."""
         if self._known_fingerprint is None:
             self._known_fingerprint = DEVICE_THREAD.call(self._runner.fingerprint)
         return self._known_fingerprint
 
     def slots(self) -> list[SlotReport]:
-        """What is in each slot, by its number."""
+        """Returns the state of each slot, by its number."""
         return self._engine.slots()
 
     @property
     def failure(self) -> Optional[Exception]:
-        """What made the engine close by itself; None as long as it has not.
+        """The error that closed the engine; None if there was none.
 
-        Every request ended with an error, and no new one is accepted: load the model again.
+        After it, every request has ended with an error and new ones are rejected: reload the model.
         """
         return self._engine.failure
 
     def on_step(self, callback: Callable[[StepReport], None]) -> None:
         """Calls `callback` after every step, on the device thread; replaces an earlier one.
 
-        It must return immediately and not raise: every user waits for it.
+        It must return immediately and must not raise, because all users wait for it.
         """
         self._engine.on_step = check_kind("callback", callback, Callable)
 
     def close(self, drain: float = 30.0) -> None:
-        """Graceful shutdown: accepts no new requests; after `drain` seconds, cancels the rest.
+        """Graceful shutdown: rejects new requests and cancels the rest after `drain` seconds.
 
-        Packed weights that are still being written have as much time.
+        Also waits up to `drain` seconds for packed weights that are still being written.
         """
         self._engine.close(drain)
         if self._saving is not None:
@@ -344,7 +344,7 @@ class MultiUserLLM(GenerationMixin):
 
 
 def _path_of(path: Any) -> Path:
-    """Raises an InvalidParameterError unless it is one."""
+    """Raises InvalidParameterError unless `path` is a path."""
     return Path(check_kind("path", path, str, PathLike))
 
 

@@ -1,11 +1,11 @@
-"""How much memory an engine takes, computed from its model's shape before anything is loaded.
+"""Plans an engine's memory from its model's shape, before anything is loaded.
 
-Weights, caches and zeros are exact. What a step needs beside them is estimated from the shapes of
-its largest tensors. On a CPU with native kernels the sum was held against measured memory
-(`benchmarks/plan_memory.py`). For MindSpore's own operators (`engine/graph_memory.py`) it is what
-must be there at the same time if memory is used again as soon as it is free, as on the Ascend card
-that MindSpore simulates (`benchmarks/ascend_memory.py`). It was not measured on a real one; on a
-CPU MindSpore takes far more, as if it kept what every operator of every graph puts out.
+Weights, caches and zeros are exact. The workspace of a step is estimated from the shapes of its
+largest tensors. For native kernels on CPUs the sum was compared with measured memory
+(`benchmarks/plan_memory.py`). For MindSpore's operators (`engine/graph_memory.py`) it assumes that
+memory is reused as soon as it is free, as on the Ascend card that MindSpore simulates
+(`benchmarks/ascend_memory.py`). It was not measured on a real card; on a CPU MindSpore takes far
+more, as if it kept the outputs of all operators of all graphs.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 FLOAT32 = BYTES["float32"]
 
 SHORTEST = 2
-"""Tokens of a request: one of its prompt, one of its answer."""
+"""Minimum tokens of a request: one of the prompt, one of the answer."""
 
 
 def weight_count(config: AnyModelConfig) -> int:
-    """Numbers in the weights of a model of this shape; a tied output layer has none."""
+    """Number of weights (parameters) of a model; a tied output layer adds none."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def weight_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """All weights as they lie in memory: for native kernels packed, with vectors in float32."""
+    """Bytes of all weights in memory: for native kernels packed, with vectors in float32."""
     shapes = parameter_shapes(config)
     return sum(_parameter_bytes(name, shape, engine) for name, shape in shapes.items())
 
 
 def weight_bytes_read(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """What a decode step reads of them: all but the embedding, of which it takes single rows."""
+    """Bytes of weights that a decode step reads: all but the embedding, of which it reads rows."""
     table = (config.vocab_size, config.hidden_size)
     embedding = next(name for name, shape in parameter_shapes(config).items() if shape == table)
     unread = 0 if is_tied(config) else _parameter_bytes(embedding, table, engine)
@@ -71,7 +71,7 @@ def weight_bytes_read(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 
 def is_tied(config: AnyModelConfig) -> bool:
-    """Whether the output layer is the embedding."""
+    """Whether the output layer shares the embedding's weights."""
     return isinstance(config, CausalConfig) and config.tied
 
 
@@ -85,17 +85,17 @@ def _parameter_bytes(name: str, shape: tuple[int, ...], engine: EngineConfig) ->
 
 
 def cache_bytes_per_user(config: AnyModelConfig, seq_length: int, dtype: str) -> int:
-    """Keys and values: 2 * layers * seq_length * key/value heads * head_dim numbers of a type in
-    `BYTES`, and with int8 their scales."""
+    """Bytes of 2 * layers * seq_length * key/value heads * head_dim keys and values, of a type in
+    `BYTES`, and with int8 of their scales."""
     per_head = config.head_dim * BYTES[dtype] + scale_bytes(dtype)
     return 2 * config.num_layers * seq_length * config.num_key_value_heads * per_head
 
 
 def user_bytes(config: AnyModelConfig, engine: EngineConfig, tokens: Optional[int] = None) -> int:
-    """What the caches of one user with so many tokens take; default: `seq_length`.
+    """Bytes of one user's caches with `tokens` tokens; default: `seq_length`.
 
-    With native kernels that is whole tiles of keys and whole pages for each head, and no more
-    than the tokens need where pages can be given back. Otherwise it is always `seq_length`.
+    With native kernels, each head takes whole key tiles and whole pages, and only for `tokens` if
+    pages can be released. Otherwise caches always have room for `seq_length`.
     """
     dtype, length = cache_dtype_of(engine), engine.seq_length
     if not is_native(engine):
@@ -107,14 +107,14 @@ def user_bytes(config: AnyModelConfig, engine: EngineConfig, tokens: Optional[in
 
 
 def tokens_in(config: AnyModelConfig, engine: EngineConfig, limit: int) -> int:
-    """The most tokens of one user, up to `seq_length`, whose caches stay within `limit` bytes."""
+    """Maximum tokens of one user, up to `seq_length`, whose caches fit in `limit` bytes."""
     if user_bytes(config, engine, tokens=0) > limit:
         return 0
     return most_within(limit, partial(user_bytes, config, engine), engine.seq_length)
 
 
 def check_cache_memory(config: AnyModelConfig, engine: EngineConfig) -> None:
-    """Raises ConfigError if `cache_memory` cannot be kept to, or holds no request."""
+    """Raises ConfigError if `cache_memory` cannot be enforced, or is too small for any request."""
     if engine.cache_limit is None:
         return
     reason = portable_reason(engine) or pages.UNAVAILABLE
@@ -132,13 +132,13 @@ def check_cache_memory(config: AnyModelConfig, engine: EngineConfig) -> None:
 
 
 def cache_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """The most that the caches of all users take."""
+    """Maximum bytes of all users' caches."""
     caches = engine.users * user_bytes(config, engine)
     return caches if engine.cache_limit is None else min(caches, engine.cache_limit)
 
 
 def zeros_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """The zeros that overwrite used memory, one block of each length; not for native kernels."""
+    """Bytes of zeros that overwrite used caches, one block per length; none for native kernels."""
     if is_native(engine):
         return 0
     full, rest = divmod(engine.seq_length, BLOCK_LENGTH)
@@ -147,13 +147,13 @@ def zeros_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 
 def total_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Weights, everybody's caches, and the zeros: what an engine holds from start to end."""
+    """Bytes that an engine holds permanently: weights, all caches, and zeros."""
     caches = cache_bytes(config, engine)
     return weight_bytes(config, engine) + caches + zeros_bytes(config, engine)
 
 
 def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Estimate of what is needed beside `total_bytes`: the largest step, and the process itself."""
+    """Estimated bytes besides `total_bytes`: of the largest step, and of the process itself."""
     process = PROCESS_BYTES[engine.device_target]
     if not is_native(engine):
         return process + constant_bytes(config, engine) + step_bytes(config, engine)
@@ -168,26 +168,26 @@ def workspace_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 
 def widest(config: AnyModelConfig) -> int:
-    """Numbers per row in the middle of an MLP: what is added again, its input, and inside."""
+    """Activations per row in an MLP: residual, input, and inner activations."""
     inner = 3 if config.is_causal else 1
     return 2 * config.hidden_size + inner * config.inner_hidden_size
 
 
 def step_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """What the graph of MindSpore's operators that needs most takes while it runs."""
+    """Bytes of the largest graph of MindSpore's operators while it runs."""
     return graph_memory.step_bytes(config, engine, BYTES[dtype_of(engine)])
 
 
 def constant_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """What graphs of MindSpore's operators hold from when they are compiled, all together."""
+    """Bytes that all graphs of MindSpore's operators hold once they are compiled."""
     return graph_memory.constant_bytes(config, engine, BYTES[dtype_of(engine)])
 
 
 def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
-    """Most memory while weights are loaded: all of them, and what is on its way in.
+    """Peak bytes while weights are loaded: all weights, and those in transit.
 
-    With native kernels that is two blocks of each core, as it is read and in another type. Other
-    weights are on their way one parameter at a time.
+    With native kernels these are two blocks per core, as read and converted. Otherwise, weights are
+    loaded one parameter at a time.
     """
     if is_native(engine):
         underway = cores() * 2 * BLOCK_BYTES
@@ -198,7 +198,7 @@ def loading_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
 
 
 def users_that_fit(config: AnyModelConfig, engine: EngineConfig, available: int) -> int:
-    """The most users, up to 1024, whose engine and largest step stay within `available` bytes."""
+    """Maximum users, up to 1024, whose engine and largest step fit in `available` bytes."""
 
     def needed(users: int) -> int:
         one = replace(engine, users=users, users_per_cell=None)

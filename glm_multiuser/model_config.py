@@ -1,7 +1,7 @@
-"""The shape of a model, as its checkpoint's `config.json` gives it.
+"""Model configurations, as in `config.json` of checkpoints.
 
-What both kinds have (sizes, `num_key_value_heads`, `eos_token_ids`, `family`, `is_causal`) is all
-that the engine looks at.
+The engine uses only the attributes that both classes have: sizes, `num_key_value_heads`,
+`eos_token_ids`, `family` and `is_causal`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from glm_multiuser.errors import ConfigError
 
 MOST_LAYERS = 1 << 10
 LARGEST_SIZE = 1 << 24
-"""Beyond every published model, and small enough for arithmetic with it to take no time."""
+"""Beyond every published model, and small enough for fast arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ChatGLM6BConfig:
     """The shape of a ChatGLM-6B model; field names follow its `config.json`.
 
     Raises:
-        ConfigError: a size that is not positive, or that does not divide as it must.
+        ConfigError: a size that is not positive or not divisible as required.
     """
 
     vocab_size: int
@@ -41,11 +41,11 @@ class ChatGLM6BConfig:
     gmask_token_id: int = 130001
     pad_token_id: int = 3
     deepnorm_layers: Optional[int] = None
-    """Depth that the DeepNorm factor sqrt(2 * depth) is computed from; None: `num_layers`."""
+    """Depth in the DeepNorm factor sqrt(2 * depth); None: `num_layers`."""
 
     family = "chatglm_6b"
     is_causal = False
-    """Whether a token never depends on a later one; the context of ChatGLM-6B does."""
+    """Whether attention is causal; in ChatGLM-6B it is bidirectional within the prompt."""
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -72,7 +72,7 @@ class ChatGLM6BConfig:
 
     @property
     def num_key_value_heads(self) -> int:
-        """Heads that keys and values are kept for: all of them."""
+        """Heads in the KV cache: all of them."""
         return self.num_attention_heads
 
     @property
@@ -85,7 +85,7 @@ class ChatGLM6BConfig:
         """Picks the fields of this class from a parsed `config.json`.
 
         Raises:
-            ConfigError: another architecture, or a size that is missing.
+            ConfigError: another architecture, or a missing size.
         """
         model_type = values.get("model_type", "chatglm")
         if model_type != "chatglm" or not values.get("position_encoding_2d", False):
@@ -136,16 +136,16 @@ NORM_POSITIONS = ("before", "after", "both")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are scaled beyond the positions that a model was first trained for.
+    """Scaling of rotary frequencies beyond a model's original context length.
 
     Attributes:
         kind: "linear", "llama3" or "yarn", as `rope_type` in `config.json`, or "factors".
-        factor: by which positions are stretched.
-        original_positions: that the model was first trained for; "llama3" and "yarn".
-        low_freq_factor, high_freq_factor: of "llama3".
-        beta_fast, beta_slow: of "yarn".
-        attention_factor: what cosines and sines are multiplied with; of "yarn".
-        factors: of "factors", as GGUF files have them: what each frequency is divided by.
+        factor: by which the context length is extended.
+        original_positions: the original context length; for "llama3" and "yarn".
+        low_freq_factor, high_freq_factor: for "llama3".
+        beta_fast, beta_slow: for "yarn".
+        attention_factor: multiplier of cosines and sines; for "yarn".
+        factors: for "factors", as in GGUF files: the divisor of each frequency.
     """
 
     kind: str
@@ -161,32 +161,32 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class CausalConfig:
-    """The shape of a causal model; `models/decoder.py` computes all of them.
+    """The configuration of a causal model; `models/decoder.py` implements all of them.
 
     Attributes:
         family: as in `checkpoint/families.py`.
-        vocab_size: rows of the embedding, padding included.
-        num_attention_heads: heads of queries.
-        num_key_value_heads: groups that share one head of keys and values.
-        inner_hidden_size: of the MLP, which gates one half of twice that by the other.
-        max_sequence_length: positions that the model was trained for.
+        vocab_size: rows of the embedding, including padding.
+        num_attention_heads: query heads.
+        num_key_value_heads: key/value heads (grouped-query attention).
+        inner_hidden_size: of the MLP; its gated input layer has twice as many outputs.
+        max_sequence_length: maximum context length.
         eos_token_ids: ids that end an answer.
-        rotary_dim: numbers of each head that are rotated by the position; the others stay.
-        rope_theta: base of the rotary frequencies, `rope_ratio` included.
-        rope_scaling: of the rotary frequencies; None: they are as they are.
+        rotary_dim: rotated dimensions of each head; the others are unchanged.
+        rope_theta: base of the rotary frequencies, including `rope_ratio`.
+        rope_scaling: of the rotary frequencies; None: unscaled.
         rotary_interleaved: whether neighbours are rotated together, as in ChatGLM, or the first
             half of `rotary_dim` with the second, as in Llama.
         norm: "rms" or "layer".
-        norm_position: whether norms stand "before" attention and MLP, "after" them, in front of
-            the residual sums, or at "both" places.
-        query_key_norm: whether each head of queries and keys is normed before it is rotated.
+        norm_position: of norms: "before" attention and MLP, "after" them (before the residual
+            sums), or "both".
+        query_key_norm: whether each query and key head is normalised before rotation.
         qkv_bias: whether queries, keys and values have a bias.
-        dense_bias: whether the output of the attention has one.
-        mlp_bias: whether the MLP has them.
-        tied: whether the output layer is the embedding.
+        dense_bias: whether the attention output has a bias.
+        mlp_bias: whether the MLP has biases.
+        tied: whether the output layer shares the embedding's weights.
 
     Raises:
-        ConfigError: a size that is not positive, or that does not divide as it must.
+        ConfigError: a size that is not positive or not divisible as required.
     """
 
     family: str
@@ -235,7 +235,7 @@ class CausalConfig:
 AnyModelConfig = Union[ChatGLM6BConfig, CausalConfig]
 
 ModelConfig = ChatGLM6BConfig
-"""The name that it had while there was one family."""
+"""Former name, from when there was only one family."""
 
 
 def _check_shape(config: AnyModelConfig) -> None:
@@ -250,7 +250,7 @@ def _check_shape(config: AnyModelConfig) -> None:
 
 
 def check_size(name: str, value: object) -> None:
-    """Raises ConfigError for a size that no model has."""
+    """Raises ConfigError for an implausible size."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(
             f"{name} is {reprlib.repr(value)}; it must be a whole number of at least 1"

@@ -1,10 +1,10 @@
-"""How the next token is chosen, for all rows at once.
+"""Samples the next token of all rows at once.
 
     choose:  grammar -> bias -> penalise -> mask stop tokens -> min-p -> top-k -> top-p -> draw
 
-The meaning of each step is that of Hugging Face's logits processors, and of vLLM's for those that
-OpenAI has; the order is vLLM's (vllm/v1/sample/sampler.py). This runs on the host in numpy, on the
-rows of logits that the engine hands over. See sampling_rows.py for the arithmetic.
+The steps are defined as in Hugging Face's logits processors, and as in vLLM for parameters of
+OpenAI; the order is vLLM's (vllm/v1/sample/sampler.py). Runs on the host in numpy, on the engine's
+rows of logits. See sampling_rows.py for the arithmetic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from glm_multiuser.sampling_rows import (
     log_probabilities,
 )
 
-# Beyond this, float32 scores that differ at all differ by more than exp can tell from nothing.
+# Beyond this, differences of float32 scores underflow in exp.
 INVERSE_TEMPERATURE_MAX = 1e30
 DRAWS_AT_ONCE = 64
 LARGEST = float(np.finfo(np.float32).max)
@@ -38,11 +38,10 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Choice:
-    """The token chosen for a row, and log-probabilities if the request wanted them.
+    """The token sampled for a row, and log-probabilities if the request asks for them.
 
-    They are the log-softmax of the logits as the model gave them, of the tokens that the grammar
-    allows, before penalty, temperature, top-k and top-p, as in vLLM. `top` holds the best ones,
-    best first.
+    They are the log-softmax of the model's logits over the tokens that the grammar allows, before
+    penalties, temperature, top-k and top-p, as in vLLM. `top` holds the best ones, best first.
     """
 
     token_id: int
@@ -51,31 +50,31 @@ class Choice:
 
 
 class TokenMatcher(Protocol):
-    """Where one answer is in its grammar."""
+    """The state of one answer in its grammar."""
 
     complete: bool
     """Whether the answer ends here."""
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token in."""
+        """Advances by one token."""
 
     def allowed(self) -> Mask:
-        """Which tokens may be next, [vocab_size].
+        """Returns the mask of allowed next tokens, [vocab_size].
 
         Raises:
-            GenerationError: none.
+            GenerationError: no token is allowed.
         """
 
 
 class RowSampler:
-    """The sampling state of one request, and of no other.
+    """The sampling state of one request.
 
-    prompt_token_ids: what the repetition penalty knows before the first token.
-    stop_token_ids: the model's own; min_tokens masks them, together with
-        params.stop_token_ids, unless the grammar allows no other. With ignore_eos, leave
-        end-of-sequence tokens out: they end nothing then, and may be drawn at any time.
-    vocab_size: the width of the logits. Ids beyond it can never be drawn and are passed over.
-    matcher: of params.grammar, and of no other request.
+    prompt_token_ids: initial tokens of the repetition penalty.
+    stop_token_ids: of the model; min_tokens masks them, together with params.stop_token_ids, unless
+        the grammar allows no other. With ignore_eos, omit end-of-sequence tokens: they end nothing
+        then, and may be drawn at any time.
+    vocab_size: the width of the logits. Ids beyond it are ignored, as they can never be drawn.
+    matcher: of params.grammar, for this request only.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class RowSampler:
         self._penalised = params.repetition_penalty != 1.0
         self._counted = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._counts: dict[int, int] = {}
-        """How often the answer has each of its tokens, where a penalty depends on it."""
+        """Token counts of the answer, if a penalty depends on them."""
         biases = dict(params.logit_bias)
         if biases and max(biases) >= vocab_size:
             limit = f"this model's tokens are 0 to {vocab_size - 1}"
@@ -118,7 +117,7 @@ class RowSampler:
         self._draws_block = 0
 
     def needs_logits(self, argmax: int) -> bool:
-        """Whether the next token takes more than `argmax`, which a graph can compute itself.
+        """Whether the next token depends on more than `argmax`, which graphs compute themselves.
 
         Raises:
             GenerationError: the grammar allows no token.
@@ -136,11 +135,11 @@ class RowSampler:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is all that its grammar allows."""
+        """Whether the answer is complete according to its grammar."""
         return self.matcher is not None and self.matcher.complete
 
     def accept(self, token_id: int) -> None:
-        """Record a token of the answer: the next `choose` is about the one after it."""
+        """Records a token of the answer; the next `choose` samples the one after it."""
         self.generated += 1
         if self.matcher is not None:
             self.matcher.accept(token_id)
@@ -150,14 +149,14 @@ class RowSampler:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
     def change(self, scores: Floats) -> None:
-        """Apply bias, penalties, mask and min-p to scores [vocab], in place."""
+        """Applies bias, penalties, mask and min-p to scores [vocab], in place."""
         scores[self._biased] += self._biases
         if self._penalised:
             seen = self._seen[scores[self._seen] > -np.inf]
             before = scores[seen].astype(np.float64)
             penalty = self.params.repetition_penalty
             after = np.where(before < 0, before * penalty, before / penalty)
-            # Infinity would be for ever the best score, or none would be left.
+            # An infinite score would always win, or leave no token to draw.
             scores[seen] = np.minimum(np.maximum(after, -LARGEST), LARGEST)
         if self._counts:
             ids = np.array(list(self._counts), np.intp)
@@ -175,7 +174,7 @@ class RowSampler:
             scores[scores < np.float32(float(scores.max()) + share)] = -np.inf
 
     def uniform(self, attempt: int) -> float:
-        """A number in [0, 1) that depends on the seed, the tokens so far and `attempt` only.
+        """Returns a number in [0, 1) that depends only on seed, answer length and `attempt`.
 
         It is number `generated` of a Philox stream (Salmon et al. 2011) with the key
         (seed, attempt). Attempts after 0 are for the rejections in `draw_plain`.
@@ -184,7 +183,7 @@ class RowSampler:
         if block != self._draws_block:
             self._draws, self._draws_block = {}, block
         if attempt not in self._draws:
-            # One count of Philox is four numbers.
+            # Philox yields four numbers per counter value.
             key, counter = self.seed + (attempt << 64), block * DRAWS_AT_ONCE // 4
             stream = np.random.Philox(key=key, counter=counter)
             self._draws[attempt] = np.random.Generator(stream).random(DRAWS_AT_ONCE)
@@ -196,12 +195,12 @@ def _ids_within(token_ids: Iterable[int], vocab_size: int) -> Ids:
 
 
 def choose(logits: NDArray[Any], samplers: Sequence[RowSampler]) -> list[Optional[Choice]]:
-    """The next token of every row of logits [rows, vocab] float32, one sampler per row.
+    """Samples the next token of every row of logits [rows, vocab] float32, one sampler per row.
 
-    None for a row whose logits are not all finite. A row's choice is the same, bit for bit,
-    wherever it stands and whatever the other rows hold and want. `logits` are not changed, and
-    samplers only move on with `accept`: asking again gives the same answer.
-    Raises ValueError where the shape of the logits does not fit the samplers.
+    Returns None for a row with non-finite logits. A row's choice is the same, bit for bit, at any
+    position and whatever the other rows are. Neither `logits` nor the samplers change, which only
+    advance with `accept`, so repeated calls give the same result.
+    Raises ValueError if the shape of the logits does not fit the samplers.
     """
     vocab_sizes = {sampler.vocab_size for sampler in samplers}
     if logits.ndim != 2 or len(logits) != len(samplers) or vocab_sizes - {logits.shape[1]}:
@@ -222,7 +221,7 @@ def choose(logits: NDArray[Any], samplers: Sequence[RowSampler]) -> list[Optiona
 
 
 def _allowed(logits: Floats, samplers: Sequence[RowSampler], usable: list[int]) -> Floats:
-    """The logits of tokens that the grammars allow; the others are -inf."""
+    """Returns the logits with -inf for tokens that the grammars do not allow."""
     matchers = [(row, samplers[row].matcher) for row in usable]
     if not any(matcher for _, matcher in matchers):
         return logits
@@ -244,12 +243,12 @@ def _changed(logits: Floats, samplers: Sequence[RowSampler], usable: list[int]) 
 
 
 def _rows(scores: Floats, rows: Sequence[int]) -> Floats:
-    """scores[rows] for ascending rows, without a copy where that is all of them."""
+    """scores[rows] for ascending rows, without a copy if these are all rows."""
     return scores if len(rows) == len(scores) else scores[rows]
 
 
 def _draw(scores: Floats, samplers: Sequence[RowSampler], usable: list[int]) -> dict[int, int]:
-    """{row: token id}. Rows that want the same passes over the vocabulary share them."""
+    """Returns {row: token id}. Rows of the same kind share their passes over the vocabulary."""
     groups: dict[str, list[int]] = {}
     for row in usable:
         groups.setdefault(_kind(samplers[row]), []).append(row)
@@ -302,7 +301,7 @@ def _log_probabilities(
 
 
 def _with_logprobs(logits: Floats, token_ids: Sequence[int], limits: Sequence[int]) -> list[Choice]:
-    """A token for each row, with log-probabilities of it and of so many best ones."""
+    """Adds log-probabilities to each row's token: its own, and those of the `limits` best ones."""
     counts = np.array([min(limit, logits.shape[1]) for limit in limits])
     found = log_probabilities(logits, np.array(token_ids), counts)
     return [
@@ -314,16 +313,16 @@ def _with_logprobs(logits: Floats, token_ids: Sequence[int], limits: Sequence[in
 def known_choices(
     logits: NDArray[Any], token_ids: Sequence[int], count: int
 ) -> Optional[list[Choice]]:
-    """Tokens that are known, as if they had been chosen: those of a prompt.
+    """Returns given tokens, such as a prompt's, with their log-probabilities.
 
     Args:
         logits: [rows, vocab] float32.
-        token_ids: one for each row.
-        count: log-probabilities of so many best ones, besides each token's.
+        token_ids: one per row.
+        count: number of best tokens whose log-probabilities are returned besides each token's.
 
     Returns:
-        None where the logits are not all finite. A row's log-probabilities are those that `choose`
-        returns for it, bit for bit, whatever the other rows are.
+        None if any logit is not finite. A row's log-probabilities are those that `choose` returns
+        for it, bit for bit, whatever the other rows are.
     """
     logits = np.ascontiguousarray(logits, dtype=np.float32)
     if not np.isfinite(logits).all():
@@ -333,6 +332,6 @@ def known_choices(
 
 
 def _possible(ids: Ids, logprobs: NDArray[Any]) -> dict[int, float]:
-    """Without tokens that the grammar does not allow."""
+    """Omits tokens that the grammar does not allow."""
     possible = logprobs > -np.inf
     return dict(zip(ids[possible].tolist(), logprobs[possible].tolist()))

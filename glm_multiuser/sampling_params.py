@@ -1,4 +1,4 @@
-"""`SamplingParams`: what a request may say about its answer, with the limits of each field."""
+"""`SamplingParams`: the parameters of a request, with their limits."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ LOGPROBS_MAX = 20
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled and when it ends. A value out of range raises InvalidParameterError.
+    """Sampling parameters and stop conditions. Values out of range raise InvalidParameterError.
 
-    max_tokens: at least 1; None: as many as seq_length leaves room for.
-    min_tokens: before that many, tokens that would end the answer cannot be drawn.
-    temperature: 0 takes the best token; up to TEMPERATURE_MAX.
-    top_k: draw from that many best tokens (Fan et al. 2018); 0: off.
-    top_p: draw from the fewest best tokens with that much probability (Holtzman et al. 2019).
-    min_p: leaves out tokens whose probability is less than that share of the best one's (Nguyen
-        et al. 2024); 0: off.
+    max_tokens: at least 1; None: limited by the sequence length.
+    min_tokens: number of tokens before which those that end the answer cannot be drawn.
+    temperature: 0: greedy; up to TEMPERATURE_MAX.
+    top_k: number of best tokens to draw from (Fan et al. 2018); 0: off.
+    top_p: cumulative probability of the best tokens to draw from (Holtzman et al. 2019); 1: off.
+    min_p: minimum probability of a token relative to the best one's (Nguyen et al. 2024); 0: off.
     repetition_penalty: for tokens of the prompt and the answer (Keskar et al. 2019); 1: off.
-    presence_penalty: subtracted from the logits of tokens that the answer has; up to PENALTY_MAX.
-    frequency_penalty: the same, times how often it has them. Both as in OpenAI's API reference:
+    presence_penalty: subtracted from the logits of tokens in the answer; up to PENALTY_MAX.
+    frequency_penalty: the same, times the token's count. Both as in OpenAI's API reference:
         logit -= count * frequency_penalty + (count > 0) * presence_penalty.
-    logit_bias: {token id: what is added to its logit}, from -LOGIT_BIAS_MAX to LOGIT_BIAS_MAX, of
-        up to LOGIT_BIASES_MAX tokens; kept as a tuple of pairs.
-    seed: 0 to SEED_MAX. The same seed gives the same answer. None: a fresh one for every request.
-    stop: texts that end the answer: one, or up to STOP_MAX, of up to STOP_LENGTH_MAX characters.
+    logit_bias: {token id: bias added to its logit}, from -LOGIT_BIAS_MAX to LOGIT_BIAS_MAX, of up
+        to LOGIT_BIASES_MAX tokens; stored as a tuple of pairs.
+    seed: 0 to SEED_MAX. The same seed gives the same answer. None: a random one per request.
+    stop: stop strings: one, or up to STOP_MAX, of up to STOP_LENGTH_MAX characters.
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
     ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
-    logprobs: log-probabilities of each token and of that many best ones, up to LOGPROBS_MAX.
-    prompt_logprobs: the same for the tokens of the prompt, each given those before it; the first
-        one has none. The whole prompt is computed for it. With causal models only.
-    grammar: what the answer must be; see `Grammar`. None: anything.
-    cache_prompt: with a causal model, skips what the prefix cache of the user's slot still holds of
-        the prompt; False computes all of it.
+    logprobs: number of best tokens, up to LOGPROBS_MAX, whose log-probabilities are returned with
+        those of each token; None: off.
+    prompt_logprobs: the same for prompt tokens, each given those before it; the first one has none.
+        Disables the prefix cache for the prompt. Causal models only.
+    grammar: that the answer must match; see `Grammar`. None: off.
+    cache_prompt: skips the part of the prompt in the user's prefix cache (causal models); False
+        computes all of it.
     """
 
     max_tokens: Optional[int] = None
@@ -109,7 +109,7 @@ class SamplingParams:
 
     @property
     def reuses_prompt(self) -> bool:
-        """Whether what the user's slot holds of the prompt is skipped."""
+        """Whether the request may use the prefix cache."""
         return self.cache_prompt and self.prompt_logprobs is None
 
     def _check_logit_bias(self) -> None:
@@ -130,8 +130,8 @@ class SamplingParams:
 
 
 def biases_by_id(biases: Mapping[Any, Any]) -> dict[Any, Any]:
-    """`logit_bias` of JSON, which writes token ids as texts. What is none stays a text, which is
-    rejected: Python reads no more than 4,300 digits, and no vocabulary has ids of ten."""
+    """Converts the keys of `logit_bias` in JSON to ints. Invalid ids stay strings, to be rejected
+    later: Python parses at most 4,300 digits, and no vocabulary has ids of ten."""
 
     def is_id(one: Any) -> bool:
         return isinstance(one, str) and one.isascii() and one.isdecimal() and len(one) < 10
@@ -140,7 +140,7 @@ def biases_by_id(biases: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def invalid(field: str, problem: str, place: Optional[int] = None) -> InvalidParameterError:
-    """The error of a field, or of the entry at `place` of one."""
+    """Returns the error for a field, or for its entry at `place`."""
     name = field if place is None else f"{field}[{place}]"
     return InvalidParameterError(f"{name} {problem}", field)
 
@@ -159,7 +159,7 @@ def _check_number(field: str, value: object, high: float, zero: bool = False) ->
     limit = f"{'at least' if zero else 'more than'} 0 and at most {high:g}"
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise invalid(field, f"is {shown(value)}; it must be a number, {limit}")
-    # NaN fails every comparison, so it is rejected too.
+    # NaN fails every comparison, and so is rejected.
     if not (0 <= value <= high and (zero or value > 0)):
         raise invalid(field, f"is {shown(value)}; it must be {limit}")
 

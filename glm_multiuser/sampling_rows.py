@@ -4,17 +4,16 @@
     draw_narrow    top-k of at most NARROW, with or without top-p: a few candidates per row
     draw_wide      everything else: the only one that needs an exponential for every token
 
-No vocabulary is sorted here. A row is folded to a few columns instead, where column c stands for
-the tokens c, c + columns, c + 2 * columns ... of that row.
+The vocabulary is never sorted. Instead, a row is folded to a few columns, where column c covers the
+tokens c, c + columns, c + 2 * columns ... of that row.
 
-A row must come out bit for bit the same in any company. So sums run along a row in a fixed order
-(cumsum: np.sum would pair its terms by a width that depends on other rows), and padding weighs 0.
+A row's result must be batch-invariant, bit for bit. So sums run along a row in a fixed order
+(cumsum: np.sum pairs its terms by a width that depends on other rows), and padding weighs 0.
 
-A draw walks the tokens in an order that does not depend on their scores. Where rounding lets two
-tokens that nearly tie change places, as between devices, the answer then hardly ever changes; on a
-walk in sorted order it would.
+Draws visit tokens in an order that does not depend on scores. If rounding swaps two tokens that
+nearly tie, as between devices, the answer then hardly ever changes; in sorted order it would.
 
-`inverse_temperature` is [rows] float32. `counts` is top-k, [rows], vocab where it is off.
+`inverse_temperature` is [rows] float32. `counts` is top-k, [rows]; off: vocab.
 `shares` is top-p, [rows]. `uniforms` are numbers in [0, 1), [rows], one per row.
 """
 
@@ -27,8 +26,8 @@ from numpy.typing import NDArray
 
 NARROW = 1024
 
-# Chosen by measurement on 130,528 tokens: columns for the bound of top-k (must be more than
-# NARROW), for the walk of `pick_folded`, and for the intervals of `draw_plain`.
+# Tuned on 130,528 tokens: columns for the bound of top-k (must be more than NARROW), for the
+# search in `pick_folded`, and for the intervals of `draw_plain`.
 BOUND_COLUMNS = 2048
 WALK_COLUMNS = 256
 PLAIN_COLUMNS = 16384
@@ -40,7 +39,7 @@ Mask = NDArray[np.bool_]
 
 
 def fold(scores: Floats, operation: np.ufunc, columns: int) -> Floats:
-    """Reduce [rows, vocab] over columns to [rows, min(vocab, columns)], e.g. with np.maximum."""
+    """Reduces [rows, vocab] over columns to [rows, min(vocab, columns)], e.g. with np.maximum."""
     rows, vocab = scores.shape
     if vocab <= columns:
         return scores
@@ -54,7 +53,7 @@ def fold(scores: Floats, operation: np.ufunc, columns: int) -> Floats:
 def in_columns(
     scores: Floats, row: Ids, column: Ids, columns: int, padding: float = -np.inf
 ) -> Floats:
-    """What row[i] holds in column[i]: [n, depth], `padding` beyond the end of the row."""
+    """Returns the scores of row[i] in column[i]: [n, depth], padded beyond the end of the row."""
     vocab = scores.shape[1]
     ids = column[:, None] + np.arange(0, vocab, columns)
     found: Floats = scores[row[:, None], np.minimum(ids, vocab - 1)]
@@ -63,7 +62,7 @@ def in_columns(
 
 
 def weigh(scores: Floats, best: Floats, inverse_temperature: Floats) -> Floats:
-    """exp((scores - best) * inverse_temperature), which is softmax before it is divided by its sum.
+    """Returns exp((scores - best) * inverse_temperature), the softmax before normalisation.
 
     scores [rows, width], best [rows].
     """
@@ -79,19 +78,19 @@ def running_sums(masses: Floats) -> Doubles:
 
 
 def totals_of(masses: Floats) -> Doubles:
-    """[rows], in memory of their own.
+    """Returns the sums [rows], as a copy.
 
-    For NumPy, a view of the last column extends over whatever follows it. Where that is
-    the result of the next function, NumPy takes its scalar loop, and a logarithm may come out an
-    ulp beside the one of its vector loop: the heap would decide about the last bit.
+    NumPy assumes that a view of the last column extends over the memory after it. If the next
+    function's output is there, NumPy uses its scalar loop, whose logarithms may differ from those
+    of the vector loop by an ulp: the last bit would depend on the heap.
     """
     return running_sums(fold(masses, np.add, WALK_COLUMNS))[:, -1].copy()
 
 
 def pick(masses: Floats, uniforms: Doubles) -> tuple[Ids, Doubles]:
-    """Invert the cumulative distribution of every row: positions [rows], and how far into them.
+    """Inverts the cumulative distribution of every row: positions [rows], and offsets in them.
 
-    The second result is uniform in [0, 1) again, given the first: it can choose within the
+    Given the position, the offset is again uniform in [0, 1), and can be used to pick within the
     position. A position without mass is never picked.
     """
     cumulative = running_sums(masses)
@@ -104,7 +103,7 @@ def pick(masses: Floats, uniforms: Doubles) -> tuple[Ids, Doubles]:
 
 
 def pick_folded(masses: Floats, uniforms: Doubles) -> tuple[Ids, Doubles]:
-    """`pick` for wide rows: first the column, then the place in it."""
+    """`pick` for wide rows: first the column, then the position in it."""
     column, rest = pick(fold(masses, np.add, WALK_COLUMNS), uniforms)
     inside = in_columns(masses, np.arange(len(masses)), column, WALK_COLUMNS, padding=0.0)
     place, rest = pick(inside, rest)
@@ -112,7 +111,7 @@ def pick_folded(masses: Floats, uniforms: Doubles) -> tuple[Ids, Doubles]:
 
 
 def at_least_best(scores: Floats, counts: Ids) -> Mask:
-    """Mark the counts[row] best scores of every row, and not many others.
+    """Marks the counts[row] best scores of every row, and few others.
 
     The k-th best column maximum cannot exceed the k-th best score.
     counts is between 1 and min(vocab, NARROW).
@@ -120,13 +119,13 @@ def at_least_best(scores: Floats, counts: Ids) -> Mask:
     maxima = fold(scores, np.maximum, BOUND_COLUMNS)
     ranks = maxima.shape[1] - counts
     bounds = np.partition(maxima, np.unique(ranks), axis=1)[np.arange(len(ranks)), ranks]
-    # -inf is what cannot be drawn; a row may have fewer other scores than that.
+    # -inf cannot be drawn, and a row may have fewer than counts[row] other scores.
     marked: Mask = (scores >= bounds[:, None]) & (scores > -np.inf)
     return marked
 
 
 def best_mask(scores: Floats, worst: Floats, counts: Ids) -> Mask:
-    """Mark the counts[row] best of every row, given the worst of them; lower ids win ties."""
+    """Marks the counts[row] best of every row, given the worst of them; lower ids win ties."""
     above = scores > worst[:, None]
     ties = scores == worst[:, None]
     room = counts - np.count_nonzero(above, axis=1)
@@ -135,7 +134,7 @@ def best_mask(scores: Floats, worst: Floats, counts: Ids) -> Mask:
 
 
 def gather(scores: Floats, marked: Mask) -> tuple[Ids, Floats]:
-    """The marked tokens: ids and scores, both [rows, width], ids ascending, padded with 0 and -inf.
+    """Returns the marked tokens' ids, ascending, and scores, [rows, width], padded with 0 and -inf.
 
     width is the largest number of them in a row, and at least 1.
     """
@@ -160,9 +159,9 @@ def draw_among(
     uniforms: Doubles,
     totals: Optional[Doubles] = None,
 ) -> Ids:
-    """Cut the candidates of `gather` to top-k, then to top-p, then draw.
+    """Reduces the candidates of `gather` to top-k, then to top-p, then draws.
 
-    totals [rows] are what `shares` are shares of; None: of what top-k left.
+    totals [rows] are the masses that `shares` refer to; None: the masses after top-k.
     """
     ordered = -np.sort(-scores, axis=1)
     masses = weigh(ordered, ordered[:, 0], inverse_temperature)
@@ -190,11 +189,11 @@ def draw_narrow(
 def draw_plain(
     scores: Floats, inverse_temperature: Floats, uniforms: Callable[[int, Ids], Doubles]
 ) -> Ids:
-    """One token of the whole softmax, with few exponentials.
+    """Draws a token from the whole softmax, with few exponentials.
 
-    Every column gets an interval as long as its mass could be at most, or, where that is much, as
-    long as its mass is. A draw that lands beyond the last token of its column counts for nothing
-    and the row draws again, which leaves the distribution exact (rejection; von Neumann 1951).
+    Every column gets an interval whose length is an upper bound of its mass, or, if that is large,
+    its mass. A draw beyond the last token of its column is rejected and the row draws again, which
+    keeps the distribution exact (rejection sampling; von Neumann 1951).
     uniforms(n, rows) are the numbers for attempt n of these rows.
     """
     vocab = scores.shape[1]
@@ -232,11 +231,11 @@ def draw_wide(
     best = scores.max(axis=1)
     masses = weigh(scores, best, inverse_temperature)
     totals = totals_of(masses)
-    # A nucleus is usually a few tokens, and all of them above this floor. Whether they are
-    # shows in their sum; where they are not, the whole row is looked through.
+    # A nucleus usually has few tokens, all above this floor. Their sum shows whether they suffice;
+    # if not, the whole row is searched.
     floors = ((1.0 - shares) * totals / (4 * NARROW)).astype(np.float32)
     marked = masses >= floors[:, None]
-    # Row by row: with an axis, this count takes a tenth of the time of everything here.
+    # Row by row: with an axis, this count takes a tenth of the function's time.
     marked[[np.count_nonzero(row) > NARROW for row in marked]] = False
     ids, candidates = gather(scores, marked)
     found = running_sums(weigh(candidates, best, inverse_temperature))[:, -1]
@@ -258,10 +257,10 @@ def draw_wide(
 
 
 def nucleus(masses: Floats, share: float) -> Mask:
-    """Mark the fewest largest of `masses` [vocab] that add up to `share` of them all.
+    """Marks the fewest largest of `masses` [vocab] that add up to `share` of their total.
 
-    Floats that are not negative sort as their bits do, so the upper halves of the bits are bins,
-    and only the bin where the sum is reached needs sorting.
+    Non-negative floats sort as their bits do, so the upper halves of the bits are used as bins, and
+    only the bin in which the sum is reached is sorted.
     """
     bins = masses.view(np.uint32) >> 16
     from_the_top: Doubles = np.bincount(bins, weights=masses)[::-1].cumsum()
@@ -280,7 +279,7 @@ def nucleus(masses: Floats, share: float) -> Mask:
 def log_probabilities(
     scores: Floats, tokens: Ids, counts: Ids
 ) -> tuple[Doubles, Ids, NDArray[Any]]:
-    """Log-softmax [rows] of `tokens` [rows], and the ids and log-softmax of the best ones.
+    """Returns the log-softmax [rows] of `tokens` [rows], and ids and log-softmax of the best ones.
 
     The last two are [rows, width], best first, lower ids first among ties; the first counts[row]
     of each row are valid, for counts up to min(vocab, NARROW).

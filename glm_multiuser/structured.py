@@ -1,8 +1,8 @@
-"""Structured output: grammars compiled by llguidance, and which tokens they allow next.
+"""Structured output: compiles grammars with llguidance, and computes masks of allowed tokens.
 
 A `GrammarCompiler` belongs to a tokenizer, a `GrammarMatcher` to one request. The mask of the next
-token depends on the grammar and the request's own tokens only. It is computed on a thread of its
-own as soon as the last token is known, while the device runs the next step.
+token depends only on the grammar and the request's own tokens. A separate thread computes it as
+soon as the last token is known, while the device runs the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INSTALL = "pip install 'glm-multiuser[structured]'"
 MASK_THREADS = 2
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""At most one space after a comma or a colon: a model cannot write white space for ever."""
+"""At most one space after a comma or colon, so that a model cannot write white space for ever."""
 
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -44,20 +44,20 @@ LIMITS = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
-"""Of llguidance. They count work, not time, so that an answer does not depend on the machine."""
+"""Limits of llguidance, in work instead of time, so that answers do not depend on the machine."""
 
 
 TEXT_BYTES = (*range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
-"""Of printable ASCII, and of UTF-8 for the first two planes of Unicode. Of the others, vocabularies
-of published models lack some."""
+"""Bytes of printable ASCII, and of UTF-8 for the first two planes of Unicode. Some others are
+missing in vocabularies of published models."""
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer. May be used by several threads.
+    """Compiles grammars for one tokenizer. Thread-safe.
 
     Args:
         tokenizer: of the model.
-        vocab_size: of the model, perhaps more than the tokenizer has.
+        vocab_size: of the model; may be larger than the tokenizer's.
         stop_token_ids: that end an answer.
 
     Raises:
@@ -90,20 +90,20 @@ class GrammarCompiler:
     def compile(
         self, grammar: Grammar, *, continued: bool = False, raw: bool = False
     ) -> GrammarMatcher:
-        """The matcher of a new request; takes milliseconds.
+        """Creates the matcher of a new request; takes milliseconds.
 
-        Copies of a matcher of llguidance share its lexer: the states that one answer needs would
-        count towards `max_lexer_states` of the others. So every answer has a grammar compiled.
+        Grammars are compiled for every answer, because copies of an llguidance matcher share its
+        lexer: the states of one answer would count towards `max_lexer_states` of the others.
 
         Args:
-            grammar: of its answer.
+            grammar: of the answer.
             continued: whether the beginning of the answer is in the prompt.
-            raw: whether the answer is shown as the model writes it, without an `answer_reader`.
+            raw: whether the answer is the model's raw output, without an `answer_reader`.
 
         Raises:
-            InvalidParameterError: a grammar that cannot be served, or is too large.
+            InvalidParameterError: an unsupported or too large grammar.
         """
-        # One at a time: a request that takes long delays other structured requests, and no more.
+        # One at a time, so that a slow grammar delays only other structured requests.
         with self._lock:
             written = json.dumps({"grammars": self._written(grammar, continued, raw)})
             limits = self._library.LLParserLimits(**LIMITS)
@@ -127,11 +127,11 @@ class GrammarCompiler:
 
     @cached_property
     def _call_ids(self) -> NDArray[np.intp]:
-        """Special tokens that calls are written with."""
+        """Special tokens of tool calls."""
         return np.array(sorted(self._tokenizer.call_token_ids), np.intp)
 
     def _written(self, grammar: Grammar, continued: bool, raw: bool) -> list[dict[str, Any]]:
-        """In the form of llguidance, a grammar for the whole answer and those of its parts."""
+        """Returns llguidance's grammars of the whole answer and of its parts."""
         tokenizer = self._tokenizer
         if grammar.kind != "tool_call":
             rule = tokenizer.content_rule("@content", continued=continued, raw=raw)
@@ -158,7 +158,7 @@ class GrammarCompiler:
         if grammar.kind == "json_schema":
             return _schema(name, grammar.value)
         if grammar.kind == "regex":
-            # As in JSON Schema, \d and \w are ASCII.
+            # \d and \w are ASCII, as in JSON Schema.
             pattern = self._library.regex_to_lark(grammar.text, "dw")
             return _lark(name, f"start: /{pattern}/")
         if grammar.kind == "choice":
@@ -167,7 +167,7 @@ class GrammarCompiler:
 
         try:
             text = any_to_lark(grammar.text)
-        except Exception as error:  # the converter raises no narrower class
+        except Exception as error:  # the converter raises plain Exception
             raise InvalidParameterError(
                 f"grammar of kind grammar is neither Lark nor GBNF: {error}", "grammar"
             ) from None
@@ -176,7 +176,7 @@ class GrammarCompiler:
 
 
 class LLMatcher(Protocol):
-    """What is used of llguidance's class of this name."""
+    """The methods in use of llguidance's class of this name."""
 
     def consume_token(self, token: int) -> bool: ...
     def is_stopped(self) -> bool: ...
@@ -186,16 +186,16 @@ class LLMatcher(Protocol):
 
 
 class GrammarMatcher:
-    """Where one answer is in its grammar.
+    """The state of one answer in its grammar.
 
     Args:
-        matcher: llguidance's.
+        matcher: of llguidance.
         vocab_size: of the model.
-        stop_token_ids: that may end the answer where the grammar allows an end.
-        never: ids that the answer never has, besides.
+        stop_token_ids: allowed where the grammar may end.
+        never: other ids, which are never allowed.
 
     Attributes:
-        taken: whether a request has it; no other may have it then.
+        taken: whether a request already uses it.
     """
 
     def __init__(
@@ -215,11 +215,11 @@ class GrammarMatcher:
         self._compute()
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token in, and has the mask after it computed meanwhile."""
+        """Advances by one token, and starts to compute the mask after it."""
         if token_id in self._stops:
             self.complete = True
             return
-        self._mask.exception()  # waits: one thread at a time may use the matcher
+        self._mask.exception()  # waits, because the matcher is not thread-safe
         try:
             accepted = self._matcher.consume_token(token_id)
             self.complete = accepted and self._matcher.is_stopped()
@@ -232,10 +232,10 @@ class GrammarMatcher:
             _threads().submit(self._compute)
 
     def allowed(self) -> Mask:
-        """Which tokens may be next, [vocab_size]; waits until that is computed.
+        """Waits for the mask of allowed next tokens, [vocab_size].
 
         Raises:
-            GenerationError: none, or llguidance gave up.
+            GenerationError: no token is allowed, or llguidance failed.
         """
         return self._mask.result()
 
@@ -248,7 +248,7 @@ class GrammarMatcher:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        """What `allowed` raises; a panic of llguidance's Rust code is no Exception."""
+        """Makes `allowed` raise; a panic of llguidance's Rust code is not an Exception."""
         logger.error("llguidance failed", exc_info=error)
         self._mask.set_exception(GenerationError(f"the grammar failed: {error!r}"))
 
@@ -256,7 +256,7 @@ class GrammarMatcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise GenerationError(f"the grammar: {_shortened(self._matcher.get_error())}")
-        # The last token is none of the model's: it stands for the end of the answer.
+        # The last token stands for the end of the answer; the model does not have it.
         mask: Mask = np.unpackbits(bits, count=self.vocab_size + 1, bitorder="little").view(bool)
         may_end, mask = bool(mask[-1]), mask[:-1]
         mask[self._never] = False
@@ -267,7 +267,7 @@ class GrammarMatcher:
 
 
 class _Tokens:
-    """A vocabulary as llguidance reads it; one more token stands for the end of an answer."""
+    """A vocabulary in llguidance's format, with one more token for the end of an answer."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -289,7 +289,7 @@ class _Tokens:
         return {self.tokens[at]: at for at in reversed(ordinary)}
 
     def __call__(self, written: Union[str, bytes]) -> list[int]:
-        """Ids that are exactly this text: the tokenizer's, or else the longest ones in turn."""
+        """Returns the tokenizer's ids if they are exactly this text, else the longest matches."""
         content = written.encode("utf-8") if isinstance(written, str) else bytes(written)
         ids = self._tokenizer.encode_inside(content.decode("utf-8"))
         if b"".join(self.tokens[one] for one in ids) == content:

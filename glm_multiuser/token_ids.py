@@ -1,4 +1,4 @@
-"""Prompts as token ids, which are checked once."""
+"""Prompts as validated token ids."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from glm_multiuser.errors import InvalidParameterError, shown
 
 
 class TokenIds(tuple[int, ...]):
-    """A prompt of whole numbers from 0, a tokenizer's or checked ones, all below `vocab_size`.
+    """A prompt of ints from 0 to `vocab_size` - 1, from a tokenizer or already validated.
 
     continued: whether it ends with the beginning of the answer.
 
     Raises:
-        InvalidParameterError: an id that the model does not have; tokenizers may have more tokens.
+        InvalidParameterError: an id beyond `vocab_size`; tokenizers may have more tokens.
     """
 
     vocab_size: int
@@ -36,18 +36,18 @@ class TokenIds(tuple[int, ...]):
 
 
 def check_token_ids(prompt: Sequence[int], vocab_size: int) -> TokenIds:
-    """The ids of a prompt; those that are known to be valid are not checked again.
+    """Validates the ids of a prompt; `TokenIds` are not checked again.
 
     Raises:
-        InvalidParameterError: no sequence, or an id that is not a whole number from 0 to
+        InvalidParameterError: not a sequence, or an id that is not an int from 0 to
             `vocab_size` - 1.
     """
     if isinstance(prompt, TokenIds) and prompt.vocab_size == vocab_size:
         return prompt
     if isinstance(prompt, np.ndarray):
-        prompt = prompt.tolist()  # a number where it has no dimensions
-    # Bytes are a sequence of whole numbers, and those of a text would be read as token ids. Python
-    # 3.9 has no Sequence in `array`.
+        prompt = prompt.tolist()  # a number if it has no dimensions
+    # Bytes are sequences of ints, and would be taken for token ids. In Python 3.9, `array` is not a
+    # Sequence.
     is_sequence = isinstance(prompt, (Sequence, array))
     if not is_sequence or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise InvalidParameterError(

@@ -1,12 +1,11 @@
-"""Packed weights on disk, so that the next start maps them into memory and packs nothing.
+"""A cache of packed weights on disk, which the next start maps into memory.
 
-There is a safetensors file for each checkpoint and type of weights. Its tensors are the arrays that
-the kernels read, and its metadata has what they were made from and a checksum of each. A process
-uses the mapped pages as they are, so processes on one machine share them, and the system may drop
-and read them again.
+There is a safetensors file per checkpoint and type of weights. Its tensors are the arrays that the
+kernels read, and its metadata describes their source and has a checksum of each. Mapped pages are
+used unchanged, so processes on one machine share them, and the system may evict and reload them.
 
-A file is written beside its place and renamed, so a reader never meets half of one; whatever else
-has happened to it is noticed by its checksums.
+Files are written to a temporary file and renamed, so readers never see partial files; checksums
+detect any other damage.
 """
 
 from __future__ import annotations
@@ -36,34 +35,34 @@ from glm_multiuser.progress import Progress
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""To be raised whenever the same checkpoint would be packed otherwise."""
+"""Incremented whenever the packed format changes."""
 
 OFF = "off"
 
 VARIABLE = "GLM_MULTIUSER_WEIGHT_CACHE"
-"""Environment variable: the folder, or "off", where the setting leaves it open."""
+"""Environment variable: the folder or "off", if the setting is None."""
 
 DTYPES = {"<f4": "F32", "<f2": "F16", "<i2": "I16", "|i1": "I8", "|u1": "U8"}
 """Type of an array -> its name in a safetensors file."""
 
 LARGEST_HEADER = 100 << 20
-"""Bytes; that of the safetensors library, too."""
+"""Bytes; as in the safetensors library."""
 
 CHECKSUM = "xxh3_64 "
-"""What the metadata's key of a checksum begins with; the name of the tensor follows."""
+"""Prefix of a checksum's metadata key; the name of the tensor follows."""
 
 MOST_BUFFERS = 512
-"""Of one call of the system; Linux takes 1,024."""
+"""Maximum per system call; Linux allows 1,024."""
 
 MIB = 1 << 20
 
 
 def cache_folder(setting: Optional[str]) -> Optional[Path]:
-    """Where packed weights are kept: in the folder that `weight_cache` or the environment variable
-    names, by default in `glm_multiuser` of `$XDG_CACHE_HOME` or `~/.cache`; None if it is "off".
+    """Returns the folder of packed weights: `weight_cache`, else the environment variable, else
+    `glm_multiuser` in `$XDG_CACHE_HOME` or `~/.cache`; None if it is "off".
 
     Raises:
-        ConfigError: it cannot be the name of a folder.
+        ConfigError: not a valid path.
     """
     folder = setting or os.environ.get(VARIABLE)
     if folder == OFF:
@@ -75,12 +74,12 @@ def cache_folder(setting: Optional[str]) -> Optional[Path]:
 
 @dataclass(frozen=True)
 class WeightCache:
-    """The file of one checkpoint with one type of weights.
+    """The cache file of one checkpoint with one type of weights.
 
     Attributes:
         path: of the file.
-        made_from: what its content depends on.
-        sizes: of its arrays, in the order in which they lie there.
+        made_from: everything that its content depends on, as JSON.
+        sizes: of its arrays, in file order.
     """
 
     path: Path
@@ -91,26 +90,26 @@ class WeightCache:
     def of(
         cls, folder: Path, files: Sequence[Path], settings: Mapping[str, Any], sizes: Sizes
     ) -> WeightCache:
-        """That of a checkpoint's files, as they are now.
+        """Returns the cache for a checkpoint's files in their current state.
 
         Raises:
-            OSError: one of them cannot be looked at.
+            OSError: the state of a file cannot be read.
         """
         paths = [path.resolve() for path in files]
         states = [(str(path), *_state(path.stat())) for path in paths]
         made_from = {"format": FORMAT, "files": states, **settings}
         text = json.dumps(made_from, sort_keys=True)
-        # One name for all states of the same files: what they were before is replaced.
+        # One name for all states of the same files, so that a new state replaces the old one.
         place = json.dumps([FORMAT, [str(path) for path in paths], settings], sort_keys=True)
         name = paths[0].stem if len(paths) == 1 else paths[0].parent.name
         digest = hashlib.sha256(place.encode()).hexdigest()[:16]
-        # Matrices have whole cache lines; what has not comes after them, and nothing is askew.
+        # Matrices fill whole cache lines. Vectors may not, and come last to keep all aligned.
         order = sorted(sizes, key=lambda one: len(sizes[one][0]) == 1)
         ordered = {one: sizes[one] for one in order}
         return cls(folder / f"{name}-{digest}.safetensors", text, ordered)
 
     def load(self, progress: Progress) -> Optional[dict[str, Array]]:
-        """The arrays, mapped from the file; None if there is no such file, or not a whole one."""
+        """Maps the arrays from the file; None if it is missing, outdated or damaged."""
         try:
             with self.path.open("rb") as file:
                 found = self._mapped(file.fileno(), progress)
@@ -133,7 +132,7 @@ class WeightCache:
             raise ValueError("it was made from other files, or is damaged")
         if size != begin + sum(_bytes(*one) for one in self.sizes.values()):
             raise ValueError("it is cut short")
-        # Private: nothing that this process does could change the file.
+        # Private, so that this process cannot change the file.
         memory = mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -153,13 +152,13 @@ class WeightCache:
         return arrays
 
     def save(self, arrays: Mapping[str, Array]) -> None:
-        """Writes the file, complete or not at all. One that cannot be written is a log line."""
+        """Writes the file atomically. Logs a warning if it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._remove_remains()
             handle, name = mkstemp(".part", f".{self.path.stem}-", self.path.parent)
             with os.fdopen(handle, "wb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # as long as this process lives
+                fcntl.flock(file, fcntl.LOCK_EX)  # marks it as in use, see `_remove_remains`
                 try:
                     self._write(file.fileno(), arrays)
                     os.replace(name, self.path)
@@ -179,7 +178,7 @@ class WeightCache:
         left = [memoryview(len(header).to_bytes(8, "little")), memoryview(header), *contents]
         place = 0
         while left:
-            # All at once: the system keeps pieces that are aligned and large in huge pages.
+            # In large aligned writes, which the system can keep in huge pages.
             written = os.pwritev(file, left[:MOST_BUFFERS], place)
             place += written
             while left and written >= len(left[0]):
@@ -188,13 +187,13 @@ class WeightCache:
                 left[0] = left[0][written:]
 
     def _remove_remains(self) -> None:
-        """Partial files of processes that exited while writing: no lock is held on them."""
+        """Removes partial files of processes that exited while writing: they are not locked."""
         for remains in self.path.parent.glob(".*.part"):
             try:
                 with remains.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remains.unlink(missing_ok=True)
-            except OSError as error:  # another process has it locked, renamed or owns it
+            except OSError as error:  # locked, renamed or owned by another process
                 logger.debug("%s is left where it is: %s", remains, error)
 
     def _header(self, digests: Mapping[str, str]) -> bytes:
@@ -206,12 +205,12 @@ class WeightCache:
             stored_as = DTYPES[dtype.newbyteorder("<").str]
             header[name] = {"dtype": stored_as, "shape": shape, "data_offsets": [begin, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
-        # Tensors begin with a page.
+        # Aligns the tensors to a page.
         return text + b" " * (-(len(text) + 8) % mmap.PAGESIZE)
 
 
 def _state(found: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file does; the time of the last change cannot be set back."""
+    """Attributes that change with the file; unlike mtime, ctime cannot be set back."""
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 

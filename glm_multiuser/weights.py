@@ -1,4 +1,4 @@
-"""A model's weights: where they come from, and putting them into its parameters."""
+"""Sources of weights, and loading into a model's parameters."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ logger = logging.getLogger(__name__)
 Array = NDArray[Any]
 
 Rows = Callable[[int, int], Array]
-"""The rows of a matrix from one up to another, of a type that `pack_rows` takes."""
+"""Returns rows [begin, end) of a matrix, of a type that `pack_rows` accepts."""
 
 ALIGNMENT = 64
-"""Bytes of a cache line; a vector that lies in two of them takes twice as long to read."""
+"""Bytes of a cache line; vectors across two lines take twice as long to read."""
 
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter to fill.
+    """A parameter to load.
 
     Attributes:
         parameter: its memory is replaced.
-        packing: how a matrix of the native backend lies in memory; None: as it is.
-        memory: what the parameter's memory becomes; None: memory of its own.
+        packing: memory layout of a matrix of the native backend; None: unpacked.
+        memory: memory for the parameter; None: newly allocated.
     """
 
     parameter: Parameter
@@ -56,14 +56,14 @@ class Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its values: weights are [outputs, inputs]."""
+        """Shape of the values; weights are [outputs, inputs]."""
         if self.packing is not None:
             return self.packing.outputs, self.packing.inputs
         return tuple(self.parameter.shape)
 
     @property
     def dtype(self) -> Any:
-        """Of the values that it keeps as they are."""
+        """Type of values that are stored without conversion."""
         return self.packing.unpacked_dtype if self.packing else numpy_type(self.parameter.dtype)
 
     @property
@@ -74,7 +74,7 @@ class Weight:
         return self.shape, np.dtype(self.dtype)
 
     def assign(self, values: Array) -> None:
-        """Fills it with values of `shape`; `dtype`, or float32."""
+        """Stores values of `shape`, of type `dtype` or float32."""
         if self.packing is None:
             self.keep(values.astype(self.dtype, copy=False))
             return
@@ -86,13 +86,13 @@ class Weight:
                 pass
 
     def assign_rows(self, rows: Rows, pool: ThreadPoolExecutor) -> Iterator[int]:
-        """Fills a packed one, a block of rows at a time on the threads of `pool`.
+        """Packs a matrix, in blocks of rows on the threads of `pool`.
 
         Yields:
-            Bytes of its memory that another block has filled.
+            Bytes of packed memory that each block filled.
 
         Raises:
-            FloatingPointError: values that are not finite, or beyond the range of its type.
+            FloatingPointError: values that are not finite or out of range.
         """
         packing = self.packing
         if packing is None:
@@ -112,28 +112,28 @@ class Weight:
         self.keep(packed)
 
     def keep(self, stored: Array) -> None:
-        """Makes an array of `stored`'s shape and type the parameter's memory, without a copy."""
+        """Uses an array of `stored`'s shape and type as the parameter's memory, without a copy."""
         if self.memory is not None and stored is not self.memory:
             np.copyto(self.memory, stored)
             stored = self.memory
-        # `Tensor` would copy it: the largest of a 6B model has gigabytes.
+        # `Tensor` would copy it, and the largest of a 6B model has gigabytes.
         self.parameter.set_data(Tensor.from_numpy(stored))
 
 
 Fill = Callable[[Mapping[str, Weight], Progress], None]
-"""Puts values into a model's weights, by their names."""
+"""Loads values into a model's weights, by name."""
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where weights come from.
+    """A source of weights.
 
     Attributes:
-        fill: puts them in.
-        dtype: the smallest type that holds its matrices as they are: "float32", "float16" or
+        fill: loads them.
+        dtype: the smallest type that holds its matrices losslessly: "float32", "float16" or
             "bfloat16".
-        files: that they are read from, and the one that says how; none: they are made up.
-        types: name of each matrix -> the type that it is stored as, by the matrix.
+        files: weight files, and the one that describes them; empty for generated weights.
+        types: name of each matrix -> its stored type.
     """
 
     fill: Fill
@@ -148,7 +148,7 @@ class WeightSource:
 def weights_of(
     model: MultiUserModel, memory: Optional[Mapping[str, Array]] = None
 ) -> dict[str, Weight]:
-    """Every weight of a model, packed or not; `memory` is that of each, by its name."""
+    """Returns all weights of a model, packed or not; `memory` maps names to their memory."""
     packings = {
         parameter.name: cell.packing
         for _, cell in model.cells_and_names()
@@ -164,8 +164,8 @@ def weights_of(
 
 
 def allocate(sizes: Sizes) -> dict[str, Array]:
-    """Arrays in one piece of memory, in huge pages where the system has them, so that a step reads
-    it fast. Nothing is written to it: pages that are never written are zero and take no memory."""
+    """Allocates arrays in one mapping, with huge pages if available, for fast reads in steps. The
+    memory is not touched: pages that are never written are zero and take no memory."""
     places, end = {}, 0
     for name, (shape, dtype) in sizes.items():
         places[name] = end
@@ -180,15 +180,15 @@ def allocate(sizes: Sizes) -> dict[str, Array]:
 
 
 def load_weights(folder: Path, model_config: AnyModelConfig) -> WeightSource:
-    """The weights of a checkpoint folder or GGUF file, read and packed on all cores at once.
+    """Returns the weights of a checkpoint folder or GGUF file, read and packed on all cores.
 
     Raises:
-        CheckpointError: immediately, and not when the model was made, if its tensors do not fit.
+        CheckpointError: the tensors do not fit; raised here, before the model is built.
     """
     matched = match(folder, model_config, parameter_shapes(model_config))
     files = sorted({tensor.path for one in matched for _, tensor in one.sources})
     config = Path(folder) / "config.json"
-    if config.is_file():  # its `quantization_config` says how numbers are to be read
+    if config.is_file():  # its `quantization_config` defines how weights are decoded
         files.append(config)
 
     def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
@@ -205,7 +205,7 @@ def load_weights(folder: Path, model_config: AnyModelConfig) -> WeightSource:
 
 
 def _parts(filled: Filled, weight: Weight, pool: ThreadPoolExecutor) -> Iterator[int]:
-    """Fills one weight, and yields the bytes of each part of it."""
+    """Loads one weight, and yields the bytes of each part."""
     if weight.packing is None:
         weight.keep(filled.read(weight.dtype))
         yield _bytes(weight)
@@ -215,7 +215,7 @@ def _parts(filled: Filled, weight: Weight, pool: ThreadPoolExecutor) -> Iterator
     try:
         yield from weight.assign_rows(filled.blocks if as_stored else filled.rows, pool)
     except FloatingPointError as error:
-        filled.read(weight.dtype)  # says which tensor it is
+        filled.read(weight.dtype)  # raises an error that names the tensor
         raise CheckpointError(str(error)) from error
 
 
@@ -225,7 +225,7 @@ def _bytes(weight: Weight) -> int:
 
 
 def random_weights(seed: int) -> WeightSource:
-    """Matrices of small normal numbers, norms and biases as a new model has them."""
+    """Matrices with small normally distributed values; norms and biases as initialised."""
 
     def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
         random = np.random.default_rng(seed)
