@@ -1,1 +1,1 @@
-"""Conversations that outlive their slot: in memory, on disk, and back."""
+"""Saved sessions of users, in memory and on disk."""

@@ -1,7 +1,7 @@
-"""A session in a file, in the format of safetensors: token ids, and bytes of keys and values.
+"""Session files, in safetensors format: token ids, and bytes of the KV cache.
 
-Its metadata says which model, weights and numeric setting the numbers belong to (the fingerprint),
-whose they are (the identity), and has a checksum of everything after it. It holds no names.
+The metadata identifies the model, weights and numeric settings (the fingerprint) and the owner (the
+identity), and has a checksum of everything after it. Files contain no names.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from glm_multiuser.errors import SessionError
 from glm_multiuser.sessions.session import TOKEN_BYTES, Session
 
 FORMAT = 1
-"""To be raised when the meaning of a file changes."""
+"""Incremented when the format changes."""
 
 LARGEST_HEADER = 1 << 22
-"""Bytes; it has some ten for each piece."""
+"""Bytes; headers have about ten per piece."""
 
 
 def write_file(path: Path, session: Session, fingerprint: str, identity: str) -> None:
-    """Writes the whole file or none, with mode 0600; it is on disk when this returns.
+    """Writes a file atomically, with mode 0600, and syncs it to disk.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     token_ids = np.array(session.token_ids, "<i4")
     parts = [token_ids.view(np.uint8), *session.pieces]
@@ -53,15 +53,15 @@ def write_file(path: Path, session: Session, fingerprint: str, identity: str) ->
 
 
 def read_file(path: Path, fingerprint: str, identity: str = "") -> Session:
-    """Reads what `write_file` has written.
+    """Reads a file of `write_file`.
 
     Args:
         path: of the file.
-        fingerprint: of the engine that is going to use it.
-        identity: whose it has to be; "": anybody's.
+        fingerprint: of the engine that will use it.
+        identity: the required owner; "": any.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         SessionError: it is damaged, or belongs to another engine or identity.
     """
     with path.open("rb") as file:
@@ -113,7 +113,7 @@ def _metadata(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _sizes(path: Path, metadata: dict[str, Any]) -> tuple[int, list[int]]:
-    """How many tokens it has, and the bytes of each piece."""
+    """Returns the number of tokens, and the bytes of each piece."""
     try:
         sizes = list(json.loads(metadata["sizes"]))
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -133,7 +133,7 @@ def _digest(parts: Sequence[NDArray[np.uint8]]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the renaming, too, is on disk."""
+    """Syncs the renaming to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""The folder of sessions: files of many users, models and servers, with limits of size and age."""
+"""The session folder: files of many users, models and servers, with limits of size and age."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".session"
 NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.session")
 REMAINS = re.compile(rf"\.({NAME.pattern}|{SECRET_NAME})-\w+\.part")
-"""Of partial files; whatever has another name belongs to somebody else, and stays."""
+"""Names of partial files; files with other names are never touched."""
 REMAINS_SECONDS = 3600.0
-"""Age of a partial file whose process has ended before it was whole."""
+"""Age from which a partial file is considered abandoned."""
 
 
 class Found(NamedTuple):
-    """A file of the folder.
+    """A session file in the folder.
 
     Attributes:
         used: Unix time of the last use.
@@ -40,14 +40,14 @@ class Found(NamedTuple):
 
 
 class SessionFolder:
-    """Files of one engine's sessions, in a folder that others may share.
+    """Session files of one engine, in a folder that others may share.
 
-    Nothing that happens to a file or the folder is an error: the session is lost, its prompt is
-    computed, and a line is logged; one line until the folder works again.
+    Problems with files or the folder are not errors: the session is lost, its prompt is recomputed,
+    and a warning is logged, once until the folder works again.
 
     Args:
-        path: of the folder; it is made with mode 0700.
-        limit: bytes of all files in it; beyond them, the least recently used are removed.
+        path: of the folder, which is created with mode 0700.
+        limit: bytes of all files; beyond it, the least recently used are removed.
         ttl: seconds since its last use after which a session is removed.
         fingerprint: of the engine.
 
@@ -63,11 +63,11 @@ class SessionFolder:
         self._works = True
         self._changing = threading.Lock()
         self.count = self.nbytes = 0
-        """Of its files, when they were last looked at."""
+        """Number and bytes of files at the last `collect`."""
         self.collect()
 
     def save(self, identity: Identity, session: Session) -> bool:
-        """Writes a session over what was there; returns whether it could."""
+        """Writes a session, replacing an earlier one; returns whether it succeeded."""
         if session.nbytes > self._limit:
             return False
         try:
@@ -80,7 +80,7 @@ class SessionFolder:
         return True
 
     def load(self, identity: Identity) -> Optional[Session]:
-        """The session of this identity; None if there is none that can be used."""
+        """Reads the session of this identity; None if there is no usable one."""
         path = self._file(identity)
         try:
             if time.time() - path.stat().st_mtime > self._ttl:
@@ -90,28 +90,28 @@ class SessionFolder:
             return None
         except SessionError as error:
             logger.warning("a session is ignored: %s", error)
-            with suppress(OSError):  # read-only for us: it is ignored again
+            with suppress(OSError):  # if it is read-only, it is ignored again next time
                 path.unlink()
             return None
         except OSError as error:
             self._failed("sessions are not read", error)
             return None
-        with suppress(OSError):  # read-only for us, or another server has removed it
+        with suppress(OSError):  # read-only, or removed by another server
             os.utime(path)
         return session
 
     def forget(self, identity: Identity) -> None:
-        """Removes every file of this identity, also those of other weights and settings.
+        """Removes all files of this identity, including those of other weights and settings.
 
         Raises:
-            OSError: one could not be removed.
+            OSError: a file could not be removed.
         """
         for path in self.path.glob(f"{identity.name}-*{SUFFIX}"):
             path.unlink(missing_ok=True)
         self.collect()
 
     def of_owner(self, owner: str) -> list[tuple[str, int]]:
-        """The identity, by its name, and the bytes of each file of a tenant, for this engine."""
+        """Lists a tenant's files for this engine: name of the identity, and bytes."""
         end = f"-{self._fingerprint[:16]}{SUFFIX}"
         return [
             (found.path.name[: -len(end)], found.nbytes)
@@ -120,13 +120,13 @@ class SessionFolder:
         ]
 
     def collect(self) -> None:
-        """Removes what is too old, or too much."""
+        """Removes expired sessions, and beyond the limit, the least recently used."""
         with self._changing:
             now = time.time()
             total = count = 0
             for used, nbytes, path in sorted(self._files(), reverse=True):
                 try:
-                    if used > now:  # the clock was set back: it would be new for long
+                    if used > now:  # the clock was set back, and the file would not expire
                         os.utime(path)
                     if now - used > self._ttl or total + nbytes > self._limit:
                         path.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ class SessionFolder:
             self.count, self.nbytes = count, total
 
     def _files(self) -> Iterator[Found]:
-        """Every session; removes the remains of processes that ended while they wrote."""
+        """Yields all session files; removes partial files of processes that ended while writing."""
         try:
             entries = list(os.scandir(self.path))
         except OSError as error:
@@ -153,7 +153,7 @@ class SessionFolder:
                 ):
                     os.unlink(entry.path)
             except OSError:
-                continue  # another server has removed it
+                continue  # removed by another server
 
     def _file(self, identity: Identity) -> Path:
         return self.path / f"{identity.name}-{self._fingerprint[:16]}{SUFFIX}"

@@ -1,4 +1,4 @@
-"""Whose a session is: a keyed hash, so that no one can compute the name of another's file."""
+"""Identities of sessions: keyed hashes, so that nobody can compute another user's file name."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Identity(NamedTuple):
 
 
 def identity_of(secret: bytes, owner: bytes, user: Hashable) -> Identity:
-    """The identity of a user: an int or a str; 1 and "1" are two users.
+    """Returns the identity of a user, an int or a str; 1 and "1" are different users.
 
     Args:
         secret: of the folder, or of this process.
-        owner: what only the tenant has, such as the digest of its API key; b"" for none.
+        owner: a secret of the tenant, such as the digest of its API key; b"" for none.
         user: as in `MultiUserLLM.submit`.
     """
     whole = json.dumps([owner.hex(), type(user).__name__, user]).encode()
@@ -44,7 +44,7 @@ def identity_of(secret: bytes, owner: bytes, user: Hashable) -> Identity:
 
 
 def owner_of(secret: bytes, owner: bytes) -> str:
-    """That part of an identity which all sessions of a tenant share."""
+    """Returns the part of an identity that all sessions of a tenant share."""
     return _keyed(secret, b"owner", owner, 8)
 
 
@@ -53,7 +53,7 @@ def _keyed(secret: bytes, purpose: bytes, data: bytes, size: int) -> str:
 
 
 def read_secret(folder: Path) -> bytes:
-    """The secret of a folder of sessions, made when it has none.
+    """Reads the secret of a session folder; creates it if there is none.
 
     Raises:
         OSError: it cannot be read or written, or others may read it.
@@ -70,7 +70,7 @@ def read_secret(folder: Path) -> bytes:
 
 
 def _make_secret(path: Path) -> None:
-    """Of several servers that start at once, one makes it: a link never replaces a file."""
+    """Creates the secret; if several servers start at once, one wins: `link` never replaces."""
     handle, name = mkstemp(".part", ".secret-", path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""The store of an engine's sessions, as its settings say."""
+"""Opens an engine's session store as configured."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 def open_store(
     config: EngineConfig, fingerprint: Callable[[], str], is_causal: bool
 ) -> SessionStore:
-    """A store that keeps nothing without `session_memory` and `session_dir`. A folder that cannot
-    be used is a log line.
+    """Opens a session store; without `session_memory` and `session_dir` it keeps nothing. Logs a
+    warning if the folder cannot be used.
 
     Args:
         fingerprint: of the engine; called only if there is a folder.
-        is_causal: whether the model can go on from keys and values.
+        is_causal: whether the model can reuse a KV cache.
     """
     if not config.cache_prompt:
         return SessionStore()

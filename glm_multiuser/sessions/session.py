@@ -1,4 +1,4 @@
-"""What is kept of a user's conversation."""
+"""Sessions: the saved state of a user's conversation."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Literal, Optional
 from numpy.typing import NDArray
 
 CacheBytes = NDArray[Any]
-"""uint8 [bytes]: keys or values as they lie in a cache; what they mean, the runner knows."""
+"""uint8 [bytes]: keys or values in the cache's layout, which only the runner knows."""
 
 TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Session:
-    """Token ids, and their keys and values.
+    """Token ids and their KV cache.
 
     Attributes:
         token_ids: of prompt and answer, as far as they were computed.
-        pieces: their keys and values, in the runner's order; none of a model that cannot go on
-            from them.
+        pieces: their keys and values, in the runner's order; none if the model cannot reuse a KV
+            cache.
     """
 
     token_ids: Sequence[int]
@@ -29,19 +29,19 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of token ids and KV cache."""
         return TOKEN_BYTES * len(self.token_ids) + sum(piece.nbytes for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One session in a list.
+    """An entry in a list of sessions.
 
     Attributes:
-        user: its name; None if it has not been used since the start: files hold no names.
+        user: None if it has not been used since the start, because files contain no names.
         place: "slot", "memory" or "disk".
-        tokens: how many of it are kept; None for a file, which is not opened for it.
-        nbytes: that it takes; 0 in a slot.
+        tokens: number of tokens; None for a file, which is not opened.
+        nbytes: size of the session; 0 in a slot.
     """
 
     user: Optional[Hashable]

@@ -1,4 +1,4 @@
-"""Sessions in memory and on disk; files are read and written by threads of their own."""
+"""Sessions in memory and on disk, with separate threads for file I/O."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from glm_multiuser.sessions.session import Session, SessionInfo
 logger = logging.getLogger(__name__)
 
 LOADS_MAX = 4
-"""Sessions that are read, or have been read and wait for their request's slot."""
+"""Maximum sessions being read, or waiting for their request's slot."""
 UNWRITTEN_BYTES = 256 << 20
-"""Of sessions that wait to be written, where `session_memory` is less; one may have more."""
+"""Limit of unwritten sessions, if `session_memory` is less; a single one may exceed it."""
 NAMES_MAX = 1 << 16
 READERS = 2
 
 
 @dataclass
 class SessionCounts:
-    """What there is now, and what has been done since the start."""
+    """Sessions kept now, and counters since the start."""
 
     in_memory: int = 0
     memory_bytes: int = 0
@@ -42,7 +42,7 @@ class SessionCounts:
 
 @dataclass
 class _Load:
-    """A session that is being read, or has been, for a request that waits."""
+    """A session that is being read, or was read, for a waiting request."""
 
     gone: Callable[[], bool]
     done: bool = False
@@ -50,16 +50,16 @@ class _Load:
 
 
 class SessionStore:
-    """The sessions of one engine. Every method may be called from any thread; only `forget` and
-    `close` wait for the disk.
+    """The sessions of one engine. Thread-safe; only `forget`, `read`, `list` and `close` wait for
+    the disk.
 
     Args:
-        memory: bytes that sessions in memory may take; 0: none are kept there.
-        folder: on disk; None: none are kept there.
+        memory: maximum bytes of sessions in memory; 0: keeps none in memory.
+        folder: on disk; None: keeps none on disk.
         ttl: seconds since its last use after which a session is dropped.
 
     Attributes:
-        on_change: called when a session has been read or written.
+        on_change: called after a session was read or written.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class SessionStore:
         self._memory, self._ttl = memory, ttl
         self._lock = threading.Lock()
         self._kept: OrderedDict[Identity, tuple[float, Session]] = OrderedDict()
-        """With the time of the last use; the least recently used comes first."""
+        """With the time of the last use, in LRU order."""
         self._kept_bytes = 0
         self._unwritten: OrderedDict[Identity, Session] = OrderedDict()
         self._loads: dict[Identity, _Load] = {}
         self._inserted: dict[Identity, Session] = {}
-        """By `insert`, until they are used; they count towards no limit."""
+        """From `insert`, until they are used; they count towards no limit."""
         self._names: OrderedDict[str, Hashable] = OrderedDict()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="session-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="session-writer")
         self._saved = self._restored = self._restored_tokens = 0
 
     def identity(self, owner: bytes, user: Hashable) -> Identity:
-        """Whose a session of this user of this tenant is."""
+        """Returns a user's identity, and remembers the user's name."""
         identity = identity_of(self._secret, owner, user)
         with self._lock:
             self._names[identity.name] = user
@@ -93,7 +93,7 @@ class SessionStore:
         return identity
 
     def owner(self, owner: bytes) -> str:
-        """What the identities of a tenant's users begin with."""
+        """Returns the `owner` part of the identities of a tenant's users."""
         return owner_of(self._secret, owner)
 
     @property
@@ -107,7 +107,7 @@ class SessionStore:
         return self.folder is not None
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether `put` would keep a session of this size, now."""
+        """Whether `put` would currently keep a session of this size."""
         if self.folder is None:
             return nbytes <= self._memory
         with self._lock:
@@ -115,7 +115,7 @@ class SessionStore:
         return not unwritten or unwritten + nbytes <= max(self._memory, UNWRITTEN_BYTES)
 
     def put(self, identity: Identity, session: Session) -> None:
-        """Keeps a session, in the place of an earlier one."""
+        """Stores a session, replacing an earlier one."""
         with self._lock:
             self._inserted.pop(identity, None)
             self._drop(identity)
@@ -132,10 +132,10 @@ class SessionStore:
         self._writer.submit(self._write, identity)
 
     def ready(self, identity: Identity, gone: Callable[[], bool]) -> bool:
-        """Whether `take` has all there is. If not, it is being read, and `on_change` follows.
+        """Whether `take` can return without waiting for a read. If False, `on_change` follows.
 
         Args:
-            identity: whose request waits.
+            identity: of the waiting request.
             gone: whether that request has ended without a slot.
         """
         with self._lock:
@@ -154,26 +154,26 @@ class SessionStore:
         return False
 
     def take(self, identity: Identity) -> Optional[Session]:
-        """What is in memory or has been read; what was inserted stays until it is `restored`."""
+        """Returns the session in memory, or the one read; inserted ones stay until `restored`."""
         with self._lock:
             load = self._loads.pop(identity, None)
             found = self._inserted.get(identity) or self._in_memory(identity)
         return found or (load.session if load is not None else None)
 
     def insert(self, identity: Identity, session: Session) -> None:
-        """Has this session ready for the user's next request, whatever was kept before."""
+        """Provides a session for the user's next request, replacing any earlier one."""
         with self._lock:
             self._drop(identity)
             self._unwritten.pop(identity, None)
             self._inserted[identity] = session
 
     def drop_inserted(self, identity: Identity) -> None:
-        """What was inserted is of no use for the user's next request."""
+        """Drops an inserted session that the user's next request cannot use."""
         with self._lock:
             self._inserted.pop(identity, None)
 
     def restored(self, identity: Identity, tokens: int) -> None:
-        """`tokens` tokens are in a slot again, which is where they live now."""
+        """Counts tokens restored to a slot, and drops the session in memory."""
         with self._lock:
             self._restored += 1
             self._restored_tokens += tokens
@@ -181,13 +181,13 @@ class SessionStore:
             self._drop(identity)
 
     def discard(self, identity: Identity) -> None:
-        """`forget` without waiting; what cannot be removed is logged."""
+        """`forget` without waiting; logs files that cannot be removed."""
         self._drop_all(identity)
         if self.folder is not None:
             self._writer.submit(self._remove, self.folder, identity)
 
     def forget(self, identity: Identity) -> None:
-        """Removes a session from memory and disk; returns when it is gone.
+        """Removes a session from memory and disk; waits for the disk.
 
         Raises:
             EngineClosedError: there is a folder, and the store is closed.
@@ -197,20 +197,20 @@ class SessionStore:
         if self.folder is None:
             return
         try:
-            # In turn with writes, so that none comes after it.
+            # On the writer thread, after pending writes.
             removal = self._writer.submit(self.folder.forget, identity)
-        except RuntimeError:  # the executor takes nothing new
+        except RuntimeError:  # the executor is shut down
             raise EngineClosedError("the engine is closed; it removes no sessions") from None
         removal.result()
 
     def read(self, identity: Identity) -> Optional[Session]:
-        """The session, wherever it is; it stays there. Waits for the disk."""
+        """Returns the session from memory or disk, without removing it. Waits for the disk."""
         with self._lock:
             found = self._inserted.get(identity) or self._in_memory(identity)
         return found or (self.folder.load(identity) if self.folder else None)
 
     def list(self, owner: bytes) -> list[SessionInfo]:
-        """Sessions of a tenant that are not in a slot, or were written while they were."""
+        """Lists a tenant's sessions in memory and on disk, including copies of those in slots."""
         prefix = self.owner(owner)
         with self._lock:
             held = {key: one for key, one in self._all().items() if key.owner == prefix}
@@ -240,12 +240,12 @@ class SessionStore:
             )
 
     def close(self) -> None:
-        """Returns when everything is written."""
+        """Waits until all sessions are written."""
         self._writer.shutdown()
         self._readers.shutdown()
 
     def _all(self) -> dict[Identity, Session]:
-        """Everything in memory that is not being read for a request."""
+        """Returns all sessions in memory, except those read for a waiting request."""
         kept = {key: one for key, (_, one) in self._kept.items()}
         return {**kept, **self._unwritten, **self._inserted}
 
@@ -281,7 +281,7 @@ class SessionStore:
                 return
             self._drop(oldest)
 
-    # On threads of their own.
+    # On the reader and writer threads.
 
     def _write(self, identity: Identity) -> None:
         with self._lock:
