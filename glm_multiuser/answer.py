@@ -136,7 +136,7 @@ class GenerationResult:
 
 
 class CallDeltas:
-    """Tracks which parts of an answer's tool calls were already streamed."""
+    """Tracks how much of an answer's tool calls was streamed."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []

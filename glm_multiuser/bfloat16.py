@@ -1,4 +1,4 @@
-"""bfloat16 in numpy, which has no such type: its bits, the upper half of a float32."""
+"""bfloat16 for numpy, which lacks the type: as its bits, the upper half of a float32."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 BITS: np.dtype[Any] = np.dtype("<u2")
-"""Type of an array of such numbers; nothing else here has it, because no weight is whole."""
+"""Array type of bfloat16 values; unambiguous, because weights are never integers."""
 
 INFINITE = np.uint16(0x7F80)
-"""The exponent's bits, all of which are set in what is not finite."""
+"""The exponent's bits; in non-finite numbers all are set."""
 
 
 def to_bfloat16(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
-    """float32 -> `BITS`, rounded to nearest, ties to even; a NaN stays one."""
+    """float32 -> `BITS`, rounded to nearest, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)

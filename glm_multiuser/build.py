@@ -82,7 +82,7 @@ def fill(
     source(weights_of(model, arrays), progress)
     if not cache:
         return None
-    # A daemon, so that neither start-up nor exit waits for the write.
+    # A daemon: neither start-up nor exit waits for the write.
     saving = Thread(target=cache.save, args=(arrays,), name="packed-weights", daemon=True)
     saving.start()
     return saving

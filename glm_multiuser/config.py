@@ -50,7 +50,7 @@ def folder_of(setting: str, folder: str) -> Path:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of an engine; every interface derives its options from this class.
+    """Settings of an engine; all interfaces derive their options from it.
 
     Raises:
         ConfigError: a field is out of its range.

@@ -1,4 +1,4 @@
-"""Old ways to call a method that go on working for one version, with a warning."""
+"""Deprecated call signatures, which work for one more version."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def keyword_only_since(version: str, *old_order: str) -> Callable[[Method], Method]:
-    """Lets callers of a method still pass by position what is keyword-only after the prompt.
+    """Accepts keyword-only arguments of a method by position, after the prompt.
 
-    `query`, the old name of the prompt, is accepted too. Both give a DeprecationWarning.
+    Also accepts `query`, the old name of the prompt. Both give a DeprecationWarning.
 
     Args:
-        version: that made the arguments keyword-only.
+        version: in which the arguments became keyword-only.
         old_order: of the arguments after the prompt.
     """
 
@@ -33,7 +33,7 @@ def keyword_only_since(version: str, *old_order: str) -> Callable[[Method], Meth
             if "query" in named:
                 named["prompt"] = named.pop("query")
             known = dict(zip(old_order, arguments[1:]))
-            # What exceeds the old order, or is given twice, is the TypeError of any call.
+            # Excess and duplicate arguments raise the usual TypeError.
             return method(self, *arguments[:1], *arguments[1 + len(known) :], **known, **named)
 
         return cast(Method, call)

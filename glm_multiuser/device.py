@@ -1,4 +1,4 @@
-"""Every choice that depends on the device is made here and nowhere else."""
+"""All device-dependent choices."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import os
 from glm_multiuser.errors import ConfigError
 
 DEFAULT_DTYPE = {"CPU": "float32", "Ascend": "float16"}
-"""On CPU a float16 matrix product is ten times slower than a float32 one; an Ascend 910A computes
-in float16 and knows no bfloat16."""
+"""On CPUs a float16 matrix product is ten times slower than a float32 one; an Ascend 910A computes
+in float16 and does not support bfloat16."""
 
 WEIGHT_FIRST_ROWS = {"CPU": 128, "Ascend": 0}
-"""`weight @ x.T` against `x @ weight.T`, both with weights [out, in], measured with AVX-512: 1.6 to
-1.8 times as fast for 12 to 48 rows, 1.1 times at 128, not faster from 256 on. Ascend gets the usual
-form, which has not been measured there."""
+"""Maximum rows for `weight @ x.T` instead of `x @ weight.T`, with weights [out, in]. With AVX-512,
+it is 1.6 to 1.8 times as fast for 12 to 48 rows, 1.1 times at 128, not faster from 256 on. Ascend
+uses the usual form, without measurement."""
 
 PREFILL_CHUNK = {"CPU": 32, "Ascend": 256}
-"""Tokens of a causal model's prompt that are prefilled between two decode steps of the others."""
+"""Chunk length of a causal model's prompts between two decode steps of other users."""
 
 PREFILL_CHUNK_NATIVE = 256
-"""Tokens of a causal model's prompts in one step of native kernels while no user decodes: more do
-not make prompts faster. How many there are beside others' next tokens, `ChunkLength` measures."""
+"""Prompt tokens of a causal model per step of native kernels while no user decodes; more are not
+faster. While others decode, `ChunkLength` determines their number."""
 
 PROMPT_LOGITS = 32
-"""Rows of logits in a step of native kernels besides one for each user, for log-probabilities of
-prompts. Reading all weights costs about as much as that many rows."""
+"""Rows of logits in a step of native kernels for prompt log-probabilities, besides one per user.
+Reading all weights costs about as much as this many rows."""
 
 PREFILL_CHUNK_LAYERWISE = 32
-"""Tokens of ChatGLM-6B's prompts that one step takes through all layers."""
+"""Tokens of ChatGLM-6B's prompts that one step computes in all layers."""
 
 PROCESS_BYTES = {"CPU": 224 * 2**20, "Ascend": 0}
-"""For plans: Python, MindSpore, a compiled graph, and what the allocator keeps, measured on CPUs
-with native kernels. For a card that is the host's memory; what MindSpore takes of the card's own
-has not been measured."""
+"""For memory plans: Python, MindSpore, a compiled graph and allocator overhead, measured on CPUs
+with native kernels. For cards this is host memory; MindSpore's own use of card memory has not been
+measured."""
 
 
 def cores() -> int:
-    """Those of the CPU that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    """Number of CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # on Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
@@ -45,7 +45,7 @@ _configured: list[tuple[str, int]] = []
 
 
 def configure(device_target: str, device_id: int) -> None:
-    """Chooses the device of this process; called on the thread that owns it.
+    """Sets the device of this process; called on the device thread.
 
     Raises:
         ConfigError: the process already runs on another device, or MindSpore has no such device.

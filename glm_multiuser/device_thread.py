@@ -1,8 +1,8 @@
-"""The one thread of a process that makes every MindSpore call.
+"""The single thread of a process that makes all MindSpore calls.
 
-A device context belongs to the thread that made it, and MindSpore's executor is not re-entrant:
-two models run from two threads deadlock. So every engine of the process is stepped here, in
-turn, and every other call to the device (building, compiling, resizing) runs here, too.
+A device context belongs to the thread that created it, and MindSpore's executor is not re-entrant:
+two models run from two threads deadlock. So this thread steps all engines of the process in turn,
+and runs all other calls to the device (building, compiling, resizing).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from glm_multiuser.progress import Progress
 
 Result = TypeVar("Result")
 Stepper = Callable[[], bool]
-"""Runs one step; returns whether there may be more to do."""
+"""Runs one step; returns whether more work may be pending."""
 
 
 class DeviceThread:
-    """Runs calls in order of arrival, and between them one step of each attached engine."""
+    """Runs calls in order of arrival, interleaved with one step of each attached engine."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -46,22 +46,22 @@ class DeviceThread:
         try:
             return future.result()
         finally:
-            del future  # its error refers to this frame, which would keep it
+            del future  # its error refers to this frame: a reference cycle
 
     def yield_to_engines(self, seconds: float) -> None:
-        """Lets the engines run for about `seconds`, or until they have nothing to do.
+        """Steps the engines for about `seconds`, or until they are idle.
 
-        For a long call, on the device thread and between two of its steps. An engine that this
-        very call changes must not be attached.
+        For long calls on the device thread, between two of their steps. An engine that the call
+        changes must not be attached.
         """
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._step_each():
             pass
 
     def yielding(self, report: Progress) -> Progress:
-        """Progress that lets the engines run for as long as the last part took.
+        """Wraps a progress callback to step the engines for as long as the last part took.
 
-        So their users go on, at half their speed, while another model is loaded and compiled.
+        Users continue at half speed while another model is loaded and compiled.
         """
         since = time.monotonic()
 
@@ -74,19 +74,19 @@ class DeviceThread:
         return report_and_yield
 
     def attach(self, stepper: Stepper) -> None:
-        """From now on `stepper` is called in turn, as long as it returns True."""
+        """Adds `stepper`, which is called in turn as long as any stepper returns True."""
         with self._changed:
             self._start()
             self._steppers.append(stepper)
         self.wake()
 
     def detach(self, stepper: Stepper) -> None:
-        """Forgets `stepper`; harmless if it is not attached."""
+        """Removes `stepper`, if it is attached."""
         with self._changed:
             self._steppers = [other for other in self._steppers if other != stepper]
 
     def wake(self) -> None:
-        """Wakes the thread: an engine has something to do."""
+        """Wakes the thread because an engine has work."""
         with self._changed:
             self._awake = True
             self._changed.notify()
@@ -96,7 +96,7 @@ class DeviceThread:
         return self._stopping
 
     def stop(self) -> None:
-        """Ends the thread after the current step; for the end of the process."""
+        """Ends the thread after the current step; called at exit."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -105,18 +105,18 @@ class DeviceThread:
 
     def _start(self) -> None:
         if self._thread is None:
-            # A daemon, so that a process that forgot to close can end; stopped by atexit, so that
-            # it never ends in the middle of a call to the device.
+            # A daemon, so that a process can exit without `close`; stopped by atexit, so that it
+            # never ends in the middle of a device call.
             self._thread = threading.Thread(target=self._run, name="device", daemon=True)
             self._thread.start()
             atexit.register(self.stop)
 
     def _run(self) -> None:
         while self._run_once():
-            pass  # between two turns no variable keeps a model alive
+            pass  # no local variable here, which could keep a model alive
 
     def _run_once(self) -> bool:
-        """At most one call, and one step of every engine; returns whether to go on."""
+        """Runs at most one call, and one step of every engine; returns False to stop."""
         with self._changed:
             while not (self._calls or self._awake or self._stopping):
                 self._changed.wait()
@@ -133,12 +133,12 @@ class DeviceThread:
         future, function = self._calls.popleft()
         try:
             future.set_result(function())
-        except BaseException as error:  # the caller gets whatever happened, also an interrupt
+        except BaseException as error:  # including KeyboardInterrupt, for the caller
             future.set_exception(error)
             del future  # as in `call`
 
     def _step_each(self) -> bool:
-        """One step of every engine; returns whether any of them had something to do."""
+        """Runs one step of every engine; returns whether any may have more work."""
         with self._changed:
             steppers = list(self._steppers)
         more = False
@@ -148,4 +148,4 @@ class DeviceThread:
 
 
 DEVICE_THREAD = DeviceThread()
-"""There is one device thread per process."""
+"""The device thread of this process."""

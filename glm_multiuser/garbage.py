@@ -1,7 +1,7 @@
-"""What Python's garbage collections look through.
+"""Excludes long-lived objects from Python's garbage collection.
 
-A collection of all objects stops every thread. Where much is imported it takes tenths of a second,
-and finds nothing: what was imported stays.
+A full collection stops every thread. With many imports it takes tenths of a second in vain, because
+imported objects are never freed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 
 def leave_out_imports() -> None:
-    """For a process that serves and does nothing else: collections look through what is made from
-    now on. To be called before the first model is opened; a model that is closed is to be
-    collected. Changes nothing where something is left out already."""
+    """Excludes all current objects from garbage collection, for dedicated server processes. Call it
+    before the first model is opened, so that closed models are collected. Does nothing if objects
+    are already frozen."""
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
@@ -22,9 +22,9 @@ def leave_out_imports() -> None:
 
 @contextmanager
 def collecting_new_objects_only() -> Iterator[None]:
-    """Inside, collections leave out objects that were there before. MindSpore collects before it
-    compiles a graph, in whatever process imports this library; if that one has called `gc.freeze`
-    itself, nothing changes."""
+    """Excludes earlier objects from garbage collection inside the context, because MindSpore
+    collects before it compiles a graph. Does nothing if the process has called `gc.freeze`
+    itself."""
     if gc.get_freeze_count():
         yield
         return

@@ -103,7 +103,7 @@ class Grammar:
 
     @property
     def is_free(self) -> bool:
-        """Whether it only constrains calls, and neither requires one nor constrains content."""
+        """Whether it constrains only the format of calls, without requiring one."""
         value = self.value if self.kind == "tool_call" else {"required": True}
         return not value["required"] and value["content"] is None
 

@@ -262,5 +262,5 @@ def slot_name(user: User) -> Hashable:
 def check_owner(owner: bytes) -> None:
     """Raises InvalidParameterError unless `owner` is bytes."""
     if not isinstance(owner, bytes):
-        # The value is a secret, so the message omits it.
+        # Omits the value, which is a secret.
         raise InvalidParameterError(f"owner is of {type(owner)}; it must be bytes", "owner")

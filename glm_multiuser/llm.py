@@ -57,7 +57,7 @@ class MultiUserLLM(GenerationMixin):
     ) -> None:
         self.config = config
         self._users_per_cell = config.users_per_cell
-        """The configured value; that in `config` is limited to the number of users."""
+        """As configured; the value in `config` never exceeds its users."""
         self._runner = runner
         self._start_seconds = start_seconds
         self._saving = saving
@@ -295,7 +295,7 @@ class MultiUserLLM(GenerationMixin):
         return self._engine.session_infos(owner)
 
     def _session_of(self, user: User, owner: bytes) -> tuple[Hashable, Identity]:
-        """Returns the holder of the user's slot, and the identity of its session."""
+        """Returns the slot's holder, and the session's identity."""
         if user is None:
             raise InvalidParameterError("user is None; it must be an int or a str", "user")
         check_owner(owner)
@@ -323,7 +323,7 @@ class MultiUserLLM(GenerationMixin):
     def on_step(self, callback: Callable[[StepReport], None]) -> None:
         """Calls `callback` after every step, on the device thread; replaces an earlier one.
 
-        It must return immediately and must not raise, because all users wait for it.
+        It must return immediately and not raise, because all users wait for it.
         """
         self._engine.on_step = check_kind("callback", callback, Callable)
 

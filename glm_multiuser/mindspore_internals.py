@@ -1,6 +1,6 @@
-"""Everything that relies on how MindSpore works inside, and not on what it documents.
+"""All code that relies on undocumented MindSpore internals.
 
-Tried with MindSpore 2.7.2 and 2.10.0.
+Tested with MindSpore 2.7.2 and 2.10.0.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.garbage import collecting_new_objects_only
 
 CACHE_ENABLED, CACHE_PATH = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH"
-"""MindSpore's environment variables."""
+"""Environment variables of MindSpore's compile cache."""
 
 FIND_DEPENDENCIES = "_get_compile_cache_dep_files"
-"""MindSpore's function that is called once for every graph to compile while the cache is on."""
+"""MindSpore calls this function once per compiled graph while the cache is on."""
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
 @atexit.register
 def keep_cells() -> None:
-    """When the process ends, cells may outlive the modules that their `__del__` needs; each would
-    print an error."""
+    """Disables `__del__` of cells at exit: they may outlive the modules that it needs, and each
+    would print an error."""
     nn.Cell.__del__ = lambda cell: None
 
 
 def alike_but_for_parameters(init: Init) -> Init:
-    """Decorates `__init__` of a model's layers, of which nothing but Parameters may differ.
+    """Decorates `__init__` of a model's layers, which may differ in nothing but Parameters.
 
-    MindSpore infers and simplifies the graph of the first one for all of them, and then puts it
-    where each is called, with that one's Parameters. It does not check that they are alike. It
-    documents `lazy_inline` for Ascend alone, but this policy works on a CPU, too.
+    MindSpore infers and simplifies the graph of the first layer, and inlines it at the call of each
+    layer, with its Parameters. It does not check that layers are alike. `lazy_inline` is only
+    documented for Ascend, but this policy also works on CPUs.
     """
     decorated: Init = lazy_inline(attrs=[], policy="front")(init)
     return decorated
@@ -55,9 +55,9 @@ def alike_but_for_parameters(init: Init) -> Init:
 
 @contextmanager
 def cells_as_functions() -> Iterator[None]:
-    """Calling a cell is calling its `construct`, with any arguments; nothing is compiled.
+    """Makes a call of a cell a call of `construct`, with any arguments and without compilation.
 
-    PYNATIVE_MODE would do it, too, but renames Parameters.
+    PYNATIVE_MODE would also do it, but renames Parameters.
     """
     call = nn.Cell.__call__
     nn.Cell.__call__ = lambda cell, *args: cell.construct(*args)
@@ -68,24 +68,24 @@ def cells_as_functions() -> Iterator[None]:
 
 
 def compiled_graphs(cell: nn.Cell) -> int:
-    """How many graphs were compiled for this cell."""
+    """Returns the number of graphs compiled for this cell."""
     return len(cell.compile_cache)
 
 
 def drop_graphs(cell: nn.Cell) -> None:
-    """Frees the graphs that were compiled for this cell, as MindSpore does with the cell; the next
-    calls compile new ones."""
+    """Frees the compiled graphs of this cell, as MindSpore does when it frees the cell; later calls
+    recompile."""
     if cell.compile_cache:
         nn_cell._cell_graph_executor.del_net_res(cell, cell.compile_cache)
         cell.compile_cache.clear()
 
 
 def free_with_last_reference(cell: nn.Cell) -> None:
-    """Has the memory of a cell's Parameters freed with the last reference to them. No graph may be
-    compiled or run with them any more.
+    """Lets reference counting free the memory of a cell's Parameters. No graph may be compiled or
+    run with them afterwards.
 
-    Otherwise it stays until Python collects garbage, because a Parameter and its ParamInfo refer to
-    each other; and MindSpore refers to those of the cell that it has compiled last.
+    Otherwise it is only freed by Python's garbage collection, because a Parameter and its ParamInfo
+    refer to each other; and MindSpore refers to those of the last compiled cell.
     """
     nn_cell._cell_graph_executor._graph_executor.set_weights_values({})
     for parameter in cell.get_parameters():
@@ -93,24 +93,24 @@ def free_with_last_reference(cell: nn.Cell) -> None:
 
 
 def soc_version() -> str:
-    """The kind of Ascend card, as MindSpore names it; empty on a CPU."""
+    """Returns MindSpore's name of the Ascend card's type; empty on CPUs."""
     return str(MSContext.get_instance().get_ascend_soc_version())
 
 
 def memory_of(parameter: Parameter) -> NDArray[Any]:
-    """A Parameter's own memory on the CPU; what is written to it is seen by compiled graphs."""
+    """Returns a view of a Parameter's memory on the CPU; compiled graphs see writes to it."""
     array: NDArray[Any] = parameter.asnumpy()
     return array
 
 
 def zero_parameter(shape: tuple[int, ...], dtype: Any, name: str) -> Parameter:
-    """A Parameter whose zeros take no memory until something is written to them; `Parameter` would
-    copy what it is given."""
+    """Creates a Parameter of zeros that take no memory until they are written; `Parameter` would
+    copy them."""
     return parameter_of(np.zeros(shape, dtype), name)
 
 
 def parameter_of(array: NDArray[Any], name: str) -> Parameter:
-    """A Parameter whose memory is that of `array`; nothing is copied."""
+    """Creates a Parameter that shares the memory of `array`."""
     parameter = Parameter(Tensor(np.zeros([1] * array.ndim, array.dtype)), name=name)
     parameter.set_data(Tensor.from_numpy(array))
     return parameter
@@ -119,10 +119,10 @@ def parameter_of(array: NDArray[Any], name: str) -> Parameter:
 @functools.lru_cache(maxsize=1)
 @collecting_new_objects_only()
 def check_shared_memory() -> None:
-    """Makes sure that a graph sees what is written through `memory_of`.
+    """Checks that graphs see writes through `memory_of`.
 
     Raises:
-        GLMMultiUserError: it does not, with this version of MindSpore.
+        GLMMultiUserError: this version of MindSpore does not share the memory.
     """
     cell, zero = _Reader(), Tensor(np.zeros(2, np.float32))
     cell(zero).asnumpy()
@@ -136,10 +136,10 @@ def check_shared_memory() -> None:
 
 @contextmanager
 def cached_graph(kept: Optional[bytes]) -> Iterator[list[bytes]]:
-    """The first graph that is compiled inside comes from `kept`, if MindSpore can read it.
+    """Loads the first graph that is compiled inside the context from `kept`, if MindSpore can.
 
     Yields:
-        An empty list; afterwards, what is to be kept of the graph if it was compiled.
+        An empty list; on exit, the graph's content is added if it was compiled.
     """
     cache, made = _graph_cache(), list[bytes]()
     api = sys.modules[type(nn_cell._cell_graph_executor).__module__]
@@ -162,16 +162,16 @@ def cached_graph(kept: Optional[bytes]) -> Iterator[list[bytes]]:
 
 
 class _GraphCache:
-    """The folder in which MindSpore looks for compiled graphs; a process has one.
+    """MindSpore's compile cache folder, one per process.
 
-    MindSpore names a graph's file after the number of graphs that were compiled before while the
-    cache was on, and loads it unseen. So the folder is this process's own, the cache is on only
-    while a certain graph is compiled, and that graph's file is put there when it is due. Once a
-    file is missing, MindSpore reads no other one in this process.
+    MindSpore names a graph's file by the number of graphs compiled earlier while the cache was on,
+    and loads it without checks. So the folder is private to the process, the cache is on only while
+    a certain graph is compiled, and that graph's file is put there just before. Once a file is
+    missing, MindSpore reads no other one in this process.
 
     Attributes:
-        entry: takes the place of the script that was started, whose files MindSpore would compare.
-        compiled: graphs so far.
+        entry: stands in for the main script, whose files MindSpore would compare.
+        compiled: number of graphs so far.
     """
 
     def __init__(self) -> None:
@@ -188,13 +188,13 @@ class _GraphCache:
         os.environ[CACHE_PATH] = str(folder)
 
     def expect(self, content: Optional[bytes]) -> None:
-        """Before a graph is compiled."""
+        """Provides the next graph's file, if any."""
         if content is not None:
             self._path(self.compiled).write_bytes(content)
         self.compiled += 1
 
     def take(self, number: int) -> Optional[bytes]:
-        """Removes what there is of a graph."""
+        """Removes a graph's file, and returns its content."""
         path = self._path(number)
         content = path.read_bytes() if path.exists() else None
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Files beside the code: at the top of a checkout, and below `data/` in a wheel.
+"""Data files: at the top of a checkout, and in `data/` of a wheel.
 
-Both have the same relative paths. `setup.py` copies `FOLDERS` into wheels and imports this file, so
-it needs the standard library only.
+Relative paths are the same in both. `setup.py` copies `FOLDERS` into wheels and imports this file,
+which therefore needs only the standard library.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PATCHES = Path("patches")
 
 FOLDERS = (CHECKPOINT, GOLDEN, TRITON_REPOSITORY, PATCHES)
 IGNORED = ("__pycache__", "expected_long.*")
-"""What wheels leave out of them: the long golden cases are for the tests alone."""
+"""Excluded from wheels; only tests use the long golden cases."""
 
 DATA = Path(__file__).resolve().with_name("data")
 ROOT = DATA if DATA.is_dir() else DATA.parents[1]
-"""What the relative paths start from."""
+"""Base of the relative paths."""

@@ -1,4 +1,4 @@
-"""Progress of long operations: a bar on a terminal, or a caller's own function."""
+"""Progress of long operations: a progress bar or a callback."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Progress = Callable[[int, int, str], None]
 
 @contextmanager
 def show_progress(progress: Optional[Progress]) -> Iterator[Progress]:
-    """-> `progress` itself, or a bar on stderr when that is a terminal.
+    """Yields `progress` itself, or, for None, a progress bar on stderr if it is a terminal.
 
     Raises:
-        InvalidParameterError: `progress` cannot be called.
+        InvalidParameterError: `progress` is not callable.
     """
     if progress is not None:
         yield check_kind("progress", progress, Callable)
         return
-    if sys.stderr is None or not sys.stderr.isatty():  # None where it was closed
+    if sys.stderr is None or not sys.stderr.isatty():  # None if it was closed
         yield lambda done, total, what: None
         return
     from rich.console import Console

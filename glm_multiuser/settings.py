@@ -1,6 +1,6 @@
-"""Settings that are declared once: dataclass fields with a default, a help text and limits.
+"""Declarative settings: dataclass fields with a default, a help text and limits.
 
-Functions, command-line options and configuration files that take settings are derived from them.
+Function signatures, command-line options and configuration files are derived from them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def setting(
     choices: Sequence[str] = (),
     option: str = "",
 ) -> Any:
-    """A field of a dataclass of settings; the dataclass calls `check` when it is made.
+    """Declares a field of a settings dataclass, which calls `check` in `__post_init__`.
 
     Args:
-        default: None also allows None.
+        default: None makes None a valid value.
         help: one phrase, without a full stop.
-        low, high: limits of a number; `high` may be the name of another field.
-        above: a limit that the number must exceed.
-        choices: the only values of a text.
+        low, high: inclusive limits of a number; `high` may be the name of another field.
+        above: exclusive lower limit of a number.
+        choices: allowed values of a text.
         option: on the command line; default: the name of the field.
     """
     limits = {"low": low, "high": high, "above": above, "choices": choices}
@@ -40,7 +40,7 @@ def setting(
 
 
 class Setting(NamedTuple):
-    """A field that was declared with `setting`; `kind` is its type when it is not None."""
+    """A field declared with `setting`; `kind` is its type without Optional."""
 
     name: str
     type: Any
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
     @property
     def limits(self) -> str:
-        """What a value must be, in words; "" for anything."""
+        """Describes the allowed values; "" if there are no limits."""
         if len(self.choices) == 2:
             return " or ".join(map(repr, self.choices))
         if self.choices:
@@ -75,7 +75,7 @@ class Setting(NamedTuple):
         return f"{self.help} ({limits})." if limits else f"{self.help}."
 
     def allows(self, value: Any) -> bool:
-        """Whether a value has the type and is within the limits."""
+        """Whether a value has the right type and is within the limits."""
         if value is None and self.default is None:
             return True
         if self.choices:
@@ -93,7 +93,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(declared: type) -> list[Setting]:
-    """The settings of a dataclass, in their order."""
+    """Returns the settings of a dataclass, in order."""
     found = []
     for one in fields(declared):
         if "help" in one.metadata:
@@ -107,7 +107,7 @@ def check(values: object) -> None:
     """Checks every setting of a dataclass.
 
     Raises:
-        ConfigError: one is out of its limits.
+        ConfigError: a setting is out of its limits.
     """
     for one in settings_of(type(values)):
         value = getattr(values, one.name)
@@ -119,14 +119,14 @@ def check(values: object) -> None:
 
 
 def pick(declared: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are settings of a dataclass; the command line's lists as tuples."""
+    """Selects the settings of a dataclass from `values`; converts lists to tuples."""
     found = {one.name: values[one.name] for one in settings_of(declared) if one.name in values}
     return {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
 
 
 def takes(declared: type) -> Callable[[Function], Function]:
-    """Shows settings in the signature and docstring of a function that takes them as variable
-    arguments: also by position, if it has `*arguments`."""
+    """Adds settings to the signature and docstring of a function that takes them as `**arguments`,
+    or also by position, if it has `*arguments`."""
 
     def show(function: Function) -> Function:
         found = settings_of(declared)
@@ -145,7 +145,7 @@ def takes(declared: type) -> Callable[[Function], Function]:
 
 
 def add_parameters(function: Callable[..., Any], added: Sequence[Parameter]) -> None:
-    """Puts parameters into a function's signature, in the place of its variable arguments."""
+    """Replaces the variable arguments in a function's signature by `added`."""
     old = signature(function)
     variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     own = [one for one in old.parameters.values() if one.kind not in variable]

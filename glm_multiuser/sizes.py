@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them."""
+"""Parses human-readable sizes in bytes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ UNITS = {
     **{"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40},
     **{"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
 }
-"""In what people write, their case does not matter."""
+"""Case-insensitive when parsed."""
 MOST_BYTES = 2**60
 
 
 def bytes_of(field: str, size: Union[str, int]) -> int:
-    """A size such as "32GiB", "900 MB", "1024" or 1024.
+    """Parses a size such as "32GiB", "900 MB", "1024" or 1024.
 
     Raises:
-        ConfigError: no size, or one out of range.
+        ConfigError: an invalid size, or one out of range.
     """
     text = str(size) if isinstance(size, int) and not isinstance(size, bool) else size
     match = isinstance(text, str) and re.fullmatch(
@@ -39,7 +39,7 @@ def bytes_of(field: str, size: Union[str, int]) -> int:
 
 
 def most_within(limit: int, size: Callable[[int], int], most: int) -> int:
-    """The largest count, up to `most`, whose size is within the limit; sizes grow with counts."""
+    """Returns the largest count, up to `most`, whose size is within `limit`, by bisection."""
     fit, too_many = 0, most + 1
     while too_many - fit > 1:
         count = (fit + too_many) // 2

@@ -1,4 +1,4 @@
-"""What an engine is and has done, in numbers."""
+"""Statistics of an engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glm_multiuser.sessions.store import SessionCounts
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine is and has done; see `MultiUserLLM.stats`."""
+    """Configuration and counters of an engine; see `MultiUserLLM.stats`."""
 
     users: int
     active_users: int
@@ -26,26 +26,26 @@ class EngineStats:
     start_seconds: float
     graph_seconds: float
     overhead_seconds: float
-    """Time in steps that was not spent in graphs."""
+    """Time of steps outside graphs."""
     cache_bytes_per_user: int
-    """Of a user who holds `seq_length` tokens."""
+    """KV cache of a user with `seq_length` tokens."""
     cache_reserved_bytes: int
-    """What the caches of all slots take when they are full."""
+    """KV caches of all slots when they are full."""
     cache_resident_bytes: int
-    """Physical memory that they take now."""
+    """Physical memory of the KV caches now."""
     kernels: str
     """"native" or "portable"."""
     kernel_level: str
-    """Of native kernels, the processor's instructions that they use; "" for others."""
+    """Instruction set of native kernels; "" for others."""
     weight_dtype: str
-    """Type of the matrices."""
+    """Type of the weight matrices."""
     cache_dtype: str
-    """Type of keys and values."""
+    """Type of the KV caches."""
     prefill_chunk: int
     """Prompt tokens per step while no user decodes."""
     prefill_chunk_beside: int
-    """Tokens of prompts in one step where others decode, as it is now."""
+    """Current number of prompt tokens per step while others decode."""
     batch_invariant: bool
-    """Whether a row's logits were bit for bit the same in every compiled batch at start-up."""
+    """Whether the check at start-up found a row's logits bit for bit the same in every batch."""
     sessions: SessionCounts
-    """Of users whose slot was taken, or who are kept on disk."""
+    """Sessions of evicted users, and sessions on disk."""

@@ -8,7 +8,7 @@ NAME = "glm_multiuser"
 
 
 def own_version() -> str:
-    """As it was installed; a checkout that is only on the path has none."""
+    """Returns the installed version; a checkout that is only on the path has none."""
     try:
         return version(NAME)
     except PackageNotFoundError:

@@ -158,7 +158,7 @@ class WeightCache:
             self._remove_remains()
             handle, name = mkstemp(".part", f".{self.path.stem}-", self.path.parent)
             with os.fdopen(handle, "wb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # marks it as in use, see `_remove_remains`
+                fcntl.flock(file, fcntl.LOCK_EX)  # see `_remove_remains`
                 try:
                     self._write(file.fileno(), arrays)
                     os.replace(name, self.path)
