@@ -154,4 +154,4 @@ class ReplacedBlocks(TypedDict):
 PaddedBatch = Union[PromptBatch, ChunkBatch, DecodeBatch]
 Batch = Union[RaggedBatch, PaddedBatch]
 CacheAccess = Union[ReplacedBlocks, ChunkBatch, CellStep]
-"""The last argument of a cell of the portable KV cache."""
+"""The last argument of a cell of a padded KV cache."""

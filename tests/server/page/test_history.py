@@ -134,7 +134,7 @@ def test_a_full_storage_is_told_and_the_conversation_goes_on(visit: Visit) -> No
     visit.page.route(COMPLETIONS, answering(stream_of(["still here"])))
     visit.ask("hello")
     assert visit.wait_for_answer() == "still here"
-    expect(visit.page.get_by_text("no room to keep this history")).to_be_visible()
+    expect(visit.page.get_by_text("no room for this history")).to_be_visible()
 
 
 def test_without_storage_the_page_still_works(visitor: Callable[..., Visit]) -> None:
@@ -149,4 +149,4 @@ def test_without_storage_the_page_still_works(visitor: Callable[..., Visit]) -> 
     visit.page.route(COMPLETIONS, answering(stream_of(["still here"])))
     visit.ask("hello")
     assert visit.wait_for_answer() == "still here"
-    expect(visit.page.get_by_text("no room to keep this history")).to_be_visible()
+    expect(visit.page.get_by_text("no room for this history")).to_be_visible()

@@ -213,7 +213,7 @@ def test_a_notice_that_was_dismissed_does_not_come_back(visitor: Callable[..., V
     visit = visitor()
     visit.page.evaluate(FILL_STORAGE)
     visit.page.route(COMPLETIONS, answering(stream_of(["yes"])))
-    notice = visit.page.get_by_text("no room to keep this history")
+    notice = visit.page.get_by_text("no room for this history")
     visit.ask("one")
     expect(notice).to_be_visible()
     visit.wait_for_answer()
