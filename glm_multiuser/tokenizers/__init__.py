@@ -1,7 +1,7 @@
-"""Text to token ids and back: one file per model family, and what all families share.
+"""Tokenizers: one file per model family, and the parts that all families share.
 
 `load_tokenizer` picks the family by the files of a checkpoint folder. `streaming.py` decodes
-incrementally, and the answer readers split the text into content and tool calls. Nothing in here
+incrementally, and the answer readers split the text into content and tool calls. Nothing here
 depends on requests, slots or MindSpore.
 """
 
@@ -63,17 +63,16 @@ TOKENIZER_FILES = (
     TEMPLATE_FILE,
     MORE_TEMPLATES,
 )
-"""Names and patterns; a folder with any of these names has a tokenizer."""
+"""Names and patterns; any of these names marks a folder with a tokenizer."""
 
 
 def load_tokenizer(folder: Union[str, Path]) -> Optional[ChatTokenizer]:
     """Loads the tokenizer of a checkpoint folder in Hugging Face layout, or of a GGUF file.
 
-    None for a checkpoint without one, which is served with token ids.
+    Returns None for a checkpoint without a tokenizer, which is served with token ids.
 
     Raises:
-        CheckpointError: no such folder, a file that cannot be read, or a family that this
-            version does not read.
+        CheckpointError: missing folder, unreadable file, or unsupported family.
     """
     folder = Path(folder)
     gguf = find_gguf(folder)
@@ -89,8 +88,8 @@ def load_tokenizer(folder: Union[str, Path]) -> Optional[ChatTokenizer]:
     has_json = any(name in present for name in json_files)
     default_class = "" if has_json else "ChatGLMTokenizer"
     tokenizer_class = str(read_tokenizer_config(folder).get("tokenizer_class", default_class))
-    # ChatGLM2, ChatGLM3 and early files of GLM-4 call their class as ChatGLM-6B does: only the
-    # files tell them apart.
+    # ChatGLM-6B, ChatGLM2, ChatGLM3 and early GLM-4 files share a class name: only the files
+    # tell them apart.
     if tokenizer_class.startswith("ChatGLM"):
         if chatglm_6b.VOCABULARY_FILE in present:
             return ChatGLM6BTokenizer.from_folder(folder)
@@ -121,7 +120,7 @@ def _choose(
 ) -> ChatTokenizer:
     if not all(name in vocabulary.special for name in glm4.NEEDED):
         return HuggingFaceTokenizer(vocabulary, template, stops)
-    # The templates of earlier GLM-4 do not write the tools of a request.
+    # The chat templates of earlier GLM-4 do not render a request's tools.
     if template is None or not template.takes_tools:
         return GLM4Tokenizer(vocabulary)
     return GLM40414Tokenizer(vocabulary, template, stops)

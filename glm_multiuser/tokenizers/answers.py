@@ -84,20 +84,20 @@ class ContentReader(AnswerReader):
 
 
 class TaggedAnswerReader(AnswerReader):
-    """Takes calls of the tools that were offered out of an answer of Qwen2.5.
+    """Extracts calls of the offered tools from a Qwen2.5 answer.
 
-    A call is `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, as the chat template
-    of Qwen2.5 asks for it.
+    A call is `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, as Qwen2.5's chat
+    template requests.
 
-    A call that cannot be read, that names another tool or that does not end is text. Whitespace
-    before a call, and at the end of an answer with calls, is no content. `</tool_call>` in a JSON
-    string does not end a call.
+    A malformed or unfinished call, or one of another tool, is text. Whitespace before a call, and
+    at the end of an answer with calls, is dropped. `</tool_call>` in a JSON string does not end a
+    call.
 
     Args:
-        tools: the offered tools, in OpenAI's shape; at least one.
+        tools: the offered tools, in OpenAI's format; at least one.
 
     Raises:
-        InvalidParameterError: a tool of another shape.
+        InvalidParameterError: a malformed tool.
     """
 
     def __init__(self, tools: Sequence[Any]) -> None:
@@ -139,7 +139,7 @@ class TaggedAnswerReader(AnswerReader):
         name = (read_json_arguments(f'{{"name": {begun.group(1)}}}') or {}).get("name")
         if not isinstance(name, str) or name not in self._names:
             return None
-        # After the arguments, the object of the call ends.
+        # The brace after the arguments closes the call's object.
         written = begun.group(2)
         return ToolCall(name, written[: len(written) - len(AFTER)])
 
@@ -173,13 +173,13 @@ class TaggedAnswerReader(AnswerReader):
         return ""
 
     def _as_text(self, written: str) -> str:
-        """What looked like a call, up to the first tag; what follows that is read again."""
+        """Returns a failed call as text up to the first tag, and re-reads the rest."""
         text, tag, rest = written.partition(CLOSING)
         self._known = rest + self._known
         return self._leave_call() + OPENING + text + tag
 
     def _leave_call(self) -> str:
-        """Returns the white space before the call."""
+        """Ends the call and returns the whitespace before it."""
         space, self._space = self._space, ""
         self._call = []
         self._in_call = False

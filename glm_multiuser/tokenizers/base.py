@@ -1,4 +1,4 @@
-"""What every tokenizer does the same way: a vocabulary, and text to ids and back."""
+"""Base class of the tokenizers, and the vocabulary that they encode and decode with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glm_multiuser.tokenizers.streaming import IncrementalDetokenizer
 from glm_multiuser.tokenizers.text import Objects, check_text
 
 NEVER_MERGED = "\U0010fffd"
-"""A character of no vocabulary: it becomes bytes, which are not merged with what follows."""
+"""A character in no vocabulary: it becomes bytes, which never merge with the text after them."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class Vocabulary:
     """The content of a vocabulary file.
 
     Attributes:
-        encode: ids of a text, none of them in `special`.
-        pieces: the bytes that an id adds to an answer; ids that add none are not in here.
-        special: ids that no text becomes, by name. Some have a piece (such as `<tool_call>` of
-            Qwen2.5): answers show them.
-        first_pieces: pieces that read differently at the beginning of an answer, because
-            decoding drops the space there.
-        drops_every_leading_space: whether it drops all of them, not only one.
-        errors: how bytes that are no UTF-8 are shown, an error handler of `codecs`.
-        encode_after_special: `encode` for a text after a special token, where that differs.
-        begin_id: what every prompt begins with, whether a chat template writes it or not.
-        strips: names of special tokens that take in the whitespace before or after them.
+        encode: encodes text to ids, none of them in `special`.
+        pieces: the bytes that an id adds to an answer; ids that add none are absent.
+        special: ids by name that text never encodes to. Those with a piece (such as
+            `<tool_call>` of Qwen2.5) are shown in answers.
+        first_pieces: pieces that differ at the start of an answer, where decoding drops the
+            leading space.
+        drops_every_leading_space: whether decoding drops all leading spaces, not only one.
+        errors: `codecs` error handler for bytes that are not UTF-8.
+        encode_after_special: `encode` for text after a special token, if it differs.
+        begin_id: first id of every prompt, whether a chat template writes it or not.
+        strips: special tokens that absorb the whitespace (before, after) them.
     """
 
     encode: Callable[[str], list[int]]
@@ -49,15 +49,15 @@ class Vocabulary:
 
 @dataclass(eq=False, repr=False)
 class AnswerTokens:
-    """The bytes that ids add to one answer: decoding drops a space at its beginning.
+    """Decodes the ids of one answer to bytes, without the space at its start.
 
     Args:
-        names: of special tokens.
+        names: names of the special tokens.
         separator: the id that begins the next message of the same answer; its name is shown.
-        continued: whether the beginning of the answer is in the prompt.
-        strips: whether all whitespace at the beginning of a message is dropped.
-        exact: whether no more than a single space and the header are dropped.
-        header: what the answer begins with and does not show.
+        continued: whether the prompt contains the start of the answer.
+        strips: whether to drop all whitespace at the start of a message.
+        exact: whether to drop no more than a single space and the header.
+        header: hidden text at the start of the answer.
     """
 
     vocabulary: Vocabulary
@@ -73,11 +73,11 @@ class AnswerTokens:
         self._header = self.header
 
     def shown(self, token_id: int) -> bytes:
-        """What this id would add next, perhaps a part of a character; a special token's name."""
+        """Returns the bytes that this id would add, perhaps part of a character, or its name."""
         return self.names.get(token_id) or self._piece(token_id)[len(self._header) :]
 
     def add(self, token_id: int) -> bytes:
-        """What this id adds, which is the next one; a special token adds nothing."""
+        """Takes the next id and returns its bytes; a special token adds none."""
         token_id = int(token_id)
         if token_id == self.separator:
             self._at_start = True
@@ -98,32 +98,32 @@ class AnswerTokens:
 
 
 class ChatTokenizer(ABC):
-    """Text to ids and back; a family adds the form of its prompts and how answers end.
+    """Encodes and decodes text; subclasses add the family's prompt format and stop tokens.
 
-    The object is never changed after its construction: any number of threads may use it.
+    Immutable after construction, so threads may share it.
 
     Args:
-        vocabulary: of the family's file.
+        vocabulary: the family's vocabulary.
         replacements: (old, new) pairs applied to every decoded text.
 
     Attributes:
         separator: name of the special token that begins the next message of the same answer
             (`<|assistant|>` of ChatGLM3 and GLM-4). Answers show it, for `answer_reader` and
             `process_response`.
-        separator_id: its id; None: the vocabulary has none.
-        vocab_size: one more than the highest id; a model's vocabulary may be padded.
-        special: id of each special token by its name.
-        special_ids: ids that no text becomes.
+        separator_id: its id; None if the vocabulary has none.
+        vocab_size: highest id plus one; a model's vocabulary may be padded.
+        special: ids of the special tokens by name.
+        special_ids: ids that text never encodes to.
         stop_token_ids: ids that end an answer.
-        calls_are_json: whether the family writes the arguments of calls as JSON, so that a grammar
-            for them does not change how an answer is written.
+        calls_are_json: whether the family writes call arguments as JSON, so that a grammar for
+            them does not change the form of an answer.
     """
 
     separator: ClassVar[str] = ""
     calls_are_json: ClassVar[bool] = True
     stop_token_ids: tuple[int, ...]
     _strips_answers = False
-    """Whether answers begin with whitespace that `answer_reader` drops."""
+    """Whether `answer_reader` drops the whitespace at the start of an answer."""
 
     def __init__(
         self, vocabulary: Vocabulary, *, replacements: Sequence[tuple[str, str]] = ()
@@ -140,71 +140,71 @@ class ChatTokenizer(ABC):
     def encode_messages(
         self, messages: Objects, tools: Objects = (), *, continue_final_message: bool = False
     ) -> list[int]:
-        """Ids of a whole conversation in OpenAI's shape, which awaits an answer.
+        """Encodes a conversation in OpenAI's format to a prompt.
 
         Args:
-            messages: of roles system, user, assistant and tool (what a tool returned); an
-                assistant's may have `tool_calls`, and then its content may be None.
-            tools: what the model may call, `{"type": "function", "function": {...}}`.
-            continue_final_message: whether the last message, an assistant's, is the beginning of
-                the answer: the prompt ends after it.
+            messages: of roles system, user, assistant and tool (a tool's result); an assistant
+                message may have `tool_calls`, and then its content may be None.
+            tools: functions the model may call, `{"type": "function", "function": {...}}`.
+            continue_final_message: whether the last message, an assistant's, starts the answer:
+                the prompt ends after it.
 
         Raises:
-            InvalidParameterError: another role or shape, an order that the family's chat format
-                does not have, or tools for a family that was not trained on them.
+            InvalidParameterError: invalid role or shape, an order unsupported by the family's
+                chat format, or tools for a family that was not trained on them.
         """
 
     @abstractmethod
     def answer_reader(self, tools: Objects = (), *, continued: bool = False) -> AnswerReader:
-        """A new reader that splits one decoded answer into content and calls of these tools.
+        """Returns a reader that splits one decoded answer into content and calls of these tools.
 
-        With `continued`, the beginning of the answer is in the prompt.
+        With `continued`, the prompt contains the start of the answer.
 
         Raises:
-            InvalidParameterError: as `encode_messages` does for tools.
+            InvalidParameterError: as `encode_messages`, for tools.
         """
 
     def encode_prompt(self, query: str, history: Optional[Sequence[Any]] = ()) -> list[int]:
-        """Ids of a question with its history, in the form of `encode_messages`.
+        """Encodes a query with its history as `encode_messages` does.
 
         Raises:
-            InvalidParameterError: a query that is not a string, a history that `rounds_of` does
-                not read, or what `encode_messages` raises.
+            InvalidParameterError: a query that is not a string, a history that `rounds_of`
+                rejects, or as `encode_messages`.
         """
         return self.encode_messages(messages_of(query, history))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of raw text, without anything added; no text becomes a special token.
+        """Encodes raw text, adding nothing; text never becomes a special token.
 
         Raises:
-            InvalidParameterError: not a string, or half of a surrogate pair in it.
+            InvalidParameterError: not a string, or a lone surrogate in it.
         """
         return self._vocabulary.encode(check_text(text, "text"))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of an answer; special tokens but `separator`, and unknown ids, add no text."""
+        """Decodes an answer; unknown ids and special tokens except `separator` add no text."""
         detokenizer = self.detokenizer()
         return detokenizer.push(token_ids) + detokenizer.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """UTF-8 of one id by itself, perhaps a part of a character; a special token's name.
+        """Returns the UTF-8 bytes of one id, perhaps part of a character; a special token's name.
 
-        An id beyond the vocabulary has no bytes.
+        An id outside the vocabulary has no bytes.
         """
         return self._names.get(token_id) or self._vocabulary.pieces.get(token_id, b"")
 
     def answer_tokens(
         self, *, continued: bool = False, raw: bool = False, exact: bool = False
     ) -> AnswerTokens:
-        """The bytes of one answer's tokens, which join to its content, for log-probabilities.
+        """Returns a decoder of one answer's tokens, for log-probabilities; it joins to the content.
 
-        Only `replacements`, which change texts of several tokens, are not applied.
+        Only `replacements`, which span tokens, are not applied.
 
         Args:
-            continued: whether the beginning of the answer is in the prompt.
-            raw: whether the answer is shown as the model writes it, without an `answer_reader`.
-            exact: whether it has a grammar, which writes what is dropped: a single space, and
-                the `content_header` of one that is not raw.
+            continued: whether the prompt contains the start of the answer.
+            raw: whether the answer is shown as generated, without an `answer_reader`.
+            exact: whether a grammar writes the dropped text: a single space, and unless raw the
+                `content_header`.
         """
         strips = self._strips_answers and not raw and not exact
         header = self.content_header(continued=continued) if exact and not raw else ""

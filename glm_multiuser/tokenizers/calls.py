@@ -1,7 +1,7 @@
-"""Calls of tools as text: JSON, and the Python-like form that ChatGLM3 was trained on.
+"""Reads and writes tool calls as JSON, and in ChatGLM3's Python-like form.
 
-Models write these texts, so nothing in here evaluates one: whatever is not exactly a call with
-constant arguments is no call.
+Models write these texts, so nothing here evaluates them: only a call with constant arguments is
+accepted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 LONGEST_CALL = 20_000
-"""Characters; a longer text is not parsed, because Python's parser recurses as deep as it likes."""
+"""Characters; longer text is not parsed, because Python's parser recurses without a limit."""
 
 DEEPEST = 64
-"""Levels of lists and objects in each other; deeper ones would exhaust Python's stack."""
+"""Nesting depth of lists and objects; deeper ones would exhaust Python's stack."""
 
 OPENING = "```python\n"
 CLOSING = "```"
@@ -28,16 +28,16 @@ JSON_CALL = re.compile(r"\w+\(\*\*(\{.*\})\)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model asks its caller to make; `arguments` is the text of a JSON object."""
+    """A tool call by the model; `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 def read_json_arguments(text: str) -> Optional[dict[str, Any]]:
-    """Parses the text of a JSON object; None when it is anything else.
+    """Parses the text of a JSON object; returns None for anything else.
 
-    Numbers are finite: of 1e999 and of integers too long for Python, the nearest float is taken.
+    Numbers are finite: 1e999 and integers too long for Python become the nearest float.
     """
     try:
         values = json.loads(
@@ -49,7 +49,7 @@ def read_json_arguments(text: str) -> Optional[dict[str, Any]]:
 
 
 def levels(value: Any) -> int:
-    """Nesting depth of lists and objects: 1 for a value that is neither."""
+    """Returns the nesting depth of lists and objects: 1 for a value that is neither."""
     found = 0
     level = [value]
     while level:
@@ -61,10 +61,10 @@ def levels(value: Any) -> int:
 
 
 def write_python_call(arguments: Mapping[str, Any]) -> str:
-    """Writes arguments as ChatGLM3 does: `tool_call(city='Beijing')` in a fence of Markdown.
+    """Writes arguments as ChatGLM3 does: `tool_call(city='Beijing')` in a Markdown code fence.
 
-    The form of PROMPT.md in THUDM/ChatGLM3. A name that Python cannot write as a keyword is
-    written in `**{...}`.
+    The format of PROMPT.md in THUDM/ChatGLM3. Names that are not Python identifiers go into
+    `**{...}`.
     """
     written = []
     for name, value in arguments.items():
@@ -76,11 +76,11 @@ def write_python_call(arguments: Mapping[str, Any]) -> str:
 def read_python_call(text: str) -> Optional[str]:
     """Reads what `write_python_call` writes; the function may have any name.
 
-    What is in `**{...}` may be JSON, which a grammar can force upon an answer.
+    The content of `**{...}` may be JSON, which a grammar can enforce.
 
     Returns:
-        The arguments as the text of a JSON object; None when the text is anything but one call
-        of a plain name with constant keyword arguments.
+        The arguments as the text of a JSON object; None unless the text is one call of a plain
+        name with constant keyword arguments.
     """
     code = text.strip()
     if code.startswith(OPENING) and code.endswith(CLOSING):
@@ -91,7 +91,7 @@ def read_python_call(text: str) -> Optional[str]:
     values = read_json_arguments(written.group(1)) if written else None
     try:
         if written and values is not None:
-            write_json(values)  # whether JSON can say it
+            write_json(values)  # raises if not valid JSON
             return written.group(1)
         call = ast.parse(code, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -111,12 +111,12 @@ def read_python_call(text: str) -> Optional[str]:
 
 
 def write_json(value: Any) -> str:
-    """The text of a JSON value, as JSON's standard and UTF-8 allow it.
+    """Serialises a value as standard JSON that UTF-8 can encode.
 
     Raises:
-        ValueError: a number that is not finite, or half of a surrogate pair.
-        TypeError: a value that JSON does not have.
-        RecursionError: a value that is nested too deeply.
+        ValueError: a non-finite number, or a lone surrogate.
+        TypeError: a value without a JSON form.
+        RecursionError: too deep nesting.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode("utf-8")
@@ -130,7 +130,7 @@ def _finite(digits: str) -> float:
 def _integer(digits: str) -> float:
     try:
         return int(digits)
-    except ValueError:  # Python limits how many digits it reads
+    except ValueError:  # Python limits the number of digits
         return _finite(digits)
 
 

@@ -1,6 +1,6 @@
-"""Chat templates: a text in Jinja2, published with a checkpoint, that writes a conversation.
+"""Chat templates: Jinja2 templates, published with a checkpoint, that render a conversation.
 
-Templates are not trusted, so they run in Jinja2's sandbox.
+Templates are untrusted, so they run in Jinja2's sandbox.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from glm_multiuser.tokenizers.text import Objects
 
 TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
-"""Newer than a list of templates in `tokenizer_config.json`; a file is named as its template."""
+"""Supersedes the template list in `tokenizer_config.json`; files are named after templates."""
 
 LONGEST = 1 << 26
-"""Characters of a prompt: templates are not trusted, and more text than any model takes would fill
-the memory."""
+"""Characters of a prompt: an untrusted template could otherwise fill the memory."""
 
 CHAT_ML = (
     "{% for message in messages %}"
@@ -39,9 +38,9 @@ CHAT_ML = (
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}`: what the model wrote, which only training marks.
+    """`{% generation %}...{% endgeneration %}`: marks generated text, for training only.
 
-    As transformers' `AssistantTracker` renders it: variables that are set inside end with it.
+    Renders like transformers' `AssistantTracker`: variables set inside are scoped to the block.
     """
 
     tags = {"generation"}  # noqa: RUF012 (an attribute of instances, for Jinja2's type)
@@ -53,19 +52,19 @@ class GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """A template that was parsed once and renders for any number of threads.
+    """A template, parsed once; thread-safe.
 
     Args:
-        name: of its file, for messages.
-        constants: what it may name besides the conversation, such as `eos_token`.
-        for_tools: another template, for conversations with tools.
+        name: file name for error messages.
+        constants: further variables of the template, such as `eos_token`.
+        for_tools: source of a separate template for conversations with tools.
 
     Attributes:
-        for_tools: the template for conversations with tools; this one itself if there is no other.
-        takes_tools: whether that mentions tools.
+        for_tools: the template for conversations with tools, by default this one.
+        takes_tools: whether that template mentions tools.
 
     Raises:
-        CheckpointError: a text that Jinja2 cannot parse.
+        CheckpointError: a source that Jinja2 cannot parse.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class ChatTemplate:
         constants: Optional[Mapping[str, str]] = None,
         for_tools: Optional[str] = None,
     ) -> None:
-        # Templates are written for the settings and names that transformers has.
+        # Templates expect the settings and globals of transformers.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,

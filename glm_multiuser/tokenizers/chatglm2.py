@@ -1,8 +1,8 @@
-"""The tokenizers of ChatGLM2 and ChatGLM3: one sentencepiece file, two forms of a prompt.
+"""Tokenizers of ChatGLM2 and ChatGLM3: one sentencepiece file, two prompt formats.
 
 Follows `tokenization_chatglm.py` and `modeling_chatglm.py` of THUDM/chatglm2-6b and
-THUDM/chatglm3-6b, whose `tokenizer.model` is the same file. Special tokens are not in that file:
-their ids follow its pieces, so no text becomes one.
+THUDM/chatglm3-6b, which share `tokenizer.model`. Special tokens are not in that file: their ids
+follow its pieces, so text never encodes to one.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ VOCABULARY_FILE = "tokenizer.model"
 
 COMMON_TOKENS = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
 SPECIAL_TOKENS = {2: COMMON_TOKENS, 3: (*COMMON_TOKENS, *ROLE_TOKENS.values())}
-"""Of each version, in the order of their ids; the first one follows the last piece of the file."""
+"""By version, in id order; the first id follows the last piece of the file."""
 
 TOOLS_INSTRUCTION = (
     "Answer the following questions as best as you can. You have access to the following tools:"
 )
-"""Precedes the tools in ChatGLM3's system message; wording of THUDM/ChatGLM3."""
+"""Precedes the tools in ChatGLM3's system message, as in THUDM/ChatGLM3."""
 
 UNSUPPORTED_SETTINGS = {"remove_space": False, "do_lower_case": False}
-"""Settings that would change every id, with the only value that the released files use."""
+"""Settings that change every id, with the only value in the released files."""
 
 
 class ChatGLM2Tokenizer(HeaderTokenizer):
-    """Text to ids and back for ChatGLM3, and with `version=2` for ChatGLM2.
+    """Tokenizer of ChatGLM3, and with `version=2` of ChatGLM2.
 
     Args:
         file: a sentencepiece model file, named `tokenizer.model` in the released checkpoints.
         version: 2 or 3.
 
     Attributes:
-        special: id of each special token that is not in the file.
+        special: ids by name of the special tokens outside the file.
         stop_token_ids: `</s>`, and for ChatGLM3 `<|user|>` and `<|observation|>`.
 
     Raises:
-        CheckpointError: a file that is missing or broken, or the one of ChatGLM-6B.
-        ConfigError: another version.
+        CheckpointError: a missing or broken file, or ChatGLM-6B's.
+        ConfigError: any other version.
     """
 
     calls_are_json = False
@@ -99,10 +99,10 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
     ) -> ChatGLM2Tokenizer:
         """Loads `tokenizer.model` with the settings of `tokenizer_config.json`, if there is one.
 
-        Without a version, it is what `version_of` finds.
+        The version defaults to that of `version_of`.
 
         Raises:
-            CheckpointError: as the class does, or a setting that this version cannot follow.
+            CheckpointError: as the class, or an unsupported setting.
         """
         folder = Path(folder)
         read_tokenizer_config(folder, UNSUPPORTED_SETTINGS)
@@ -111,12 +111,11 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
     def encode_messages(
         self, messages: Objects, tools: Objects = (), *, continue_final_message: bool = False
     ) -> list[int]:
-        """Ids of a conversation, beginning with `[gMASK] sop`.
+        """Encodes a conversation, starting with `[gMASK] sop`.
 
-        ChatGLM2 has rounds, numbered from 1; see `questions_and_answers`. ChatGLM3 has a message
-        for each role, ending with `<|assistant|>`. Tools are listed in its first system message,
-        after the caller's own words; a call is an assistant's message whose metadata is the tool's
-        name.
+        ChatGLM2 numbers rounds from 1; see `questions_and_answers`. ChatGLM3 writes one message
+        per role and ends with `<|assistant|>`. Its first system message lists the tools after the
+        caller's text; a call is an assistant message with the tool's name as metadata.
         """
         ids = [self.special["[gMASK]"], self.special["sop"]]
         if self.version == 2:
@@ -150,10 +149,10 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         return super().call_rule(name, arguments)
 
     def process_response(self, text: str) -> str:
-        """What the original does to a complete answer before it shows it.
+        """Post-processes a complete answer as the original does.
 
-        Outer whitespace goes, and a placeholder of the training data is filled in. Of a
-        ChatGLM3 answer only the last message is left, without its blank metadata line.
+        Strips outer whitespace and fills in a placeholder of the training data. Keeps only the
+        last message of a ChatGLM3 answer, without its blank metadata line.
         """
         if self.version == 2:
             return text.strip().replace(*TRAINING_TIME)
@@ -161,10 +160,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
 
 
 def with_tools(messages: list[Message], tools: Objects) -> list[Message]:
-    """Puts the function objects into the system message that ChatGLM3's conversations begin with.
-
-    As its `build_chat_input` does.
-    """
+    """Adds the function objects to the first system message, as ChatGLM3's `build_chat_input`."""
     if not tools:
         return messages
     system = [message.content for message in messages[:1] if message.role == "system"]
@@ -174,12 +170,11 @@ def with_tools(messages: list[Message], tools: Objects) -> list[Message]:
 
 
 def version_of(folder: Path) -> int:
-    """Whether a folder holds ChatGLM2 (2) or ChatGLM3 (3).
+    """Returns 2 for a folder of ChatGLM2, 3 for ChatGLM3.
 
-    Both have the same `tokenizer.model` and the same class names. They differ in their names
-    ("THUDM/chatglm2-6b" as `name_or_path` of `tokenizer_config.json` or as `_name_or_path` of
-    `config.json`), and newer files of ChatGLM3 name its role tokens. A folder without
-    any of these is taken for ChatGLM3.
+    Both share `tokenizer.model` and class names. They differ in the model's name
+    ("THUDM/chatglm2-6b" as `name_or_path` of `tokenizer_config.json` or `_name_or_path` of
+    `config.json`), and newer files of ChatGLM3 list its role tokens. Defaults to ChatGLM3.
 
     Raises:
         CheckpointError: a file that is not a JSON object.

@@ -65,8 +65,8 @@ class ChatGLM6BTokenizer(ChatTokenizer):
         stop_token_ids: `<eop>` alone.
 
     Raises:
-        CheckpointError: a file that is missing or broken, that lacks a piece which the family
-            needs, or in which a user could write a special token as text.
+        CheckpointError: a missing or broken file, a missing piece that the family needs, or a
+            special token that users could write as text.
     """
 
     def __init__(self, file: Union[str, Path], *, clean_up_spaces: bool = True) -> None:
@@ -92,7 +92,7 @@ class ChatGLM6BTokenizer(ChatTokenizer):
         """Loads `ice_text.model` with the settings of `tokenizer_config.json`, if there is one.
 
         Raises:
-            CheckpointError: as the class does, or a setting that this version cannot follow.
+            CheckpointError: as the class, or an unsupported setting.
         """
         config = read_tokenizer_config(Path(folder), UNSUPPORTED_SETTINGS)
         clean_up = bool(config.get("clean_up_tokenization_spaces", True))
@@ -101,11 +101,11 @@ class ChatGLM6BTokenizer(ChatTokenizer):
     def encode_messages(
         self, messages: Objects, tools: Objects = (), *, continue_final_message: bool = False
     ) -> list[int]:
-        """Ids of the prompt that the original `chat` feeds, ending with `[gMASK] <sop>`.
+        """Encodes the prompt of the original `chat`, ending with `[gMASK] <sop>`.
 
-        A single question is the prompt itself; else the rounds are numbered from 0. This family
+        A single question is the whole prompt; otherwise rounds are numbered from 0. This family
         has no system role: see `questions_and_answers`. Every answer begins at `<sop>`, so the
-        known beginning of one is a part of the text before `[gMASK]`.
+        start of a continued one goes before `[gMASK]`.
         """
         refuse_tools(tools, FAMILY)
         questions, answers = questions_and_answers(messages, continue_final_message)
@@ -124,10 +124,10 @@ class ChatGLM6BTokenizer(ChatTokenizer):
         return AnswerReader()
 
     def process_response(self, text: str) -> str:
-        """What the original does to a complete answer before it shows it.
+        """Post-processes a complete answer as the original does.
 
-        Outer whitespace goes, a placeholder of the training data is filled in, and ASCII
-        punctuation beside a Chinese character becomes full-width.
+        Strips outer whitespace, fills in a placeholder of the training data, and makes ASCII
+        punctuation next to a Chinese character full-width.
         """
         text = text.strip().replace("[[训练时间]]", "2023年")
         for narrow, wide in PUNCTUATION.items():

@@ -1,4 +1,4 @@
-"""The small JSON files beside a vocabulary."""
+"""Reads the small JSON files next to a vocabulary."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ENDS = (
     *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
     *("<|user|>", "<|observation|>"),
 )
-"""What ends a message of Qwen, Llama 3 and GLM-4, whatever a folder calls its `eos_token`."""
+"""End-of-message tokens of Qwen, Llama 3 and GLM-4, used besides a folder's `eos_token`."""
 
 
 def read_tokenizer_config(folder: Path, only: Optional[Mapping[str, Any]] = None) -> dict[str, Any]:
-    """Returns the parsed `tokenizer_config.json`, empty when the folder has none.
+    """Returns the parsed `tokenizer_config.json`, empty if the folder has none.
 
-    `only` has the one value that this version can follow, of every setting that changes ids.
+    `only` gives the one supported value of each setting that changes ids.
 
     Raises:
-        CheckpointError: the file cannot be read or is not a JSON object, or a setting has
-            another value.
+        CheckpointError: the file is unreadable or not a JSON object, or a setting has another
+            value.
     """
     config = read_optional(folder / "tokenizer_config.json")
     for name, value in (only or {}).items():
@@ -36,7 +36,7 @@ def read_tokenizer_config(folder: Path, only: Optional[Mapping[str, Any]] = None
 
 
 def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
-    """`added_tokens_decoder` of `tokenizer_config.json`, in the form of `tokenizer.json`.
+    """Returns `added_tokens_decoder` of `tokenizer_config.json` in the format of `tokenizer.json`.
 
     Raises:
         CheckpointError: an entry that is not a JSON object.
@@ -51,24 +51,24 @@ def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
 
 
 class AddedTokens(NamedTuple):
-    """What `added_tokens` of a `tokenizer.json` says."""
+    """The `added_tokens` of a `tokenizer.json`."""
 
     special: dict[str, int]
-    """The ids by name."""
+    """Ids by name."""
     shown: dict[int, bytes]
-    """The bytes of those that answers show."""
+    """Bytes of the tokens that answers show."""
     strips: dict[str, tuple[bool, bool]]
-    """Those that take in the whitespace before or after them, as `lstrip` and `rstrip` say."""
+    """(`lstrip`, `rstrip`) of the tokens that absorb whitespace."""
 
 
 def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTokens:
     """Reads `added_tokens` of a `tokenizer.json`.
 
-    Every one is special: also those that the file does not call so (`<tool_call>` of Qwen2.5)
-    never come from a text, but answers show them.
+    All are special: text never encodes to one. Those not marked special in the file (`<tool_call>`
+    of Qwen2.5) are shown in answers.
 
     Raises:
-        CheckpointError: an entry of another shape.
+        CheckpointError: a malformed entry.
     """
     try:
         named = {str(one["content"]): one for one in added if one["content"]}
@@ -85,13 +85,13 @@ def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTo
 
 
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:
-    """Ids that end an answer: those of the folder, and the usual ends of a message.
+    """Returns the stop token ids.
 
-    They come from `eos_token` of `tokenizer_config.json` and `eos_token_id` of
-    `generation_config.json`, then those of `ENDS` that are special tokens of the vocabulary.
+    They come from `eos_token` of `tokenizer_config.json`, `eos_token_id` of
+    `generation_config.json`, and those of `ENDS` that are special tokens of the vocabulary.
 
     Raises:
-        CheckpointError: a file that is not a JSON object, or no such id at all.
+        CheckpointError: a file that is not a JSON object, or no stop token id.
     """
     name = read_tokenizer_config(folder).get("eos_token")
     if isinstance(name, dict):

@@ -1,6 +1,6 @@
-"""How answers are written, as rules of a grammar in Lark's syntax as llguidance reads it.
+"""Grammar rules for answers, in llguidance's Lark syntax.
 
-A rule is the right side of one: literals, names of other rules such as `@content`, and `<[12]>` for
+A rule is a right-hand side: literals, names of other rules such as `@content`, and `<[12]>` for
 the special token 12.
 """
 
@@ -13,26 +13,26 @@ ANY_TEXT = r"/(.|\n)+/"
 
 
 def literal(text: str) -> str:
-    """The rule of exactly this text."""
+    """Matches exactly this text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def special_token(token_id: int) -> str:
-    """The rule of exactly this special token."""
+    """Matches exactly this special token."""
     return f"<[{token_id}]>"
 
 
 def text_without(word: str) -> str:
-    """The rule of any text of at least a character in which `word` does not occur."""
+    """Matches any non-empty text without `word`."""
     escaped = "".join(f"\\x{ord(one):02x}" if not one.isalnum() else one for one in word)
     return rf"/(.|\n)+/ & ~/(.|\n)*{escaped}(.|\n)*/"
 
 
 def sequence(*rules: str) -> str:
-    """One after the other; empty ones are left out."""
+    """Matches the rules in order; empty ones are skipped."""
     return " ".join(filter(None, rules))
 
 
 def one_of(rules: Sequence[str]) -> str:
-    """Any of them."""
+    """Matches any of the rules."""
     return "(" + " | ".join(rules) + ")"

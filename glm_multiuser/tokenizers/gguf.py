@@ -1,7 +1,7 @@
-"""The vocabulary and the chat template of a GGUF file.
+"""Vocabulary and chat template of a GGUF file.
 
-`tokenizer.ggml.model` "gpt2" is a byte-level BPE, whose file names its pre-tokenizer; "llama" is
-sentencepiece's BPE, of which a sentencepiece model is made. The patterns and rules are those of
+`tokenizer.ggml.model` "gpt2" is a byte-level BPE with a named pre-tokenizer; "llama" is
+sentencepiece's BPE, converted to a sentencepiece model. Patterns and rules follow
 `llama-vocab.cpp` in llama.cpp.
 """
 
@@ -29,16 +29,16 @@ LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 class PreTokenizer(NamedTuple):
-    """How a text is cut before pieces are merged."""
+    """Splits text before pieces are merged."""
 
     pattern: str
-    """What is cut out first."""
+    """Matches are split off first."""
     gpt2: bool = False
-    """Whether the rest is cut as GPT-2 does."""
+    """Whether GPT-2's pattern splits the rest."""
     ignore_merges: bool = False
-    """Whether words that are pieces are never merged from parts."""
+    """Whether words in the vocabulary skip the merges."""
     begins: bool = False
-    """Whether prompts begin with `bos_token_id`, if the file does not say."""
+    """Whether prompts begin with `bos_token_id` by default."""
 
 
 LLAMA3 = PreTokenizer(LLAMA3_PATTERN, ignore_merges=True, begins=True)
@@ -53,17 +53,17 @@ PRE_TOKENIZERS = {
 """By `tokenizer.ggml.pre`."""
 
 TEMPLATE = "tokenizer.chat_template"
-"""The key; further ones end in ".tool_use" and so on."""
+"""Metadata key; those of named templates add ".tool_use" and so on."""
 
 NO_MODELS = ("none", "no_vocab")
 MODELS = ("gpt2", "llama", *NO_MODELS)
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""What `tokenizer.ggml.token_type` says of a piece; sentencepiece has the same numbers."""
+"""Values of `tokenizer.ggml.token_type`, the same as sentencepiece's."""
 
 
 class GGUFTokenizer(NamedTuple):
-    """What a file says about its tokenizer."""
+    """The tokenizer of a GGUF file."""
 
     vocabulary: Vocabulary
     template: Optional[ChatTemplate]
@@ -71,21 +71,21 @@ class GGUFTokenizer(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The pieces of a vocabulary, which have the ids 0, 1, 2 ..."""
+    """The pieces of a vocabulary, in id order."""
 
     path: Path
     model: str
     names: list[str]
     types: list[int]
     fields: Mapping[str, Any]
-    """By what follows "tokenizer.ggml." in their names."""
+    """By name without the prefix "tokenizer.ggml."."""
 
     def of_type(self, *types: int) -> dict[str, int]:
         kinds = zip(self.names, self.types)
         return {name: one for one, (name, kind) in enumerate(kinds) if kind in types}
 
     def names_of_ids(self) -> dict[str, str]:
-        """What templates name the beginning, the end and so on by; "" where there is none."""
+        """Returns `bos_token`, `eos_token` and so on for templates; "" where there is none."""
         ids = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
         found = {name: self.id_of(f"{theirs}_token_id") for name, theirs in ids.items()}
         return {
@@ -94,7 +94,7 @@ class Pieces(NamedTuple):
         }
 
     def id_of(self, key: str) -> Optional[int]:
-        """An id that the file names; raises CheckpointError if it is none."""
+        """Returns an id from the metadata; raises CheckpointError if it is invalid."""
         value = self.fields.get(key)
         if value is not None and not (isinstance(value, int) and 0 <= value < len(self.names)):
             raise CheckpointError(
@@ -108,8 +108,8 @@ def read_gguf_tokenizer(path: Path) -> Optional[GGUFTokenizer]:
     """Reads the tokenizer of a GGUF file; None if the file has none.
 
     Raises:
-        CheckpointError: a file that `open_gguf` refuses, a vocabulary of another kind or one that
-            contradicts itself, a template that is none.
+        CheckpointError: as `open_gguf`, or an unsupported or inconsistent vocabulary, or an
+            invalid template.
     """
     file = open_gguf(path)
     pieces = read_pieces(file)
@@ -170,7 +170,7 @@ def _check_length(path: Path, key: str, values: Sized, names: Sized) -> None:
 
 
 def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
-    """The content of a `tokenizer.json` with this byte-level vocabulary."""
+    """Returns the content of a `tokenizer.json` with this byte-level vocabulary."""
     name = pieces.fields.get("pre", "default")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise CheckpointError(
@@ -205,10 +205,10 @@ def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
 
 
 def sentencepiece_model(pieces: Pieces) -> bytes:
-    """A `ModelProto` of sentencepiece_model.proto, with the fields that matter.
+    """Serialises a `ModelProto` of sentencepiece_model.proto, with the fields that matter.
 
-    User-defined pieces are control symbols in it: sentencepiece would find them in texts, and a
-    user could write a special token.
+    User-defined pieces become control symbols: otherwise sentencepiece would match them in text,
+    and users could write special tokens.
     """
     scores = pieces.fields.get("scores")
     if not isinstance(scores, np.ndarray) or not np.isfinite(scores).all():

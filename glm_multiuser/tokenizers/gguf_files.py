@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file as the files of a folder in Hugging Face layout."""
+"""Writes the tokenizer of a GGUF file in Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from glm_multiuser.tokenizers.tokenizer_json import VOCABULARY_FILE
 
 
 def write_gguf_tokenizer(path: Path, folder: Path) -> None:
-    """Writes vocabulary, chat template, and the ids that end an answer; nothing without them.
+    """Writes vocabulary, chat template and stop token ids; nothing for a file without a tokenizer.
 
     Raises:
-        CheckpointError: what `read_gguf_tokenizer` refuses.
+        CheckpointError: as `read_gguf_tokenizer`.
     """
     tokenizer, pieces = read_gguf_tokenizer(path), read_pieces(open_gguf(path))
     if tokenizer is None or pieces is None:

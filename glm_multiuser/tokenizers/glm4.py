@@ -1,7 +1,7 @@
-"""The tokenizer of GLM-4: ranks for tiktoken, and one message for each role.
+"""Tokenizers of GLM-4: tiktoken ranks, and one message per role.
 
 Follows `tokenization_chatglm.py`, `modeling_chatglm.py` and the chat template of
-THUDM/glm-4-9b-chat. Special tokens are not in the file of ranks: their ids follow it.
+THUDM/glm-4-9b-chat. Special tokens are not in the rank file: their ids follow the ranks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SPECIAL_TOKENS = (
     *ROLE_TOKENS.values(),
     *("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),
 )
-"""In the order of their ids; the first one follows the last rank."""
+"""In id order; the first id follows the last rank."""
 
 NEEDED = ("[gMASK]", "<sop>", "<|endoftext|>", *ROLE_TOKENS.values())
-"""Without these there is no prompt and no end."""
+"""Tokens that every prompt and every end of an answer needs."""
 
 ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 
@@ -42,7 +42,7 @@ CALL_INSTRUCTION = "在调用上述函数时，请使用 Json 格式表示调用
 
 
 class GLM4Tokenizer(HeaderTokenizer):
-    """Text to ids and back for GLM-4, whose vocabulary has all of `NEEDED`.
+    """Tokenizer of GLM-4, for a vocabulary with all of `NEEDED`.
 
     Attributes:
         stop_token_ids: `<|endoftext|>`, `<|user|>` and `<|observation|>`.
@@ -54,21 +54,21 @@ class GLM4Tokenizer(HeaderTokenizer):
 
     @classmethod
     def from_file(cls, file: Union[str, Path]) -> GLM4Tokenizer:
-        """Loads a file of ranks, named `tokenizer.model` in the released checkpoints.
+        """Loads a tiktoken rank file, named `tokenizer.model` in the released checkpoints.
 
         Raises:
-            CheckpointError: a file that is missing or broken.
+            CheckpointError: a missing or broken file.
         """
         return cls(read_tiktoken_file(Path(file), SPECIAL_TOKENS))
 
     def encode_messages(
         self, messages: Objects, tools: Objects = (), *, continue_final_message: bool = False
     ) -> list[int]:
-        """Ids of a conversation, from `[gMASK] <sop>` to `<|assistant|>`.
+        """Encodes a conversation, from `[gMASK] <sop>` to `<|assistant|>`.
 
-        As in the original's template, tools have a system message of their own before the
-        caller's, messages without content are left out, and a call is an assistant's message
-        whose metadata is the tool's name and whose content is the arguments.
+        As in the original template, tools get a separate system message before the caller's,
+        messages without content are skipped, and a call is an assistant message with the tool's
+        name as metadata and the arguments as content.
         """
         ids = [self.special["[gMASK]"], self.special["<sop>"]]
         conversation = read_messages(messages, continue_final_message, with_tools=True)
@@ -87,10 +87,10 @@ class GLM4Tokenizer(HeaderTokenizer):
 
 
 class GLM40414Tokenizer(HeaderTokenizer, HuggingFaceTokenizer):
-    """Text to ids and back for GLM-4-0414, whose chat template writes tools itself.
+    """Tokenizer of GLM-4-0414, whose chat template renders tools itself.
 
-    Its answers are those of GLM-4. Its template expects calls as messages with `metadata`, and
-    what a tool returned with the role `observation`.
+    Answers have GLM-4's format. The template expects calls as messages with `metadata`, and tool
+    results with the role `observation`.
     """
 
     def answer_reader(self, tools: Objects = (), *, continued: bool = False) -> AnswerReader:
@@ -123,5 +123,5 @@ def _described(functions: Objects) -> str:
 
 
 def read_call(content: str) -> Optional[str]:
-    """The text of a JSON object that a call's content is; None for anything else."""
+    """Returns a call's content if it is the text of a JSON object, otherwise None."""
     return content.strip() if read_json_arguments(content) is not None else None

@@ -1,4 +1,4 @@
-"""Validation of conversations and tools in OpenAI's shape, and of histories."""
+"""Validates conversations and tools in OpenAI's format, and histories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESSAGE = '{"role", "content"} message'
 
 @dataclass(frozen=True)
 class Message:
-    """One message, of role "system", "user", "assistant" or "tool" (what a tool returned)."""
+    """One message, of role "system", "user", "assistant" or "tool" (a tool's result)."""
 
     role: str
     content: str
@@ -32,19 +32,19 @@ class Message:
 def read_messages(
     messages: Objects, continue_final_message: bool = False, *, with_tools: bool
 ) -> list[Message]:
-    """Checks a conversation that awaits an answer.
+    """Validates a conversation.
 
-    Roles may come in any order, but what a tool returned follows a call.
+    Roles may come in any order, but a tool's result must follow a call.
 
     Args:
-        messages: `{"role", "content"}`; an assistant's may have `tool_calls`, and then its
+        messages: `{"role", "content"}`; an assistant message may have `tool_calls`, and then its
             content may be None.
-        continue_final_message: whether the last message is the beginning of the answer; then it
-            is an assistant's without calls.
-        with_tools: whether the family takes tools; otherwise messages about them are rejected.
+        continue_final_message: whether the last message starts the answer; then it must be an
+            assistant's without calls.
+        with_tools: whether the family supports tools; otherwise messages with them are rejected.
 
     Raises:
-        InvalidParameterError: anything else; the message names its place.
+        InvalidParameterError: anything else; the message names the position.
     """
     check_list(messages, "messages", f"{MESSAGE}s", "messages")
     if not messages:
@@ -76,18 +76,17 @@ def read_messages(
 def questions_and_answers(
     messages: Objects, continue_final_message: bool = False
 ) -> tuple[list[str], list[str]]:
-    """A conversation for families that have no roles, only rounds of a question and an answer.
+    """Converts a conversation to rounds of question and answer, for families without roles.
 
-    Messages of one role in a row are one text, with a blank line between them. A system message
-    is put before the question that follows it, with a line break between them. An answer without
-    a question gets an empty one.
+    Consecutive messages of one role are joined by a blank line. A system message is prepended to
+    the next question, with a line break. An answer without a question gets an empty one.
 
     Returns:
-        The questions, and the answers to all but the last one. With `continue_final_message` there
-        is an answer to that, too, of which only the beginning is known.
+        The questions, and the answers to all but the last one; with `continue_final_message` also
+        the start of the last answer.
 
     Raises:
-        InvalidParameterError: as `read_messages` does.
+        InvalidParameterError: as `read_messages`.
     """
     questions: list[str] = []
     answers: list[str] = []
@@ -110,13 +109,13 @@ def questions_and_answers(
 
 
 def read_tools(tools: Objects) -> list[dict[str, Any]]:
-    """Checks tools in OpenAI's shape, `{"type": "function", "function": {"name", ...}}`.
+    """Validates tools in OpenAI's format, `{"type": "function", "function": {"name", ...}}`.
 
     Returns:
-        Their function objects, which JSON can write.
+        Their function objects, all serialisable as JSON.
 
     Raises:
-        InvalidParameterError: anything else; the message names its place.
+        InvalidParameterError: anything else; the message names the position.
     """
     check_list(tools, "tools", "functions", "tools")
     functions = []
@@ -144,7 +143,7 @@ def read_tools(tools: Objects) -> list[dict[str, Any]]:
 
 
 def refuse_tools(tools: Sequence[Any], family: str) -> None:
-    """Raises InvalidParameterError for tools that are offered to a family without them."""
+    """Raises InvalidParameterError for tools passed to a family without tool support."""
     if tools:
         raise InvalidParameterError(
             f"tools is {shown(tools)}; {family} was not trained on tools, so it must be empty",
@@ -202,16 +201,15 @@ def rounds_of(history: Optional[Sequence[Any]]) -> tuple[str, list[tuple[str, st
     """Normalises a history to its system text and its finished rounds.
 
     Args:
-        history: a sequence of (query, answer) pairs, of `{"role", "content"}` messages, or of
-            both in turn; None means no history. A system message may only come first. Every
-            user message is followed by its assistant message: the question that is open goes
-            into the query, not into the history.
+        history: a sequence of (query, answer) pairs, `{"role", "content"}` messages, or both
+            mixed; None means no history. A system message may only come first. Every user message
+            must be followed by its assistant message: the open question is passed as the query.
 
     Returns:
-        The system text ("" when there is none) and the list of (query, answer) pairs.
+        The system text ("" if there is none) and the list of (query, answer) pairs.
 
     Raises:
-        InvalidParameterError: an item that is none of these; the message names its place.
+        InvalidParameterError: any other item; the message names its position.
     """
     if history is None:
         return "", []
@@ -245,10 +243,10 @@ def rounds_of(history: Optional[Sequence[Any]]) -> tuple[str, list[tuple[str, st
 
 
 def messages_of(query: str, history: Optional[Sequence[Any]]) -> list[dict[str, str]]:
-    """A question with its history (see `rounds_of`) as one list of messages.
+    """Converts a query and its history (see `rounds_of`) to one list of messages.
 
     Raises:
-        InvalidParameterError: a query that is not a string, or a history that is none.
+        InvalidParameterError: a query that is not a string, or an invalid history.
     """
     check_text(query, "prompt")
     system, rounds = rounds_of(history)

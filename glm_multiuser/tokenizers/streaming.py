@@ -1,4 +1,4 @@
-"""Turning the ids of an answer into text while they arrive, and ending it at a stop string."""
+"""Incremental detokenisation and stop strings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.tokenizers.text import invalid, unfinished_match
 
 BYTE_BY_BYTE = "glm_multiuser.byte_by_byte"
-"""Name of the codec error handler that writes one U+FFFD per byte that is no UTF-8.
+"""Codec error handler that writes one U+FFFD per invalid byte, as sentencepiece does.
 
-Python's own "replace" writes one for a whole unfinished character; sentencepiece does not.
+Python's "replace" writes one per unfinished character.
 """
 
 
@@ -26,19 +26,18 @@ codecs.register_error(BYTE_BY_BYTE, _replace_one_byte)
 
 
 class IncrementalDetokenizer:
-    """The text of one answer, handed out as soon as it can no longer change.
+    """Decodes one answer incrementally and returns text once it is final.
 
-    The deltas join to the same text however the ids are split over the calls of `push`; a
-    character is never split, repeated or taken back. Only what is not yet certain waits: up to
-    three bytes of an unfinished UTF-8 character, and the beginning of a text that one of
-    `replacements` may change. So the work per id does not grow with the length of the answer.
+    The deltas join to the same text however the ids are split over calls of `push`; a character
+    is never split, repeated or retracted. Held back are only up to three bytes of an unfinished
+    UTF-8 character and the start of a match of `replacements`, so the work per id does not grow
+    with the length of the answer.
 
     Args:
-        token_bytes: the UTF-8 bytes that an id adds to the answer; called once per id, in
-            order, so it may remember whether the answer has begun.
-        errors: how bytes that are no UTF-8 are shown, an error handler of `codecs`.
-        replacements: (old, new) pairs, applied to the whole text one after the other as
-            `str.replace` would.
+        token_bytes: returns the UTF-8 bytes of an id; called once per id, in order, so it may
+            keep state.
+        errors: `codecs` error handler for bytes that are not UTF-8.
+        replacements: (old, new) pairs, applied to the whole text in order, like `str.replace`.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class IncrementalDetokenizer:
         self._replacements = [_StreamReplace(old, new) for old, new in replacements]
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes the next ids and returns the text that is now final, often ""."""
+        """Takes the next ids and returns the newly final text, often ""."""
         text = self._decoder.decode(b"".join(self._token_bytes(one) for one in token_ids))
         for replacement in self._replacements:
             text = replacement.feed(text)
@@ -61,11 +60,11 @@ class IncrementalDetokenizer:
 
     @property
     def inside_character(self) -> bool:
-        """Whether the ids so far end inside a character, whose other bytes have yet to come."""
+        """Whether the ids so far end inside a character."""
         return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
-        """Returns the rest, once no more ids will come."""
+        """Returns the remaining text after the last id."""
         text = self._decoder.decode(b"", True)
         for replacement in self._replacements:
             text = replacement.feed(text) + replacement.flush()
@@ -73,7 +72,7 @@ class IncrementalDetokenizer:
 
 
 class _StreamReplace:
-    """`str.replace` for a text that arrives in pieces."""
+    """`str.replace` for streamed text."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old = old
@@ -92,14 +91,14 @@ class _StreamReplace:
 
 
 class StopStrings:
-    """Cuts a text, which arrives in pieces, before the first stop string in it.
+    """Truncates streamed text before its first stop string.
 
-    The first stop string is the one that is complete first; of several that are complete at the
-    same character, the longest. So the result depends on the text alone and not on how it was
-    split into pieces, and no further text is needed to decide. Without any, all text passes.
+    The first stop string is the one that completes first; of several completing at the same
+    character, the longest. So the result does not depend on how the text was split, and needs no
+    lookahead. Without stop strings, all text passes.
 
     Attributes:
-        found: the stop string that was found; None so far.
+        found: the stop string found, or None so far.
 
     Raises:
         InvalidParameterError: a stop string that is empty or not a string.
@@ -118,11 +117,11 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Takes the next piece of text.
+        """Takes the next text.
 
         Returns:
-            The text that may be sent now, and whether a stop string has been found. After
-            that, nothing more is ever returned.
+            The text that may be sent now, and whether a stop string was found. After that, the
+            text is always empty.
         """
         if self.found is not None:
             return "", True
@@ -138,6 +137,6 @@ class StopStrings:
         return known[: len(known) - held], False
 
     def flush(self) -> str:
-        """Returns what was held back, once no more text will come."""
+        """Returns the held-back text after the last delta."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""What tokenizers check about the texts that callers hand in, and finding words in them."""
+"""Checks of callers' text, and partial matching at its end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Objects = Sequence[Mapping[str, Any]]
 
 
 def check_text(text: object, name: str, field: Optional[str] = None) -> str:
-    """Returns a value that is text which UTF-8 can write.
+    """Returns the value if it is text that UTF-8 can encode.
 
     Raises:
-        InvalidParameterError: it is not. `field` is what it is a part of; None: a field itself.
+        InvalidParameterError: it is not. `field` is the field containing it, by default `name`.
     """
     field = field or name
     if not isinstance(text, str):
@@ -32,22 +32,20 @@ def check_text(text: object, name: str, field: Optional[str] = None) -> str:
 
 
 def check_list(value: object, name: str, items: str, field: str) -> None:
-    """Raises InvalidParameterError unless the value is a sequence, and neither text nor mapping."""
+    """Raises InvalidParameterError unless the value is a sequence other than text or a mapping."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
         raise invalid(name, value, f"a list of {items}", field)
 
 
 def invalid(name: str, value: object, wanted: str, field: str) -> InvalidParameterError:
-    """The error for a value that is something else than it must be."""
+    """Returns the error for an invalid value."""
     return InvalidParameterError(f"{name} is {shown(value)}; it must be {wanted}", field)
 
 
 def unfinished_match(text: str, word: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `word`.
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `word`.
 
-    Returns:
-        The length of the longest suffix of `text` that is a beginning of `word`, but not all
-        of it: 0 to `len(word) - 1`.
+    0 to `len(word) - 1`.
     """
     tail = text[len(text) - min(len(text), len(word) - 1) :]
     start = tail.find(word[0])

@@ -1,4 +1,4 @@
-"""GLM-4's `tokenizer.model`: a file of ranks for the library tiktoken."""
+"""GLM-4's `tokenizer.model`: a tiktoken rank file."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How a text is cut before pieces are merged, from tokenization_chatglm.py of glm-4-9b."""
+"""Pre-tokenisation, from tokenization_chatglm.py of glm-4-9b."""
 
 LONG_SPACE = re.compile(r"\s{50000}")
-"""tiktoken's own stack overflows on a run of a million spaces, so long runs are cut here."""
+"""tiktoken overflows its stack on a run of a million spaces, so long runs are split here."""
 
 
 def is_tiktoken_file(file: Path) -> bool:
-    """Whether the file begins like ranks, not like a sentencepiece model.
+    """Whether the file starts with ranks, unlike a sentencepiece model.
 
     Raises:
-        CheckpointError: a file that cannot be read.
+        CheckpointError: an unreadable file.
     """
     with reading(file), file.open("rb") as stream:
         return FIRST_LINE.match(stream.readline(1000)) is not None
 
 
 def read_tiktoken_file(file: Path, special_tokens: Sequence[str]) -> Vocabulary:
-    """Reads lines of a piece in base64, a space, and its rank, which is its id.
+    """Reads lines of a base64 piece, a space, and its rank, which is its id.
 
     The ids of the special tokens follow the last rank.
 
     Raises:
-        CheckpointError: a file that cannot be read, a line of another form, or ranks that are
-            not 0, 1, 2 ... with each single byte among their pieces.
+        CheckpointError: an unreadable file, a malformed line, ranks other than 0, 1, 2 ..., or a
+            single byte without a piece.
     """
     with reading(file):
         lines = file.read_bytes().splitlines()
