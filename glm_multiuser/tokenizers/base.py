@@ -73,7 +73,8 @@ class AnswerTokens:
         self._header = self.header
 
     def shown(self, token_id: int) -> bytes:
-        """Returns the bytes that this id would add, perhaps part of a character, or its name."""
+        """Returns the bytes that this id would add (possibly a partial character); the name of a
+        special token."""
         return self.names.get(token_id) or self._piece(token_id)[len(self._header) :]
 
     def add(self, token_id: int) -> bytes:
@@ -196,7 +197,7 @@ class ChatTokenizer(ABC):
     def answer_tokens(
         self, *, continued: bool = False, raw: bool = False, exact: bool = False
     ) -> AnswerTokens:
-        """Returns a decoder of one answer's tokens, for log-probabilities; it joins to the content.
+        """Returns a decoder of one answer to bytes that join to its content, for log-probabilities.
 
         Only `replacements`, which span tokens, are not applied.
 

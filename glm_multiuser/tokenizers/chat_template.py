@@ -23,7 +23,7 @@ from glm_multiuser.tokenizers.text import Objects
 
 TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
-"""Supersedes the template list in `tokenizer_config.json`; files are named after templates."""
+"""Newer form of the template list in `tokenizer_config.json`; files are named after templates."""
 
 LONGEST = 1 << 26
 """Characters of a prompt: an untrusted template could otherwise fill the memory."""
@@ -95,13 +95,12 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Optional[ChatTemplate]:
-        """Reads `chat_template.jinja` and the files of `MORE_TEMPLATES`; where there are none,
-        `chat_template` of `tokenizer_config.json`.
+        """Reads `chat_template.jinja` and `MORE_TEMPLATES`, or else `chat_template` of
+        `tokenizer_config.json`.
 
-        None when the folder has none of them, as folders of base models. Of several templates the
-        one named "tool_use" is for conversations with tools, and the one named "default", which
-        `chat_template.jinja` is, for others, as in transformers; where only one of them is there,
-        it is for all.
+        Returns None for a folder without any, such as a base model's. As in transformers, the
+        template named "tool_use" renders conversations with tools, and "default"
+        (`chat_template.jinja`) all others; if only one of them exists, it renders all.
 
         Raises:
             CheckpointError: a file that cannot be read, or a template of another kind.

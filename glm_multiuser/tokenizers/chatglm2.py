@@ -160,7 +160,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
 
 
 def with_tools(messages: list[Message], tools: Objects) -> list[Message]:
-    """Adds the function objects to the first system message, as ChatGLM3's `build_chat_input`."""
+    """Adds the function objects to the first system message, like ChatGLM3's `build_chat_input`."""
     if not tools:
         return messages
     system = [message.content for message in messages[:1] if message.role == "system"]

@@ -1,8 +1,8 @@
 """Messages of ChatGLM3 and GLM-4: a role's token, a metadata line, then the content.
 
-The line is blank before ordinary content and names the tool before a call. One answer may hold
-several such messages with `<|assistant|>` between them: words first, then a call. See PROMPT.md
-in THUDM/ChatGLM3 and `process_response` of both families.
+The metadata line is blank for ordinary content and names the tool for a call. One answer may
+contain several messages separated by `<|assistant|>`: content first, then calls. See PROMPT.md in
+THUDM/ChatGLM3 and `process_response` of both families.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ ROLE_TOKENS = {
     "assistant": "<|assistant|>",
     "tool": "<|observation|>",
 }
-"""What begins a message of each role, in both families."""
+"""First token of a message, by role."""
 
 SEPARATOR = ROLE_TOKENS["assistant"]
 """Begins the next message of one answer."""
 
 TRAINING_TIME = ("[[训练时间]]", "2023年")
-"""A placeholder of the training data, and what the originals write in its place."""
+"""A placeholder of the training data, and its replacement in the originals."""
 
 
 class HeaderTokenizer(ChatTokenizer):
-    """What the tokenizers of both families share."""
+    """Base class of both families' tokenizers."""
 
     separator = SEPARATOR
     _strips_answers = True  # of a blank metadata line and the spaces after it
     _around_arguments = ("", "")
-    """What a call has before and after the JSON object of its arguments."""
+    """Text before and after the JSON object of a call's arguments."""
 
     def encode_message(self, role: str, metadata: str, content: str) -> list[int]:
-        """Ids of one message, as the originals' `build_single_message`.
+        """Encodes one message like the originals' `build_single_message`.
 
         The role is a key of `ROLE_TOKENS`; the metadata is "" for ordinary content.
         """
@@ -55,7 +55,7 @@ class HeaderTokenizer(ChatTokenizer):
     def content_header(self, *, continued: bool = False) -> str:
         if continued or not self._strips_answers:
             return ""
-        # The space is no option: content may begin with one, too.
+        # The space is not optional, because content may begin with one, too.
         return "\n " if self._vocabulary.first_pieces else "\n"
 
     def content_rule(self, content: str, *, continued: bool = False, raw: bool = False) -> str:
@@ -71,7 +71,7 @@ class HeaderTokenizer(ChatTokenizer):
         )
 
     def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
-        """Messages with `SEPARATOR` between them; content comes first."""
+        """Matches messages separated by `SEPARATOR`, content first."""
         if self.separator_id is None:
             return super().calls_rule(calls, content)
         call = one_of(calls)
@@ -84,11 +84,11 @@ class HeaderTokenizer(ChatTokenizer):
         return '" "?' if self._vocabulary.first_pieces else ""
 
     def process_response(self, text: str) -> str:
-        """What the originals' `process_response` returns for an answer without tools.
+        """Post-processes an answer without tools like the originals' `process_response`.
 
-        That is the last message of the answer, without a blank metadata line and outer whitespace,
-        and with the placeholder of the training data filled in. Where the original returns a
-        dictionary, because the metadata line is not blank, that line stays part of the text.
+        Returns the last message, without a blank metadata line and outer whitespace, and with the
+        placeholder of the training data filled in. A metadata line that is not blank, for which
+        the original returns a dictionary, stays in the text.
         """
         message = text.split(SEPARATOR)[-1]
         metadata, _, content = message.partition("\n")
@@ -96,21 +96,21 @@ class HeaderTokenizer(ChatTokenizer):
 
 
 class HeaderAnswerReader(AnswerReader):
-    """Drops blank metadata lines, and reads calls of the tools that were offered.
+    """Drops blank metadata lines and extracts calls of the offered tools.
 
-    A metadata line that names no offered tool is text. So is a call that cannot be read, once
-    its message has ended. Messages with content are joined by a line break.
+    A metadata line that names no offered tool is text, and so is a malformed call, once its
+    message has ended. Messages with content are joined by a line break.
 
     Args:
-        tools: the offered tools, in OpenAI's shape.
-        read_arguments: makes the text of a JSON object of a call's content; None when the
-            content is no call.
-        continued: whether the answer continues content whose beginning is in the prompt; then it
-            has no metadata line.
-        around: what a call has before and after the JSON object of its arguments, if it has one.
+        tools: the offered tools, in OpenAI's format.
+        read_arguments: converts a call's content to the text of a JSON object; returns None if
+            the content is not a call.
+        continued: whether the prompt contains the start of the content; then the answer has no
+            metadata line.
+        around: text before and after the JSON object of a call's arguments, if any.
 
     Raises:
-        InvalidParameterError: a tool of another shape.
+        InvalidParameterError: a malformed tool.
     """
 
     def __init__(

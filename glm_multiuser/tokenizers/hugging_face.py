@@ -1,4 +1,4 @@
-"""Tokenizers that come as `tokenizer.json` with a chat template: Llama, Mistral, Qwen, SmolLM2.
+"""Tokenizers from `tokenizer.json` and a chat template: Llama, Mistral, Qwen, SmolLM2.
 
 Follows `apply_chat_template` of transformers, with one deliberate difference: there, `<|im_end|>`
 in a user's text becomes the special token of that name, so a user can write messages of other
@@ -34,19 +34,19 @@ from glm_multiuser.tokenizers.text import Objects, check_text, unfinished_match
 from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
 
 MARK_LENGTH = 12
-"""Characters, each one of 65534: a mark cannot be guessed."""
+"""Characters, each one of 65534, so that a mark cannot be guessed."""
 
 WHITESPACE = (
     "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
     "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
 )
-"""What has Unicode's property White_Space; `str.strip` takes away four more."""
+"""Characters with Unicode's property White_Space; `str.strip` strips four more."""
 
 
 class HuggingFaceTokenizer(ChatTokenizer):
-    """Text to ids and back for whatever a chat template and its special tokens describe.
+    """Tokenizer of any model that a chat template and special tokens describe.
 
-    The template writes a conversation as text; it is None for base models, which have no chat.
+    The template renders a conversation as text; None for base models.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
         if template is None and "<|im_start|>" in self.special:
             template = ChatTemplate(CHAT_ML)
         self._template = template
-        # The longest name comes first, as the library tokenizers matches them.
+        # The library tokenizers prefers the longest name, too.
         names = sorted(self.special, key=len, reverse=True)
         any_name = "|".join(map(re.escape, names)) or "(?!)"
         self._split = re.compile(f"({any_name})").split
@@ -70,10 +70,10 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def from_folder(
         cls, folder: Union[str, Path], vocabulary: Optional[Vocabulary] = None
     ) -> HuggingFaceTokenizer:
-        """Loads the chat template, and the vocabulary unless it has been read already.
+        """Loads the chat template, and the vocabulary unless it is given.
 
         Raises:
-            CheckpointError: a file that is missing or broken.
+            CheckpointError: a missing or broken file.
         """
         folder = Path(folder)
         vocabulary = vocabulary or read_hugging_face_files(folder)
@@ -83,17 +83,17 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def encode_messages(
         self, messages: Objects, tools: Objects = (), *, continue_final_message: bool = False
     ) -> list[int]:
-        """Ids of a conversation, as the chat template writes it.
+        """Encodes a conversation with the chat template.
 
-        The template sees every text with an unguessable mark inside whatever reads like a
-        special token, and the mark is taken out after the special tokens that the template
-        itself wrote have been found. So ordinary texts get the ids of the original, and no
-        text ends a message. In an assistant's message, tokens that answers show (`<think>`,
-        `<tool_call>`) keep their ids: they are the model's own words.
+        Before rendering, an unguessable mark is inserted into every special token's name in the
+        texts; it is removed after the special tokens of the template itself are found. So
+        ordinary texts get the ids of the original, and no text can end a message. In an assistant
+        message, tokens that answers show (`<think>`, `<tool_call>`) keep their ids, because the
+        model generated them.
 
         Raises:
-            InvalidParameterError: also a conversation that the template refuses, tools that it
-                does not mention, or no template.
+            InvalidParameterError: also a conversation that the template rejects, tools that it
+                does not mention, or a missing template.
         """
         self._check_tools(tools)
         conversation = read_messages(messages, continue_final_message, with_tools=self._takes_tools)
@@ -147,7 +147,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
 
     @property
     def _takes_tools(self) -> bool:
-        """Whether the template mentions tools, and calls in the form that answers are read in."""
+        """Whether the template mentions tools, and calls in the format that answers are read in."""
         template = self._template
         return (
             template is not None and template.takes_tools and OPENING in template.for_tools.source
@@ -165,7 +165,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def _template_messages(
         self, message: Message, escape: Callable[[Any], Any]
     ) -> list[dict[str, Any]]:
-        """A message as templates expect it: the arguments of a call are an object, no text."""
+        """Converts a message for templates, which expect call arguments as an object, not text."""
         written = {"role": message.role, "content": escape(message.content)}
         for call in message.calls:
             function = {"name": call.name, "arguments": read_json_arguments(call.arguments)}
@@ -198,13 +198,13 @@ def _mark() -> str:
 
 
 def _up_to(end: str, rendered: str) -> str:
-    """A rendered conversation up to the end of its last message's content.
+    """Truncates a rendered conversation after its last message's content.
 
-    As transformers does: a template that removed the space after `end` trims contents, and would
-    have removed the spaces before it, too.
+    Like transformers: a template that removed the space after `end` trims contents, so the spaces
+    before it are trimmed, too.
 
     Raises:
-        InvalidParameterError: the template does not write that content.
+        InvalidParameterError: the template does not render that content.
     """
     before, _, after = rendered.rpartition(end)
     if end not in rendered:
@@ -217,10 +217,9 @@ def _up_to(end: str, rendered: str) -> str:
 
 
 def _escape(value: Any, names: Collection[str], mark: str) -> Any:
-    """Puts the mark into every special token's name in a JSON value's texts.
+    """Inserts the mark into every special token's name in a JSON value's strings.
 
-    A name that only begins at the end of a text gets it too, because the template may write
-    another text after it.
+    The start of a name at the end of a string gets it, too, because the template may append text.
     """
     escape = partial(_escape, names=names, mark=mark)
     if isinstance(value, Mapping):

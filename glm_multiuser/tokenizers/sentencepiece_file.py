@@ -23,25 +23,25 @@ from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
 LLAMA_FILE = "tokenizer.model"
 
 SPACE_MARK = "\u2581"
-"""How sentencepiece writes a space inside a piece."""
+"""Stands for a space inside a piece."""
 
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class SentencePieceFile:
-    """The pieces of a sentencepiece model.
+    """A sentencepiece model.
 
     Args:
-        file: where it is.
-        content: of the model; None: what is in the file.
+        file: its path.
+        content: of the model; None reads the file.
 
     Attributes:
         size: number of pieces.
-        special_ids: ids of control symbols and of the unknown piece: no text becomes one.
-        eos_id: id of the symbol that ends a text, -1 when the file has none.
+        special_ids: ids of control symbols and the unknown piece, which text never encodes to.
+        eos_id: id of the end-of-sequence symbol, -1 if the file has none.
 
     Raises:
-        CheckpointError: a file that is missing, broken or without byte pieces.
+        CheckpointError: a missing or broken file, or one without byte pieces.
     """
 
     def __init__(self, file: Union[str, Path], content: Optional[bytes] = None) -> None:
@@ -59,12 +59,12 @@ class SentencePieceFile:
             )
 
     def vocabulary(self) -> Vocabulary:
-        """The file as a vocabulary, whose special tokens are its control symbols."""
+        """Returns a vocabulary whose special tokens are the control symbols."""
         names: list[str] = self._pieces.id_to_piece(list(range(self.size)))
         pieces, first_pieces = bytes_of_pieces(
             {name: one for one, name in enumerate(names) if one not in self.special_ids}
         )
-        # The settings of a file cannot be read without protobuf, but their effect can be seen.
+        # Reading the settings would need protobuf, so their effect is tested.
         two_spaces = self._pieces.decode([self._pieces.piece_to_id(SPACE_MARK)] * 2)
         return Vocabulary(
             self.encode,
@@ -76,29 +76,29 @@ class SentencePieceFile:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; control symbols in it are spelled with ordinary pieces."""
+        """Encodes text; names of control symbols become ordinary pieces."""
         ids: list[int] = self._pieces.encode(text)
         return ids
 
     def encode_without_prefix(self, text: str) -> list[int]:
-        """Ids of a text, without the space that the file may put before it."""
+        """Encodes text without the space prefix that the file may add."""
         return self.encode(NEVER_MERGED + text)[len(self.encode(NEVER_MERGED)) :]
 
     def find(self, piece: str) -> Optional[int]:
-        """The id of a piece, None when there is no such piece."""
-        # sentencepiece answers with the id of <unk> when there is no such piece.
+        """Returns the id of a piece, or None."""
+        # sentencepiece returns the id of <unk> for a missing piece.
         found: int = self._pieces.piece_to_id(piece)
         return found if self._pieces.id_to_piece(found) == piece else None
 
     def need(self, piece: str, family: str) -> int:
-        """The id of a piece that the family cannot do without."""
+        """Returns the id of a piece; raises CheckpointError if it is missing."""
         found = self.find(piece)
         if found is None:
             raise CheckpointError(f"{self.file} has no piece {piece!r}; {family} needs one")
         return found
 
     def refuse_as_text(self, piece: str) -> None:
-        """Raises CheckpointError when the file reads a special token's name in a text as it."""
+        """Raises CheckpointError if text can encode to this special token."""
         found = self.find(piece)
         if found is not None and found not in self.special_ids:
             raise CheckpointError(
@@ -108,7 +108,7 @@ class SentencePieceFile:
 
 
 def bytes_of_pieces(ids: Mapping[str, int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """The bytes of each id, and of those that begin with a space the bytes without it."""
+    """Returns the bytes of each id, and those without the leading space of ids that have one."""
     pieces = {}
     for name, token_id in ids.items():
         byte = BYTE_PIECE.fullmatch(name)
@@ -122,11 +122,11 @@ def read_llama_model(folder: Path) -> Vocabulary:
     """Reads `tokenizer.model` of Llama 2 or Mistral, with the settings of the folder.
 
     Added tokens come from `added_tokens_decoder` of `tokenizer_config.json`. As in transformers,
-    a space is put before each text, with `legacy` false only before the first one of a prompt.
+    a space is prepended to each text, or with `legacy` false only to the first one of a prompt.
 
     Raises:
-        CheckpointError: a file that is missing or broken, or in which a user could write a
-            special token as text.
+        CheckpointError: a missing or broken file, or a special token that users could write as
+            text.
     """
     pieces = SentencePieceFile(folder / LLAMA_FILE)
     vocabulary = pieces.vocabulary()

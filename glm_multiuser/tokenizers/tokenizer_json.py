@@ -1,8 +1,7 @@
-"""BPE vocabularies for the library tokenizers: `tokenizer.json`, or its older form.
+"""BPE vocabularies of the library tokenizers: `tokenizer.json`, or its older files.
 
-Two kinds are read: byte-level (Llama 3, Qwen, GLM-4, SmolLM2), whose pieces are bytes, and
-sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with bytes for
-characters that have no piece.
+Two kinds are supported: byte-level (Llama 3, Qwen, GLM-4, SmolLM2), whose pieces are bytes, and
+sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with byte fallback.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Qwen2 cuts a text before pieces are merged, from tokenization_qwen2.py of transformers."""
+"""Qwen2's pre-tokenisation, from tokenization_qwen2.py of transformers."""
 
 Encode = Callable[[str], list[int]]
 
@@ -38,7 +37,7 @@ def read_hugging_face_files(folder: Path) -> Vocabulary:
     """Reads `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`.
 
     Raises:
-        CheckpointError: a missing file, or what `vocabulary_of` raises.
+        CheckpointError: a missing file, or as `vocabulary_of`.
     """
     file = folder / VOCABULARY_FILE
     if file.exists():
@@ -47,17 +46,17 @@ def read_hugging_face_files(folder: Path) -> Vocabulary:
 
 
 def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
-    """Makes a vocabulary of the content of a `tokenizer.json`.
+    """Builds a vocabulary from the content of a `tokenizer.json`.
 
     Raises:
-        CheckpointError: broken content, a vocabulary of another kind, or one in which a user
-            could write a special token as text.
+        CheckpointError: broken content, an unsupported kind of vocabulary, or a special token
+            that users could write as text.
     """
     try:
         model, decoder = content["model"], json.dumps(content.get("decoder"))
         special, shown, strips = read_added_tokens(content["added_tokens"], file)
         ids = {str(piece): int(token_id) for piece, token_id in model["vocab"].items()}
-        # Newer files write a merge as a pair, which only newer versions of the library read.
+        # Newer files have merges as pairs, which older versions of the library cannot read.
         merges: list[list[str]] = [
             one.split(" ") if isinstance(one, str) else list(one) for one in model["merges"]
         ]
@@ -96,10 +95,10 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
 def _without_merges_of(
     reserved: Collection[str], merges: list[list[str]], file: Path
 ) -> list[list[str]]:
-    """Leaves out merges that make a special token, so that no text becomes one.
+    """Drops merges that produce a special token, so that text never encodes to one.
 
     Raises:
-        CheckpointError: other pieces are made of such a token, or it is a single character.
+        CheckpointError: other pieces are merged from such a token, or it is a single character.
     """
     kept = [pair for pair in merges if "".join(pair) not in reserved]
     made = {"".join(pair) for pair in merges}
@@ -113,8 +112,8 @@ def _without_merges_of(
 
 
 def _load(content: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> Tokenizer:
-    # Without added tokens, their names are ordinary text. Versions of the library differ in
-    # whether they know ignore_merges, so it is done here.
+    # Without added tokens, their names are ordinary text. Older versions of the library lack
+    # ignore_merges, so it is implemented here.
     plain = {
         "normalizer": content.get("normalizer"),
         "pre_tokenizer": content.get("pre_tokenizer"),
@@ -135,7 +134,7 @@ def _encoder(tokenizer: Tokenizer) -> Encode:
 
 
 def _byte_level_encoder(tokenizer: Tokenizer, whole_words: Mapping[str, int]) -> Encode:
-    """Encodes as `tokenizer` does, but words that are pieces are never merged from parts."""
+    """Encodes like `tokenizer`, but words that are pieces skip the merges."""
     if not whole_words:
         return _encoder(tokenizer)
     normalizer, splitter, merger = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model
@@ -157,10 +156,10 @@ def _byte_level_encoder(tokenizer: Tokenizer, whole_words: Mapping[str, int]) ->
 def _sentencepiece_encoders(
     content: Mapping[str, Any], model: Mapping[str, Any], file: Path
 ) -> tuple[Encode, Optional[Encode]]:
-    """How a text is encoded, and one after a special token where that differs.
+    """Returns the encoder of text, and that of text after a special token if it differs.
 
-    Spaces are marked here: the library's normalizer `Replace` takes time with the square of a
-    text's length, and its older versions do not know the settings of the pre-tokenizer `Metaspace`.
+    Spaces are marked here, because the library's normalizer `Replace` takes quadratic time, and
+    older versions lack settings of the pre-tokenizer `Metaspace`.
     """
     normalizer = content.get("normalizer") or None
     steps = _simple_steps(normalizer)
@@ -193,9 +192,9 @@ def _sentencepiece_encoders(
 
 
 def _simple_steps(normalizer: Any) -> Optional[list[tuple[Optional[str], str]]]:
-    """What a normalizer replaces by what, one step after the other; None is put in front.
+    """Returns a normalizer's steps as (old, new), in order; old None prepends.
 
-    None: it has other steps, or a shape that the library refuses.
+    Returns None for other steps, or a form that the library rejects.
     """
     if normalizer is None:
         return []
@@ -215,7 +214,7 @@ def _simple_steps(normalizer: Any) -> Optional[list[tuple[Optional[str], str]]]:
 
 
 def _byte_level_pieces(ids: Mapping[str, int]) -> dict[int, bytes]:
-    """The bytes of each id, from the characters of GPT-2's `bytes_to_unicode`."""
+    """Returns the bytes of each id, decoded from GPT-2's `bytes_to_unicode`."""
     visible = [one for one in ByteLevel.alphabet() if ord(one) < 256]
     byte_of = {one: bytes([ord(one)]) for one in visible}
     hidden = [byte for byte in range(256) if chr(byte) not in visible]
@@ -227,7 +226,7 @@ def _byte_level_pieces(ids: Mapping[str, int]) -> dict[int, bytes]:
 
 
 def _older_content(folder: Path) -> dict[str, Any]:
-    """What `tokenizer.json` would hold, from Qwen2's older files."""
+    """Builds the content of `tokenizer.json` from Qwen2's older files."""
     lines = read_text(folder / OLDER_FILES[1]).split("\n")
     added = added_tokens_decoder(folder)
     if not added:
