@@ -1,9 +1,9 @@
-"""Checkpoints in Hugging Face layout and of MindFormers: reading them into the model, writing them.
+"""Reads and writes checkpoints in Hugging Face layout and MindFormers' `.ckpt`; reads GGUF files.
 
 `huggingface.py` and `ckpt_file.py` find the files, `safetensors_file.py` and `torch_file.py` open
-them. `layouts/` has one module per published layout: what it calls its tensors, and where they go.
-`matching.py` checks that they fit, `loading.py` reads them into a model and writes them from one.
-`convert.py` makes one kind of checkpoint from the other, `hub.py` downloads one by its name.
+them. `layouts/` has one module per published layout, which maps its tensors to our parameters.
+`matching.py` checks names and shapes, `loading.py` loads a model from tensors and saves it.
+`convert.py` converts between checkpoint formats, `hub.py` downloads a checkpoint by name.
 """
 
 from glm_multiuser.checkpoint.families import (

@@ -1,17 +1,17 @@
-"""MindSpore's `.ckpt` files: finding the tensors in them, and writing them.
+"""Indexes and writes MindSpore's `.ckpt` files.
 
-Such a file is one protobuf message, described by `mindspore/train/checkpoint.proto`:
+The file is one protobuf message, described by `mindspore/train/checkpoint.proto`:
 
     message Checkpoint  { repeated Value value = 1; }
     message Value       { required string tag = 1;  TensorProto tensor = 2; }  // tag: the name
     message TensorProto { repeated int64 dims = 1;  required string tensor_type = 2;
                           required bytes tensor_content = 3; }
 
-A large tensor comes as several values with the same tag, each with a part of the content.
+A large tensor is split into several values with the same tag, each with a part of the content.
 
-`mindspore.load_checkpoint` is not used for reading. It needs more than twice the size of the file
-in memory, and does not look whether content and dims agree: too little is filled up with zeros,
-too much is written beyond the end of the tensor.
+`mindspore.load_checkpoint` is not used for reading: it needs more than twice the file's size in
+memory, and does not check content against dims: short content is padded with zeros, long content
+is written beyond the end of the tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import CheckpointError
 
 OUR_DTYPES = {"Float64": "F64", "Float32": "F32", "Float16": "F16", "BFloat16": "BF16"}
-"""MindSpore's name of a dtype -> the one that `StoredTensor` knows."""
+"""MindSpore's dtype name -> `StoredTensor`'s."""
 
 WHOLE_NUMBER, BYTES = 0, 2
 """Protobuf's wire types."""
@@ -43,18 +43,18 @@ COPY_BYTES = 1 << 24
 
 
 def find_ckpt(source: Path) -> list[Path]:
-    """The `.ckpt` files of a folder, or the one file that `source` is."""
+    """Returns the `.ckpt` files of a folder, or `source` itself if it is one."""
     return [source] if source.is_file() else sorted(source.glob("*.ckpt"))
 
 
 def open_ckpt(files: Sequence[Path], ignored: re.Pattern[str]) -> dict[str, StoredTensor]:
-    """Finds the tensors of one checkpoint, whole or in pieces, and reads no weights.
+    """Finds the tensors of a checkpoint in one or several files, without reading weights.
 
-    `ignored` is found in the names of what is no weight; that may be anything, and repeated.
+    Names that match `ignored` are not weights; such values may have any type, and repeat.
 
     Raises:
-        CheckpointError: a file that cannot be read, is broken or cut short; a tensor that is in
-            two files, or is not stored as floating-point numbers.
+        CheckpointError: an unreadable, broken or truncated file; a tensor that is in two files, or
+            not stored as floating-point numbers.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in files:
@@ -115,7 +115,7 @@ def _tensors(path: Path, data: mmap.mmap, ignored: re.Pattern[str]) -> dict[str,
 def _tensor(
     name: str, path: Path, data: mmap.mmap, begin: int, after: int
 ) -> Optional[StoredTensor]:
-    """One value's tensor, or None for text appended to the file."""
+    """Returns one value's tensor, or None for text appended to the file."""
     dims: list[int] = []
     fields = {}
     for number, *span in _fields(data, begin, after):
@@ -134,7 +134,7 @@ def _tensor(
 
 
 def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The number of each field of a message, and from where to where its content goes.
+    """Yields the number of each field of a message, and where its content begins and ends.
 
     Raises:
         ValueError: there is no message from `begin` to `end`.
@@ -156,7 +156,7 @@ def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def _varint(data: mmap.mmap, begin: int, end: int) -> tuple[int, int]:
-    """The whole number at `begin`, seven bits a byte, and where the next thing begins.
+    """Returns the varint at `begin` (seven bits per byte), and the position after it.
 
     Raises:
         ValueError: it does not end before `end`.
@@ -172,8 +172,8 @@ def _varint(data: mmap.mmap, begin: int, end: int) -> tuple[int, int]:
 def save_ckpt(path: Path, tensors: Iterable[tuple[str, Array]]) -> None:
     """Writes a `.ckpt` file, complete or not at all.
 
-    Each tensor is saved into a file of its own, and these are put one after the other, which is
-    how protobuf joins lists. So memory holds a few copies of one tensor and not a checkpoint.
+    Each tensor is saved to a separate file, and the files are concatenated, which is how protobuf
+    joins repeated fields. So memory holds a few copies of one tensor, not a checkpoint.
     """
     with TemporaryDirectory(dir=path.parent) as folder, replacing(path) as temporary:
         part = Path(folder) / "part.ckpt"

@@ -1,7 +1,7 @@
-"""From a checkpoint in Hugging Face layout to one of MindFormers, and back.
+"""Converts checkpoints between Hugging Face layout and MindFormers.
 
-Everything goes by way of our own parameters, so a layout needs to know only its way to and from
-those. Of pytorch_model*.bin and of GGUF files, safetensors can be made, too.
+Everything passes through our own parameters, so a layout only maps to and from those.
+pytorch_model*.bin and GGUF files can be converted to safetensors, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from glm_multiuser.tokenizers.gguf_files import write_gguf_tokenizer
 HUGGINGFACE, MINDFORMERS = "huggingface", "mindformers"
 
 MINDFORMERS_CONFIG = "mindformers_config.json"
-"""The arguments of MindFormers' configuration class, apart from the path of the weights."""
+"""The arguments of MindFormers' configuration class, except the path of the weights."""
 
 COPIED = (
     *TOKENIZER_FILES,
@@ -47,15 +47,15 @@ COPIED = (
 )
 
 WEIGHT_FILES = (".ckpt", ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-"""How the names of weight files end."""
+"""Suffixes of weight files."""
 
 
 def direction(source: Path, to: Optional[str]) -> str:
-    """What `source` is to become: `to`, or else what it is not yet.
+    """Returns the target format: `to`, or by default the one that `source` is not in.
 
     Raises:
-        ConfigError: `to` is unknown, or is needed because `source` has weights of both kinds.
-        CheckpointError: `source` has no weights to make that from.
+        ConfigError: `to` is unknown, or missing although `source` has weights of both formats.
+        CheckpointError: `source` has no weights to convert.
     """
     if to not in (None, HUGGINGFACE, MINDFORMERS):
         raise ConfigError(f"to is {to!r}; it must be {HUGGINGFACE!r} or {MINDFORMERS!r}")
@@ -94,25 +94,25 @@ def convert(
     force: bool,
     progress: Progress,
 ) -> None:
-    """Writes a folder that this library loads, and MindFormers or Hugging Face's code too.
+    """Writes a folder that this library and MindFormers or Hugging Face's code can load.
 
-    In it are the weights, `config.json`, what the source has of the tokenizer's files, and for
-    MindFormers the arguments of its configuration class. Weights keep their bits unless `dtype`
-    says otherwise, but bfloat16 becomes float32. Memory holds one parameter at a time.
+    It has the weights, `config.json`, the source's tokenizer files, and for MindFormers the
+    arguments of its configuration class. Without `dtype`, weights keep their bits, except that
+    bfloat16 becomes float32. Memory holds one parameter at a time.
 
     Args:
         source: a folder, or a `.ckpt` or GGUF file.
-        destination: a folder; complete in the end, or untouched.
-        to: as `direction` returns it.
-        dtype: of the new weights, "float16" or "float32"; None: each as it is.
-        config_file: None: the `config.json` beside the weights, or what a GGUF file says.
-        force: whether files in `destination` are replaced.
-        progress: called with (tensors done, all of them, name of the next one).
+        destination: a folder; complete at the end, or untouched.
+        to: as returned by `direction`.
+        dtype: of the new weights, "float16" or "float32"; None keeps each weight's.
+        config_file: default: the `config.json` next to the weights, or a GGUF file's metadata.
+        force: whether to replace files in `destination`.
+        progress: called with (tensors done, total, name of the next one).
 
     Raises:
         ConfigError: an argument out of its range, or a model that MindFormers cannot compute.
-        CheckpointError: a source that `load_checkpoint` would refuse, or a destination that
-            cannot be written or must not.
+        CheckpointError: a source that `load_checkpoint` rejects, or a destination that cannot or
+            must not be written.
     """
     if dtype not in (None, "float16", "float32"):
         raise ConfigError(f"dtype is {dtype!r}; it must be 'float16' or 'float32'")
@@ -127,9 +127,9 @@ def convert(
         config_file = config_file or folder / "config.json"
         config = _read_config(config_file)
     model = model_config_of(config, config_file)
-    config.pop("quantization_config", None)  # what is written are floating-point numbers
+    config.pop("quantization_config", None)  # the output is floating-point
     to_mindformers = to == MINDFORMERS
-    # The layout of the new safetensors is the one that the new config.json announces.
+    # Readers choose the layout of the new safetensors by the new config.json.
     placements = mindformers_placements if to_mindformers else layout_of_config(config).placements
     places = placements(model)
     from_ckpt = not to_mindformers and gguf is None and bool(find_ckpt(source))
@@ -171,7 +171,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_destination(folder: Path, weights: str, force: bool) -> None:
-    """Raises `CheckpointError` if something is there that must not be replaced, or hidden."""
+    """Raises `CheckpointError` for existing files that must not be replaced or hidden."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -179,7 +179,7 @@ def _check_destination(folder: Path, weights: str, force: bool) -> None:
     names = sorted(path.name for path in folder.iterdir())
     if names and not force:
         raise CheckpointError(f"{folder} has files in it already; --force replaces them")
-    # Other weights would stay beside the new ones, and a reader could take those.
+    # Other weights would stay next to the new ones, and a reader could prefer them.
     for name in names:
         if name != weights and name.endswith(WEIGHT_FILES):
             raise CheckpointError(
@@ -190,13 +190,13 @@ def _check_destination(folder: Path, weights: str, force: bool) -> None:
 def _read(
     parameters: list[Filled], sizes: Sizes, progress: Progress
 ) -> Iterator[tuple[str, Array]]:
-    """Name and values of one parameter after the other."""
+    """Yields names and values, one parameter at a time."""
     for done, parameter in enumerate(parameters):
         progress(done, len(parameters), parameter.name)
         yield parameter.name, parameter.read(sizes[parameter.name][1])
 
 
 def _main_dtype(parameters: list[Filled]) -> str:
-    """What MindFormers shall keep the weights in: what the matrices are in."""
+    """Returns the dtype of the matrices, in which MindFormers keeps the weights."""
     matrices = {str(one.dtype) for one in parameters if len(one.shape) > 1}
     return "float16" if matrices == {"float16"} else "float32"

@@ -1,6 +1,6 @@
-"""The one list of model families, and what the small files of a folder say about its model.
+"""The list of model families, and readers of a folder's small files.
 
-A new family is a layout and a line in here.
+A new family needs a layout and a line here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from glm_multiuser.model_config import AnyModelConfig, CausalConfig
 
 
 class Family(NamedTuple):
-    """A model that the library computes."""
+    """A supported model family."""
 
     title: str
     layouts: tuple[Layout, ...]
-    """Published layouts of its checkpoints, which fill the same parameters."""
+    """Published layouts of its checkpoints, all for the same parameters."""
     mindformers: Optional[Callable[[Any], Places]] = None
     """Placements of MindFormers' `.ckpt` files."""
 
@@ -54,14 +54,14 @@ GENERATION_FIELDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "repetition_penalty": ("repetition_penalty", (int, float)),
     "max_new_tokens": ("max_tokens", (int,)),
 }
-"""Key in `generation_config.json` -> field of `SamplingParams`, and what may stand there."""
+"""Key in `generation_config.json` -> field of `SamplingParams`, and its types."""
 
 
 def layout_of_config(values: Mapping[str, Any]) -> Layout:
-    """The layout that a parsed `config.json` announces.
+    """Returns the layout of a parsed `config.json`.
 
     Raises:
-        ConfigError: none of those that can be read.
+        ConfigError: an unsupported layout.
     """
     model_type, architectures = values.get("model_type"), values.get("architectures")
     if values.get("position_encoding_2d") and model_type in (None, "chatglm"):
@@ -82,12 +82,12 @@ def layout_of_config(values: Mapping[str, Any]) -> Layout:
 
 
 def read_model_config(folder: Path) -> AnyModelConfig:
-    """The model that a folder or a GGUF file holds, of whatever family can be read.
+    """Reads the model configuration of a folder or a GGUF file.
 
     Raises:
         CheckpointError: no `config.json`, one that is not a JSON object, an unknown architecture,
-            a size that is missing or cannot work, something that is not computed here, or a GGUF
-            file that `open_gguf` refuses.
+            a missing or invalid size, an unsupported feature, or a GGUF file that `open_gguf`
+            rejects.
     """
     gguf = find_gguf(folder)
     if gguf is not None:
@@ -107,7 +107,7 @@ def read_model_config(folder: Path) -> AnyModelConfig:
 
 
 def model_config_of(values: Mapping[str, Any], path: Path) -> AnyModelConfig:
-    """The same for the parsed `config.json` that is at `path`."""
+    """Like `read_model_config`, for the parsed `config.json` at `path`."""
     try:
         config: AnyModelConfig = layout_of_config(values).read_config(values)
     except ConfigError as error:
@@ -116,16 +116,16 @@ def model_config_of(values: Mapping[str, Any], path: Path) -> AnyModelConfig:
 
 
 def placements_of_names(config: AnyModelConfig, names: Collection[str]) -> Places:
-    """The placements of the family's layout that some of these names are from, or of its first."""
+    """Returns the placements of the family's layout with any of these names, or of its first."""
     all_places = [layout.placements(config) for layout in FAMILIES[config.family].layouts]
     return max(all_places, key=lambda places: any(name in places for name in names))
 
 
 def mindformers_placements(config: AnyModelConfig) -> Places:
-    """The placements of MindFormers' `.ckpt` files.
+    """Returns the placements of MindFormers' `.ckpt` files.
 
     Raises:
-        CheckpointError: MindFormers' layout of this family is not known here.
+        CheckpointError: MindFormers' layout of this family is unknown.
     """
     placements = FAMILIES[config.family].mindformers
     if placements is None:
@@ -138,7 +138,7 @@ def mindformers_placements(config: AnyModelConfig) -> Places:
 
 
 def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
-    """Our parameter's name -> its shape, for every weight of the model."""
+    """Returns the shape of every weight by our parameter's name."""
     return decoder.shapes(config) if isinstance(config, CausalConfig) else chatglm_6b.shapes(config)
 
 
@@ -146,11 +146,11 @@ def read_generation_defaults(folder: Path) -> dict[str, Any]:
     """Reads `generation_config.json`, or a GGUF file, into fields of `SamplingParams`.
 
     Returns:
-        The fields that the file sets; empty without such a file. Its other keys, and those that
-        are null, are left out. `do_sample: false` becomes a temperature of 0, which is greedy.
+        The fields that the file sets; empty without such a file. Other keys and null values are
+        skipped. `do_sample: false` becomes a temperature of 0, which is greedy.
 
     Raises:
-        CheckpointError: the file cannot be read, or a value has the wrong type.
+        CheckpointError: the file is unreadable, or a value has the wrong type.
     """
     gguf = find_gguf(folder)
     path = gguf or Path(folder) / "generation_config.json"
@@ -171,10 +171,10 @@ def read_generation_defaults(folder: Path) -> dict[str, Any]:
 
 
 def read_end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """`eos_token_id` of `generation_config.json`; empty without such a file or field, and for GGUF.
+    """Reads `eos_token_id` of `generation_config.json`; empty without file or field, and for GGUF.
 
     Raises:
-        CheckpointError: the file cannot be read, or has ids beyond the vocabulary.
+        CheckpointError: the file is unreadable, or has ids outside the vocabulary.
     """
     path = Path(folder) / "generation_config.json"
     values = read_optional(path) if find_gguf(folder) is None else {}

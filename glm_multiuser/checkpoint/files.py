@@ -1,4 +1,4 @@
-"""Reading small files, and writing files and folders that are complete or not there at all."""
+"""Reads small files, and writes files and folders that are complete or absent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from glm_multiuser.errors import CheckpointError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Makes a CheckpointError of what goes wrong while a file is opened or read.
+    """Converts errors while a file is opened or read to CheckpointError.
 
-    A pipe or a device is refused: it would be waited for, or never end.
+    Pipes and devices are rejected: reading them could block, or never end.
     """
     try:
         mode = path.stat().st_mode
@@ -30,10 +30,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_text(path: Path) -> str:
-    """The content of a text file.
+    """Reads a text file.
 
     Raises:
-        CheckpointError: the file cannot be read, or is not UTF-8.
+        CheckpointError: the file is unreadable, or not UTF-8.
     """
     try:
         with reading(path):
@@ -43,10 +43,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Parses a file that holds one JSON object.
+    """Parses a file with one JSON object.
 
     Raises:
-        CheckpointError: the file cannot be read, is not JSON, or holds something else.
+        CheckpointError: the file is unreadable, not JSON, or another JSON value.
     """
     try:
         with reading(path):
@@ -59,7 +59,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """What `read_json_object` returns, or {} where there is no such file."""
+    """Like `read_json_object`, but returns {} for a missing file."""
     return read_json_object(path) if path.exists() else {}
 
 
@@ -71,7 +71,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write to, which takes the place of `path` when the block ends without an error."""
+    """Yields a file to write to, which replaces `path` when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary
@@ -82,10 +82,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """A folder to write to, whose files appear in `folder` when the block ends without an error.
+    """Yields a folder to write to, whose files move to `folder` when the block ends without error.
 
-    A folder that is not there, or is empty, is there with all its files at once. If it has files
-    already, those of the same names are replaced, one after the other.
+    A missing or empty folder gets all files atomically. In a folder with files, those of the same
+    names are replaced one by one.
     """
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""A model by name: what Hugging Face or ModelScope has, in that hub's own cache on this machine.
+"""Downloads models from Hugging Face or ModelScope into the hub's local cache.
 
-The clients of the hubs are an extra. They follow their own environment variables (HF_ENDPOINT,
-HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, MODELSCOPE_ENDPOINT, MODELSCOPE_CACHE), show progress bars, and
-keep what has arrived when a transfer is cut.
+The hub clients are an extra. They honour their environment variables (HF_ENDPOINT, HF_HOME,
+HF_HUB_OFFLINE, HF_TOKEN, MODELSCOPE_ENDPOINT, MODELSCOPE_CACHE), show progress bars, and keep
+partial files of interrupted transfers.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ NAME = re.compile(
     r"(?:/(?P<file>(?:\w[\w.-]*/)*\w[\w.-]*\.gguf))?",
     re.ASCII,
 )
-"""owner/name, or owner/name/file.gguf; perhaps with the prefix of a hub."""
+"""owner/name or owner/name/file.gguf, with an optional hub prefix."""
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 PART = re.compile(r"-\d{5}-of-(\d{5}\.gguf)$")
-"""How the name of a part of a split GGUF file ends."""
+"""End of the name of a split GGUF file."""
 
 ATTEMPTS = 10
-"""Transfers of a model that are cut, until the next one is an error."""
+"""Attempts per download; only interrupted transfers are retried."""
 
 Check = Callable[[AnyModelConfig], None]
 Download = Callable[..., str]
 
 
 def is_name(place: Union[str, Path]) -> bool:
-    """Whether nothing is at this path, and a hub could have a model of this name."""
+    """Whether this path does not exist and is a valid name of a model on a hub."""
     return not os.path.exists(place) and NAME.fullmatch(str(place)) is not None
 
 
 def local_path(place: Union[str, Path], check: Optional[Check] = None) -> Path:
-    """The path itself, or where `download` put the model of this name.
+    """Returns the path itself, or that of the model with this name, from `download`.
 
     Raises:
         CheckpointError: neither a path nor a name, or as `download`.
@@ -56,19 +56,19 @@ def local_path(place: Union[str, Path], check: Optional[Check] = None) -> Path:
 
 
 def download(name: str, check: Optional[Check] = None, weights: bool = True) -> Path:
-    """Downloads the files of a model that are read here and not yet in the hub's cache.
+    """Downloads the needed files of a model that are not in the hub's cache.
 
     Args:
-        name: `NAME` matches it.
+        name: matches `NAME`.
         check: called with the model's shape before its weights are downloaded; not for a GGUF file.
-        weights: False leaves them out.
+        weights: whether to download the weights.
 
     Returns:
-        A folder in Hugging Face layout; or the GGUF file, whose other parts are beside it.
+        A folder in Hugging Face layout; or the GGUF file, with its other parts in the same folder.
 
     Raises:
-        CheckpointError: the hub's client is not installed, the hub does not have these files or
-            does not give them, the transfer failed, or the model is none that can be read.
+        CheckpointError: the hub's client is not installed, the files are missing or access to them
+            is denied, the transfer failed, or the model is not supported.
         Exception: what `check` raises.
     """
     match = NAME.fullmatch(name)
@@ -102,7 +102,7 @@ def download(name: str, check: Optional[Check] = None, weights: bool = True) -> 
 
 
 def _fetch(name: str, repository: str, modelscope: bool, patterns: list[str]) -> Path:
-    """Brings the files that match into the cache; returns the folder of all files of the model."""
+    """Downloads matching files into the cache; returns the folder of all files of the model."""
     hub = "ModelScope" if modelscope else "Hugging Face"
     try:
         snapshot_download = _modelscope() if modelscope else _hugging_face()
@@ -114,7 +114,7 @@ def _fetch(name: str, repository: str, modelscope: bool, patterns: list[str]) ->
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return Path(snapshot_download(repository, allow_patterns=patterns))
-        except Exception as error:  # the clients' errors have no other parent in common
+        except Exception as error:  # the clients' errors have no other common base class
             if attempt == ATTEMPTS or not _is_cut(error):
                 raise CheckpointError(
                     f"model {name!r} is no path, and cannot be downloaded from {hub}: "
@@ -128,7 +128,7 @@ def _hugging_face() -> Download:
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
-        """Only on a terminal."""
+        """Shown only on a terminal."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": options.get("disable") or None})
@@ -140,7 +140,7 @@ def _modelscope() -> Download:
     from modelscope.hub.snapshot_download import snapshot_download
 
     def download(*args: Any, **options: Any) -> str:
-        # Before 1.38, the client does not read this variable, and prints what it does to stdout.
+        # Before 1.38, the client ignores this variable, and logs to stdout.
         endpoint = os.environ.get("MODELSCOPE_ENDPOINT")
         with redirect_stdout(sys.stderr):
             return str(snapshot_download(*args, **options, endpoint=endpoint))
@@ -149,10 +149,10 @@ def _modelscope() -> Download:
 
 
 def _is_cut(error: Exception) -> bool:
-    """Whether a transfer ended early that goes on where it stopped when it is asked for again.
+    """Whether a transfer was interrupted and can be resumed.
 
-    By its name, because requests is not everywhere: huggingface_hub before 1.0 leaves this error to
-    its callers, all other clients try again themselves.
+    Checks the error's class name, because requests may not be installed. Only huggingface_hub
+    before 1.0 leaves retries to its callers.
     """
     return any(kind.__name__ == "ChunkedEncodingError" for kind in type(error).__mro__)
 

@@ -1,4 +1,4 @@
-"""The weight files of a Hugging Face folder: finding them, and reading them tensor by tensor."""
+"""Finds the weight files of a Hugging Face folder, and reads them tensor by tensor."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ TORCH_WEIGHTS = "pytorch_model.bin"
 OpenFile = Callable[[Path], dict[str, StoredTensor]]
 
 FORMATS: dict[str, OpenFile] = {WEIGHTS: open_safetensors, TORCH_WEIGHTS: open_torch}
-"""How the files of a format are opened, by the name of its one file; or else there are several
-and an index."""
+"""Opens the files of a format, by the name of its single file; otherwise there are shards and an
+index."""
 
 SHARDS = {WEIGHTS: "model-*.safetensors", TORCH_WEIGHTS: "pytorch_model-*.bin"}
-"""What several files are called, by the name of the one file."""
+"""Names of the shards, by the name of the single file."""
 
 
 def format_of(folder: Path) -> Optional[str]:
-    """The first of `FORMATS` that a folder has weights in; None: neither."""
+    """Returns the first of `FORMATS` that a folder has weights in, or None."""
     present = (one for one in FORMATS if (folder / one).exists() or _index(folder, one).exists())
     return next(present, None)
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the folder has weights that `open_folder` is for; shards without index are some."""
+    """Whether the folder has weights for `open_folder`, including shards without an index."""
     return format_of(folder) is not None or bool(_shards(folder))
 
 
 def open_folder(folder: Path) -> dict[str, StoredTensor]:
-    """Finds the tensors of a folder's weight files, and reads no weights.
+    """Finds the tensors of a folder's weight files, without reading weights.
 
-    If there are both safetensors and pytorch_model*.bin, the latter are not looked at. Matrices of
-    AWQ and GPTQ are one tensor each, as `quantised_folder` makes it.
+    If there are safetensors, pytorch_model*.bin is ignored. Matrices of AWQ and GPTQ are one
+    tensor each, built by `quantised_folder`.
 
     Raises:
-        CheckpointError: no weight file, one that is missing, broken or cut short, or a tensor
-            that is not stored as floating-point numbers; quantised weights that cannot be read.
+        CheckpointError: no weight file; a missing, broken or truncated one; a tensor that is not
+            stored as floating-point numbers; unsupported quantised weights.
     """
     folder = Path(folder)
     found = format_of(folder)
@@ -76,10 +76,10 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Array]]:
-    """Reads every tensor of a folder, one at a time, in the checkpoint's own names and layouts.
+    """Reads every tensor of a folder, one at a time, with the checkpoint's names and layouts.
 
     Yields:
-        Name and values; float16, float32 or float64 mapped from the file, bfloat16 as float32.
+        Name and values: float16, float32 or float64 mapped from the file, bfloat16 as float32.
 
     Raises:
         CheckpointError: see `open_folder`.

@@ -1,7 +1,7 @@
-"""The type of AWQ's and GPTQ's weights: groups of inputs, each with a scale and a zero point.
+"""Block format of AWQ's and GPTQ's weights: groups of inputs, each with a scale and a zero point.
 
 A block is one group of an output: float16 scale, one byte with the zero point (0 to 15), and the
-numbers q (0 to 15) in halves of bytes, as in GGUF's Q4_0: the low halves are the first half of the
+numbers q (0 to 15) in nibbles as in GGUF's Q4_0: the low nibbles are the first half of the
 inputs. A value is `q * scale - zero * scale` in float32, which is exact.
 """
 
@@ -15,7 +15,7 @@ from glm_multiuser.checkpoint.gguf.blocks import Bytes, half, nibbles
 from glm_multiuser.checkpoint.stored_tensor import Array, BlockType
 
 HEADER = 3
-"""Bytes in front of the numbers."""
+"""Bytes before the numbers."""
 
 
 SMALLEST_GROUP, LARGEST_GROUP = 32, 128
@@ -24,7 +24,7 @@ SMALLEST_GROUP, LARGEST_GROUP = 32, 128
 
 @cache
 def block_type(group: int) -> BlockType:
-    """Of groups of 32 or 128 inputs; always the same object."""
+    """Returns the type with groups of 32 or 128 inputs; always the same object."""
     name = "int4" if group == SMALLEST_GROUP else f"int4_{group}"
     return BlockType(name, group, HEADER + group // 2, partial(dequantise, group=group))
 

@@ -1,4 +1,4 @@
-"""A checkpoint of any family into the model's parameters, and back."""
+"""Loads checkpoints of any family into a model's parameters, and saves them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError
 
 CKPT = "model.ckpt"
-"""What a `.ckpt` file is called that is written here; any name is read."""
+"""Name of the written `.ckpt` file; any name is read."""
 
 
 def load_checkpoint(
@@ -34,24 +34,24 @@ def load_checkpoint(
 ) -> None:
     """Fills every parameter of a model from a folder, one at a time.
 
-    Names and shapes are all checked before the first parameter is assigned, so a checkpoint that
-    does not fit is refused at once. Beyond the weights, memory holds one parameter and a block of
-    `BLOCK_BYTES` that is converted.
+    All names and shapes are checked before the first parameter is assigned, so an unsuitable
+    checkpoint is rejected immediately. Besides the weights, memory holds one parameter and a
+    block of `BLOCK_BYTES` for conversion.
 
     Args:
         folder: in Hugging Face layout, with safetensors or pytorch_model*.bin, or with MindFormers'
-            `.ckpt`, in one file or in pieces, or a GGUF file; of several kinds, the first one
-            named here counts.
+            `.ckpt`, in one or several files, or a GGUF file; of several formats, the first in this
+            order is read.
         config: of the model.
         parameters: the model's parameters, without caches: name -> shape, with weights as
             [out, in], and dtype.
-        assign: takes a parameter's name and its values, of exactly that shape and dtype.
-        progress: called with (number of parameters done, all of them, name of the next one).
+        assign: called with a parameter's name and its values, of exactly that shape and dtype.
+        progress: called with (parameters done, total, name of the next one).
 
     Raises:
-        CheckpointError: a tensor that is missing, superfluous, of another shape, not finite, or too
+        CheckpointError: a tensor that is missing, unexpected, of another shape, not finite, or too
             large for its parameter's dtype; a file that `open_folder`, `open_ckpt` or `open_gguf`
-            refuses.
+            rejects.
     """
     shapes = {name: shape for name, (shape, _) in parameters.items()}
     matched = match(Path(folder), config, shapes)
@@ -63,24 +63,24 @@ def load_checkpoint(
 
 
 def check_tensors(folder: Path, config: AnyModelConfig) -> str:
-    """Checks names and shapes as `load_checkpoint` does, and reads no weights.
+    """Checks names and shapes like `load_checkpoint`, without reading weights.
 
     Returns:
-        The smallest type that holds every matrix as it is: "float16", "bfloat16" or "float32".
+        The smallest lossless type of all matrices: "float16", "bfloat16" or "float32".
 
     Raises:
-        CheckpointError: as `load_checkpoint` does, except for values.
+        CheckpointError: as `load_checkpoint`, except for values.
     """
     return common_dtype(match(Path(folder), config, parameter_shapes(config)))
 
 
 def stored_as(folder: Path, config: AnyModelConfig) -> tuple[str, dict[str, str]]:
-    """For plans: what `check_tensors` returns, and by the name of each matrix the type that it is
-    stored as, "q4_1" for example, or that its values have. Of a folder whose weights are not there,
-    or cannot be loaded, what its `config.json` says, and no matrix.
+    """Returns the result of `check_tensors`, and the stored type of each matrix by name, such as
+    "q4_1" or "float16"; for plans. If weights are missing or cannot be loaded, returns the type in
+    `config.json`, and no matrix.
 
     Raises:
-        CheckpointError: a `config.json` that is not there or cannot be read.
+        CheckpointError: a missing or unreadable `config.json`.
     """
     try:
         matched = match(Path(folder), config, parameter_shapes(config))
@@ -97,14 +97,14 @@ def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[s
     """Writes `config.json` and `model.safetensors`, each complete or not at all.
 
     Args:
-        folder: is created if need be. Shards and an index that are there stay, and readers
-            prefer the single file to them.
-        config: the content of `config.json`; it says which layout is written. Its
-            `quantization_config` is left out.
-        arrays: every weight of the model in our names and layouts.
+        folder: is created if necessary. Existing shards and index are kept; readers prefer the
+            single file.
+        config: the content of `config.json`; it determines the layout. Its `quantization_config`
+            is dropped.
+        arrays: every weight of the model, with our names and layouts.
 
     Raises:
-        ConfigError: `config` is not one of a model that can be read.
+        ConfigError: `config` is not one of a supported model.
         CheckpointError: the arrays are not exactly the weights of such a model.
     """
     layout = layout_of_config(config)
@@ -120,8 +120,8 @@ def write_huggingface(folder: Path, config: Mapping[str, Any], arrays: Mapping[s
 def write_mindformers(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Writes `config.json` and MindFormers' `model.ckpt`, each complete or not at all.
 
-    Arguments and errors are those of `write_huggingface`, but a reader that finds safetensors in
-    the folder prefers those.
+    Arguments and errors are those of `write_huggingface`, but readers prefer safetensors in the
+    same folder.
     """
     model = layout_of_config(config).read_config(config)
     places = mindformers_placements(model)
@@ -137,7 +137,7 @@ def _without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
 def _prepared(
     folder: Path, arrays: Mapping[str, Array], places: Places, model: AnyModelConfig
 ) -> Iterator[tuple[str, Array]]:
-    """Makes the folder, and checks what is to be written there."""
+    """Creates the folder, and checks the arrays to write."""
     wrong = {place.name for place in places.values() if place} ^ set(arrays)
     if wrong:
         raise CheckpointError(f"{min(wrong)} is missing, or is no weight of this model")

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint fill which parameter of the model, all checked beforehand."""
+"""Matches the tensors of a checkpoint to the model's parameters, and checks them beforehand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from glm_multiuser.errors import CheckpointError
 from glm_multiuser.model_config import CausalConfig
 
 NO_WEIGHT = re.compile(r"\.rotary(_pos)?_emb\.inv_freq$")
-"""Buffers that published checkpoints carry along; the rotary tables are computed instead."""
+"""Buffers in published checkpoints; the rotary tables are computed instead."""
 
 NO_WEIGHT_OF_MINDFORMERS = re.compile(
     r"""
@@ -47,16 +47,16 @@ NO_WEIGHT_OF_MINDFORMERS = re.compile(
     """,
     re.VERBOSE,
 )
-"""What a `.ckpt` may hold besides the weights, and what a model answers the same without.
+"""Entries of a `.ckpt` that inference does not need.
 
-A checkpoint from fine-tuning has the state of the optimizer and of the training loop, and all the
-weights; it is usable as it is. Other names are refused: those of LoRA or p-tuning, for example,
-change what the model answers.
+A checkpoint from fine-tuning holds the state of optimizer and training loop besides the weights,
+and can be loaded as it is. Other names are rejected: those of LoRA or p-tuning, for example,
+change the answers.
 """
 
 
 class Filled(NamedTuple):
-    """A parameter, and the tensors of a checkpoint that fill it."""
+    """A parameter and its tensors in a checkpoint."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,18 +66,18 @@ class Filled(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That keeps all their values."""
+        """The dtype that holds the values of all sources."""
         return np.result_type(*(tensor.numpy_dtype for _, tensor in self.sources))
 
     @property
     def stored_as(self) -> str:
-        """ "float16" or "bfloat16" if all their values are, or else "float32"."""
+        """ "float16" or "bfloat16" if all sources are, otherwise "float32"."""
         kinds = {tensor.dtype for _, tensor in self.sources}
         return {"F16": "float16", "BF16": "bfloat16"}.get("/".join(kinds), "float32")
 
     @property
     def kept_as(self) -> str:
-        """As `stored_as`, or the one quantised type that all tensors of a matrix have: "q4_1"."""
+        """As `stored_as`, or the common quantised type of all tensors of a matrix, as "q4_1"."""
         types = {tensor.block_type for _, tensor in self.sources}
         one = types.pop()
         if types or one is None or self.shape[-1] % one.values:
@@ -85,11 +85,11 @@ class Filled(NamedTuple):
         return one.name.lower()
 
     def read(self, dtype: DTypeLike) -> Array:
-        """The parameter in our layout, new.
+        """Reads the parameter in our layout into a new array.
 
         Raises:
-            CheckpointError: values that are not finite, or beyond the range of `dtype`; a file
-                that changed.
+            CheckpointError: values that are not finite, or out of range of `dtype`; a file that
+                changed.
         """
         values: Array = np.empty(self.shape, dtype)
         for place, tensor in self.sources:
@@ -104,10 +104,10 @@ class Filled(NamedTuple):
         return values
 
     def rows(self, begin: int, end: int) -> Array:
-        """Rows of the parameter in our layout, [end - begin, ...]; a view of the file if it can be.
+        """Reads rows in our layout, [end - begin, ...]; a view of the file if possible.
 
-        They are float16, or bfloat16 as `bfloat16.BITS`, where all of the parameter is, or else
-        float32. They are not checked for infinities and NaN.
+        float16, or bfloat16 as `bfloat16.BITS`, if all of the parameter is, otherwise float32.
+        Not checked for infinities and NaN.
 
         Raises:
             CheckpointError: a file that changed.
@@ -121,14 +121,14 @@ class Filled(NamedTuple):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def blocks(self, begin: int, end: int) -> Array:
-        """Rows of a matrix whose `kept_as` is quantised, as they are stored, uint8 [end - begin,
-        blocks, bytes]; errors are those of `rows`."""
+        """Reads rows of a matrix whose `kept_as` is quantised, as stored: uint8 [end - begin,
+        blocks, bytes]; raises as `rows`."""
         parts = [tensor.blocks(index) for tensor, index in self._parts(begin, end)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[StoredTensor, RowIndex]]:
-        """The tensors that have these rows of the parameter, in their order, and which of theirs
-        they are."""
+        """Yields the tensors with these rows of the parameter, in order, and their own row
+        indices."""
         for place, tensor in sorted(self.sources, key=lambda source: source[0].rows or (0, 0)):
             first, after = place.rows or (0, self.shape[0])
             start, stop = max(begin, first) - first, min(end, after) - first
@@ -141,12 +141,12 @@ def match(
 ) -> list[Filled]:
     """Finds the tensors for parameters of these shapes, in the order of the checkpoint.
 
-    They are in MindFormers' `.ckpt` files or a folder in Hugging Face layout, which counts if both
-    are there and `ckpt` does not say; or in a GGUF file.
+    Reads MindFormers' `.ckpt` files, a folder in Hugging Face layout, which is preferred if both
+    exist and `ckpt` is None, or a GGUF file.
 
     Raises:
-        CheckpointError: a tensor that is missing, superfluous or of another shape; a file that
-            `open_folder`, `open_ckpt` or `open_gguf` refuses.
+        CheckpointError: a tensor that is missing, unexpected or of another shape; a file that
+            `open_folder`, `open_ckpt` or `open_gguf` rejects.
     """
     places: Places
     gguf = find_gguf(source) if not ckpt else None
@@ -165,7 +165,7 @@ def match(
         if isinstance(config, CausalConfig) and config.tied:
             _check_tied(tensors, places)
     needed = {name: one.shape(shapes) for name, one in places.items() if one and one.name in shapes}
-    # A parameter that no tensor of this layout fills stands for itself.
+    # A parameter without a tensor in this layout is expected under its own name.
     placed = {place.name for place in places.values() if place}
     needed.update({name: shape for name, shape in shapes.items() if name not in placed})
     filled: dict[str, Filled] = {}
@@ -194,8 +194,8 @@ def match(
 
 
 def _check_tied(tensors: Mapping[str, StoredTensor], places: Places) -> None:
-    """Refuses an output layer that is not the embedding, of a model whose configuration says that
-    it is: transformers 4 leaves it out, transformers 5 computes with it."""
+    """Rejects an output layer that differs from the embedding although the configuration ties
+    them: transformers 4 ignores it, transformers 5 uses it."""
     embedding = next(one for one, place in places.items() if place and place.name == EMBEDDING)
     for output in [one for one, place in places.items() if place is None and one in tensors]:
         if embedding in tensors and not _same_values(tensors[embedding], tensors[output]):
@@ -215,7 +215,7 @@ def _same_values(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _is_superfluous(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether it is a bias of zeros: files of GPTQ may have one for every layer."""
+    """Whether it is an all-zero bias, which GPTQ files may have for every layer."""
     module, _, part = name.rpartition(".")
     weight = tensors.get(f"{module}.weight")
     is_int4 = weight is not None and weight.dtype == "int4"
@@ -223,7 +223,7 @@ def _is_superfluous(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
 
 
 def common_dtype(matched: Iterable[Filled]) -> str:
-    """The smallest type that holds every matrix as it is: "float16", "bfloat16" or "float32"."""
+    """Returns the smallest lossless type of all matrices: "float16", "bfloat16" or "float32"."""
     kinds = {one.stored_as for one in matched if len(one.shape) > 1}
     return kinds.pop() if len(kinds) == 1 else "float32"
 

@@ -1,4 +1,4 @@
-"""The arguments with which MindFormers loads the weights of a model."""
+"""Configuration arguments with which MindFormers loads a model's weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MODEL_CLASSES = {
 """Family -> MindFormers' classes."""
 
 SEQ_LENGTH = 512
-"""MindFormers' own default for GLM. Its caches always have this length, and every step computes
-over all of it, so it is not simply the longest that the model can."""
+"""MindFormers' default for GLM. Its caches always have this length, and every step computes over
+all of it, so the model's maximum would be slow."""
 
 
 def mindformers_arguments(
     model: AnyModelConfig, values: Mapping[str, Any], dtype: str
 ) -> dict[str, Any]:
-    """The keyword arguments of the family's configuration in MindFormers 1.3.2.
+    """Returns the keyword arguments of the family's configuration in MindFormers 1.3.2.
 
-    `values` is the `config.json` of the model; `dtype` is as in `glm_config_arguments`.
+    `values` is the `config.json` of the model; `dtype` as in `glm_config_arguments`.
 
     Raises:
-        ConfigError: a model that MindFormers cannot compute.
+        ConfigError: a model that MindFormers does not support.
     """
     seq_length = min(SEQ_LENGTH, model.max_sequence_length)
     if isinstance(model, ChatGLM6BConfig):
@@ -36,15 +36,15 @@ def mindformers_arguments(
 
 
 def glm_config_arguments(config: ChatGLM6BConfig, seq_length: int, dtype: str) -> dict[str, Any]:
-    """The keyword arguments of `GLMConfig` for this model, with its caches switched on.
+    """Returns the keyword arguments of `GLMConfig` for this model, with caches enabled.
 
     Args:
         seq_length: tokens of prompt and answer together, at most its `max_sequence_length`.
-        dtype: "float32" or "float16", of the weights and of what is computed with them. Norms
-            and softmax are float32 in either case, by MindFormers' own default.
+        dtype: "float32" or "float16", of weights and computation. Norms and softmax are always
+            float32, MindFormers' default.
 
     Raises:
-        ConfigError: an argument out of its range, or a model that MindFormers cannot compute.
+        ConfigError: an argument out of its range, or a model that MindFormers does not support.
     """
     if dtype not in ("float32", "float16"):
         raise ConfigError(f"dtype is {dtype!r}; it must be 'float32' or 'float16'")
@@ -75,7 +75,7 @@ def glm_config_arguments(config: ChatGLM6BConfig, seq_length: int, dtype: str) -
 def _glm2_arguments(
     model: CausalConfig, values: Mapping[str, Any], seq_length: int, dtype: str
 ) -> dict[str, Any]:
-    """For `ChatGLM2Config` (mindformers/models/glm2/glm2_config.py), which computes GLM-4, too."""
+    """For `ChatGLM2Config` (mindformers/models/glm2/glm2_config.py), which GLM-4 uses, too."""
     if model.tied:
         raise ConfigError("tie_word_embeddings is true; MindFormers' GLM2 does not tie them")
     if model.rotary_dim * 2 != model.head_dim:

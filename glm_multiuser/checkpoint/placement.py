@@ -1,4 +1,4 @@
-"""From tensors of a checkpoint to the model's parameters and back: names, rows and their order."""
+"""Maps a checkpoint's tensors to the model's parameters and back: names, rows and row order."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from glm_multiuser.checkpoint.stored_tensor import Array, RowIndex, Sizes, Store
 from glm_multiuser.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Name of a parameter -> its shape, in our layout."""
+"""Parameter name -> shape, in our layout."""
 
 BLOCK_BYTES = 1 << 22
-"""What is converted at a time, so that a large tensor is not in memory twice."""
+"""Bytes converted at a time, so that a large tensor is not in memory twice."""
 
 
 class Placement(NamedTuple):
@@ -25,30 +25,30 @@ class Placement(NamedTuple):
     name: str
     """Our parameter's name."""
     rows: Optional[tuple[int, int]] = None
-    """From and up to which of the parameter's outputs; None: it is the whole parameter."""
+    """Begin and end of the parameter's outputs; None for the whole parameter."""
     per_head: bool = False
-    """Its outputs are grouped by head there and by query, key, value here."""
+    """Whether the tensor groups outputs by head; we group by query, key, value."""
     interleaved_heads: int = 0
-    """If not 0, the number of its heads; the rows of the first and the second half of each
-    alternate there: llama.cpp rotates neighbours where Llama rotates the two halves."""
+    """If not 0, the number of heads whose two halves alternate row by row in the tensor: llama.cpp
+    rotates neighbours, Llama rotates the two halves."""
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """Of the stored tensor, if parameters have these shapes."""
+        """Returns the shape of the stored tensor for parameters of these shapes."""
         shape = shapes[self.name]
         return shape if self.rows is None else (self.rows[1] - self.rows[0], *shape[1:])
 
 
 Places = Mapping[str, Optional[Placement]]
-"""Name in a checkpoint -> its place; None: known, and not needed for the model."""
+"""Name in a checkpoint -> placement; None for known tensors that the model does not need."""
 
 
 def place_tensor(parameter: Array, place: Placement, heads: int, tensor: StoredTensor) -> None:
-    """Copies a checkpoint's tensor into our parameter, and converts it to that one's dtype.
+    """Copies a checkpoint's tensor into our parameter, converting to the parameter's dtype.
 
     Args:
-        parameter: with our layout, [out, in] or [out] or the embedding's [vocab, hidden]; of a
+        parameter: in our layout, [out, in] or [out] or the embedding's [vocab, hidden]; of a
             floating type, or `bfloat16.BITS`.
-        heads: attention heads, for what is grouped by them.
+        heads: attention heads, for `per_head`.
         tensor: of the right shape.
 
     Raises:
@@ -70,8 +70,8 @@ def place_tensor(parameter: Array, place: Placement, heads: int, tensor: StoredT
 
 
 def rows_of_tensor(place: Placement, heads: int, begin: int, end: int, rows: int) -> RowIndex:
-    """Which rows of a checkpoint's tensor of `rows` rows are those of our parameter from `begin`
-    up to `end`, counted from the first one that the tensor fills."""
+    """Returns the rows of a checkpoint's tensor of `rows` rows for rows `begin` to `end` of our
+    parameter, counted from the first one that the tensor fills."""
     if not place.per_head and not place.interleaved_heads:
         return slice(begin, end)
     ours = _in_their_order(np.arange(rows), place._replace(rows=None), heads).reshape(-1)
@@ -79,7 +79,7 @@ def rows_of_tensor(place: Placement, heads: int, begin: int, end: int, rows: int
 
 
 def to_their_layout(parameter: Array, place: Placement, heads: int) -> Array:
-    """The inverse of `place_tensor`, with the dtype unchanged: the tensor for a checkpoint."""
+    """Inverts `place_tensor`, with the dtype unchanged: returns the checkpoint's tensor."""
     rows = np.ascontiguousarray(_in_their_order(parameter, place, heads))
     return rows.reshape(-1, *parameter.shape[1:])
 
@@ -87,7 +87,7 @@ def to_their_layout(parameter: Array, place: Placement, heads: int) -> Array:
 def tensors_of(
     parameters: Iterable[tuple[str, Array]], places: Places, heads: int
 ) -> Iterator[tuple[str, Array]]:
-    """Names and values of a checkpoint's tensors, of one of our parameters after the other."""
+    """Yields names and values of a checkpoint's tensors, parameter by parameter."""
     for parameter, values in parameters:
         for name, place in places.items():
             if place is not None and place.name == parameter:
@@ -95,7 +95,7 @@ def tensors_of(
 
 
 def sizes_of(parameters: Sizes, places: Places) -> Sizes:
-    """What `tensors_of` will yield for parameters of these sizes."""
+    """Returns the sizes of the tensors that `tensors_of` yields for these parameters."""
     shapes = {name: shape for name, (shape, _) in parameters.items()}
     return {
         name: (place.shape(shapes), parameters[place.name][1])
@@ -105,9 +105,9 @@ def sizes_of(parameters: Sizes, places: Places) -> Sizes:
 
 
 def _in_their_order(parameter: Array, place: Placement, heads: int) -> Array:
-    """A view whose outputs come in the checkpoint's order.
+    """Returns a view with the outputs in the checkpoint's order.
 
-    That is [heads, 3, head_dim, ...] if grouped, [heads, head_dim / 2, 2, ...] if interleaved.
+    [heads, 3, head_dim, ...] if grouped, [heads, head_dim / 2, 2, ...] if interleaved.
     """
     rows = parameter if place.rows is None else parameter[slice(*place.rows)]
     if place.interleaved_heads:

@@ -1,7 +1,7 @@
-"""AWQ's and GPTQ's weights in a Hugging Face folder: three tensors for each matrix become one int4.
+"""AWQ and GPTQ weights in a Hugging Face folder: three tensors per matrix become one int4 tensor.
 
-Both have groups of inputs with a float16 scale and a zero point, as `int4.py`; a word of 32 bits
-has eight numbers of 4 bits. Layouts as in AutoAWQ (`awq/utils/packing_utils.py`) and AutoGPTQ
+Both have groups of inputs with a float16 scale and a zero point, as in `int4.py`, and pack eight
+4-bit numbers into a 32-bit word. Layouts as in AutoAWQ (`awq/utils/packing_utils.py`) and AutoGPTQ
 (`qlinear_cuda.py`), for [outputs, inputs] and groups of g inputs:
 
            qweight                 qzeros                      scales
@@ -22,35 +22,35 @@ from glm_multiuser.checkpoint.stored_tensor import Array, StoredTensor
 from glm_multiuser.errors import CheckpointError, ConfigError
 
 WORD = 8
-"""Numbers in 32 bits."""
+"""4-bit numbers per 32-bit word."""
 
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight outputs the lowest 4 bits of AWQ's words are, which the next ones, and so on."""
+"""Which of eight outputs each 4 bits of an AWQ word hold, from the lowest bits."""
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-"""Format of GPTQ -> what is added to zero points as they are stored."""
+"""GPTQ format -> offset added to stored zero points."""
 
 
 class Quantisation(NamedTuple):
-    """What the `quantization_config` of a `config.json` says."""
+    """The `quantization_config` of a `config.json`."""
 
     method: str
     """ "awq" or "gptq"."""
     group: int
     """Inputs."""
     zero_offset: int
-    """What is added to zero points as they are stored."""
+    """Offset added to stored zero points."""
 
 
 def read_quantisation(config: Mapping[str, Any]) -> Optional[Quantisation]:
-    """From the content of a `config.json`; None: weights are not quantised.
+    """Reads the content of a `config.json`; returns None for weights that are not quantised.
 
     Raises:
-        ConfigError: a method, or a variant of one, that cannot be read.
+        ConfigError: an unsupported method or variant.
     """
     found = config.get("quantization_config")
     if found is None:
@@ -92,10 +92,10 @@ def _zero_offset(found: Mapping[str, Any]) -> int:
 def join_tensors(
     tensors: Mapping[str, StoredTensor], quantisation: Quantisation
 ) -> dict[str, StoredTensor]:
-    """All tensors of a folder, where `name.qweight` and what belongs to it are one `name.weight`.
+    """Returns all tensors, with `name.qweight` and its other parts joined to one `name.weight`.
 
     Raises:
-        CheckpointError: a part that is missing, or of another shape or type.
+        CheckpointError: a missing part, or one of another shape or type.
     """
     found = {}
     modules = {name[: -len(".qweight")] for name in tensors if name.endswith(".qweight")}
@@ -146,15 +146,14 @@ def _joined(
 def _blocks(
     parts: Sequence[StoredTensor], quantisation: Quantisation, kept: int, begin: int, end: int
 ) -> Array:
-    """Outputs from one up to another as uint8 [outputs, blocks, bytes] of groups of `kept`; `parts`
-    are qweight, qzeros and scales."""
+    """Returns outputs `begin` to `end` as uint8 [outputs, blocks, bytes], in groups of `kept`;
+    `parts` are qweight, qzeros and scales."""
     weight, zeros, scales = parts
     words = slice(begin // WORD, -(-end // WORD))
     inside = slice(begin - words.start * WORD, end - words.start * WORD)
     order = AWQ_ORDER if quantisation.method == "awq" else IN_ORDER
-    # Writers subtract 1 of every zero point from the whole word, so that a zero point of 0 borrows
-    # from the next one: `convert_gptq_v2_to_v1_format` of AutoGPTQ and GPTQModel, whose inverse
-    # this is.
+    # Writers subtract 1 from all zero points in a whole word at once, so a zero point of 0 borrows
+    # from the next one. This inverts `convert_gptq_v2_to_v1_format` of AutoGPTQ and GPTQModel.
     offset = np.uint32(0x11111111 * quantisation.zero_offset)
     points = _numbers(zeros.read()[:, words].view(np.uint32) + offset, order)[:, inside]
     if quantisation.method == "awq":

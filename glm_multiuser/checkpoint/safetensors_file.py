@@ -1,7 +1,7 @@
-"""`.safetensors` files: finding the tensors in them, and writing them.
+"""Indexes and writes `.safetensors` files.
 
-Such a file is the length of a header in 8 bytes, little-endian, the header, and the tensors. The
-header is JSON, `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`, counted from its end.
+The file is the header's length in 8 bytes, little-endian, the header, and the tensors. The header
+is JSON, `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`, with offsets from its end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from glm_multiuser.errors import CheckpointError
 
 
 def open_safetensors(path: Path, quantised: bool = False) -> dict[str, StoredTensor]:
-    """Finds the tensors of a file, and reads no weights.
+    """Finds the tensors of a file, without reading weights.
 
     Raises:
-        CheckpointError: a file that cannot be read, is broken or cut short; a tensor that is not
-            stored as floating-point numbers, or, if it is `quantised`, as int32.
+        CheckpointError: an unreadable, broken or truncated file; a tensor that is not stored as
+            floating-point numbers or, with `quantised`, as int32.
     """
     known = {**DTYPES, **WHOLE_NUMBERS} if quantised else DTYPES
     try:
@@ -60,12 +60,12 @@ def open_safetensors(path: Path, quantised: bool = False) -> dict[str, StoredTen
 
 
 def save_safetensors(path: Path, sizes: Sizes, arrays: Iterable[tuple[str, Array]]) -> None:
-    """Writes a file as transformers reads it, complete or not at all.
+    """Writes a file that transformers can read, complete or not at all.
 
-    `safetensors.numpy.save_file` makes the same file, but wants all arrays at once. Here they come
-    one at a time, in any order; `sizes` are those of exactly the tensors that will come.
+    `safetensors.numpy.save_file` writes the same file, but needs all arrays at once. Here they
+    arrive one at a time, in any order; `sizes` has exactly these tensors.
     """
-    # Larger numbers first, so that all of them lie at multiples of their size.
+    # Larger types first, so that every tensor is aligned to its item size.
     names = sorted(sizes, key=lambda name: (-sizes[name][1].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

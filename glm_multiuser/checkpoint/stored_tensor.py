@@ -1,4 +1,4 @@
-"""A tensor in a weight file, of whatever format: where it lies, and reading it."""
+"""A tensor in a weight file of any format, read on demand."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from glm_multiuser.errors import CheckpointError
 Array = NDArray[Any]
 
 RowIndex = Union[slice, NDArray[np.intp]]
-"""Some rows of a tensor, along its first axis: from one up to another, or one by one."""
+"""Rows of a tensor, along its first axis: a range, or indices."""
 
 Sizes = Mapping[str, tuple[tuple[int, ...], "np.dtype[Any]"]]
-"""Name of a tensor -> its shape and dtype."""
+"""Tensor name -> shape and dtype."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
-    "BF16": bfloat16.BITS,  # reading makes float32 of them, unless they are asked for
+    "BF16": bfloat16.BITS,  # read as float32, unless `bits` is set
 }
-"""What weights may be stored as. Whole numbers are not in it: they mean a quantised checkpoint,
-and need scales that the published code keeps elsewhere."""
+"""Types of stored weights. Integers are excluded: they mean a quantised checkpoint, and need scales
+that the published code keeps elsewhere."""
 
 WHOLE_NUMBERS: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4")}
-"""What parts of quantised weights may be stored as."""
+"""Types of the parts of quantised weights."""
 
 
 CACHED_VALUES = 1 << 17
-"""How many are dequantised at a time: with those that come in between they fit into a cache."""
+"""Values dequantised at a time: with the intermediate results, they fit into a cache."""
 
 
 class BlockType(NamedTuple):
-    """A quantised type, whose values are stored in blocks of `values` values and `bytes` bytes."""
+    """A quantised type, stored in blocks of `values` values and `bytes` bytes."""
 
     name: str
     values: int
@@ -56,32 +56,32 @@ class StoredTensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     parts: tuple[tuple[int, int], ...] = ()
-    """Where its bytes begin in the file, and how many there are; usually one part, some formats
-    cut large tensors. Together they are exactly as many as dtype and shape need."""
+    """Offset in the file and number of bytes; usually one part, but some formats split large
+    tensors. The total is exactly the size of dtype and shape."""
     mapped: Optional[Array] = None
-    """Its bytes instead, of a format whose own library maps the file."""
+    """Its bytes instead, for formats whose library maps the file."""
     block_type: Optional[BlockType] = None
-    """How values are made of its bytes, if it is quantised; `dtype` is its name then."""
+    """Its type if it is quantised; then `dtype` is the type's name."""
     made: Optional[Callable[[int, int], Array]] = None
-    """How its bytes are made, of rows from one up to another, if no file has them like that."""
+    """Computes the bytes of rows (begin, end), for tensors that are not stored in this form."""
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """Of what reading returns."""
+        """The dtype that reading returns."""
         if self.dtype == "BF16" or self.block_type is not None:
             return np.dtype("<f4")
         return {**DTYPES, **WHOLE_NUMBERS}[self.dtype]
 
     def read(self) -> Array:
-        """All its values; see `numbers`."""
+        """Reads all values; see `numbers`."""
         return self.numbers(0, math.prod(self.shape)).reshape(self.shape)
 
     def numbers(self, begin: int, end: int, bits: bool = False) -> Array:
-        """Some of its values, counted from the first one, in a row.
+        """Reads values `begin` to `end` of the flattened tensor.
 
         Returns:
-            Mapped from the file (read-only), or new if they are in parts; quantised ones as
-            float32, and bfloat16 too, unless it is wanted as it is: `bits`.
+            Mapped from the file (read-only), or a new array if in parts; quantised values as
+            float32, and bfloat16 as well, unless `bits` keeps it as it is.
 
         Raises:
             CheckpointError: the file changed since it was opened.
@@ -97,7 +97,7 @@ class StoredTensor(NamedTuple):
         return bfloat16.from_bfloat16(stored) if self.dtype == "BF16" and not bits else stored
 
     def rows(self, index: RowIndex, bits: bool = False) -> Array:
-        """Some of its rows, [rows, ...]; types and errors are those of `numbers`."""
+        """Reads some rows, [rows, ...]; types and errors as `numbers`."""
         row = math.prod(self.shape[1:])
         if isinstance(index, slice):
             numbers = self.numbers(index.start * row, index.stop * row, bits)
@@ -110,8 +110,8 @@ class StoredTensor(NamedTuple):
         return numbers.reshape(-1, *self.shape[1:])
 
     def blocks(self, index: RowIndex) -> Array:
-        """Some rows of a quantised one as they are stored, uint8 [rows, blocks, bytes]; errors are
-        those of `numbers`."""
+        """Reads some rows of a quantised tensor as stored, uint8 [rows, blocks, bytes]; raises as
+        `numbers`."""
         if self.block_type is None:
             raise ValueError(f"{self.name} has no blocks")
         size, count = self.block_type.bytes, self.shape[-1] // self.block_type.values
@@ -146,18 +146,18 @@ class StoredTensor(NamedTuple):
 
 
 def _dequantised(block: BlockType, content: Array) -> Array:
-    """Bytes of whole blocks -> their values, in a row."""
+    """Dequantises whole blocks to a flat array."""
     content = content.reshape(-1, block.bytes)
     values = np.empty((len(content), block.values), np.float32)
     step = CACHED_VALUES // block.values
-    with np.errstate(invalid="ignore"):  # an infinite scale: the caller looks at the values
+    with np.errstate(invalid="ignore"):  # an infinite scale: the caller checks the values
         for place in range(0, len(content), step):
             values[place : place + step] = block.dequantise(content[place : place + step])
     return values.reshape(-1)
 
 
 def not_floating(name: str, path: Path, dtype: str) -> CheckpointError:
-    """The error for a tensor that is not stored as one of `DTYPES`."""
+    """Returns the error for a tensor that is not stored as one of `DTYPES`."""
     return CheckpointError(
         f"{name} in {path} is stored as {dtype}; "
         f"{', '.join(DTYPES)} can be read, quantised weights cannot"

@@ -1,8 +1,8 @@
-"""PyTorch's `.bin` files: finding the tensors in them, through torch.
+"""Indexes PyTorch's `.bin` files, through torch.
 
-Such a file is a zip archive of a pickle, which says what tensors there are, and of their numbers.
-torch unpickles it with `weights_only=True`, so code that a pickle names is refused and never runs;
-the numbers stay in the file, which torch maps.
+The file is a zip archive of a pickle, which lists the tensors, and of their data. torch unpickles
+it with `weights_only=True`, so code named in a pickle is rejected and never runs; the data stays
+in the file, which torch maps.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from glm_multiuser.errors import CheckpointError
 
 OUR_DTYPES = {f"torch.float{bits}": f"F{bits}" for bits in (16, 32, 64)}
 OUR_DTYPES["torch.bfloat16"] = "BF16"
-"""torch's name of a dtype -> the one that `StoredTensor` knows."""
+"""torch's dtype name -> `StoredTensor`'s."""
 
 BROKEN = "broken, cut short or not a file of torch.save from torch 1.6 on"
 
 
 def open_torch(path: Path) -> dict[str, StoredTensor]:
-    """Finds the tensors of a file, and reads no weights.
+    """Finds the tensors of a file, without reading weights.
 
     Raises:
-        CheckpointError: a file that cannot be read, is broken or cut short, is in the format from
-            before torch 1.6, or would run code; a tensor that is not stored as floating-point
+        CheckpointError: an unreadable, broken or truncated file, one in the format from before
+            torch 1.6, or one that would run code; a tensor that is not stored as floating-point
             numbers; torch is not installed.
     """
     try:
@@ -45,7 +45,7 @@ def open_torch(path: Path) -> dict[str, StoredTensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
-        # torch's own message goes on to say how to run such code all the same.
+        # torch's own message explains how to run such code anyway.
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"asks to run {code[1]}" if code else "holds something else than weights"
         raise CheckpointError(f"{path} {what}, which is refused") from error
@@ -58,8 +58,8 @@ def open_torch(path: Path) -> dict[str, StoredTensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuses entries that unpack to more than the file has, which torch would read into memory;
-    `torch.save` stores them as they are."""
+    """Rejects entries that unpack to more than the file's size, which torch would read into memory;
+    `torch.save` does not compress."""
     try:
         with ZipFile(path) as archive:
             entries = archive.infolist()

@@ -1,8 +1,7 @@
-"""The quantised types of GGUF files: from blocks of bytes to float32.
+"""Dequantises the block types of GGUF files to float32.
 
-The layouts of the blocks are those of ggml-common.h, and the arithmetic, in float32 and in the
-same order, that of ggml-quants.c (https://github.com/ggml-org/ggml). So values have the same bits
-as there.
+Block layouts follow ggml-common.h. The arithmetic is float32 in the order of ggml-quants.c
+(https://github.com/ggml-org/ggml), so the values are bit-identical.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from numpy.typing import NDArray
 from glm_multiuser.checkpoint.stored_tensor import Array, BlockType
 
 Bytes = NDArray[np.uint8]
-"""[blocks, bytes] of whole blocks, or of a part of each."""
+"""[blocks, bytes]: whole blocks, or the same part of each."""
 
 IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
-"""What the 16 numbers of IQ4_NL and IQ4_XS stand for; `kvalues_iq4nl` of ggml-common.h."""
+"""Values of the 16 numbers of IQ4_NL and IQ4_XS; `kvalues_iq4nl` of ggml-common.h."""
 
 
 def half(blocks: Bytes, begin: int) -> Array:
-    """The float16 at this byte of each block, as float32 [blocks, 1]."""
+    """Reads the float16 at byte `begin` of each block, as float32 [blocks, 1]."""
     numbers: Array = np.ascontiguousarray(blocks[:, begin : begin + 2]).view("<f2")
     return numbers.astype(np.float32)
 
 
 def nibbles(packed: Bytes, group: int) -> Bytes:
-    """Of each `group` bytes the low halves, then the high halves: [blocks, 2 * bytes]."""
+    """Unpacks each `group` bytes to the low nibbles, then the high ones: [blocks, 2 * bytes]."""
     return bits(packed, group, (0, 4), 15)
 
 
 def bits(packed: Bytes, group: int, shifts: Sequence[int], mask: int) -> Bytes:
-    """Of each `group` bytes these bits of all of them, one shift after the other."""
+    """Unpacks the masked bits of each `group` bytes, for one shift after another."""
     shape = (len(packed), -1, 1, group)
     steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
     found: Bytes = (packed.reshape(shape) >> steps) & np.uint8(mask)
@@ -44,7 +43,7 @@ def bits(packed: Bytes, group: int, shifts: Sequence[int], mask: int) -> Bytes:
 
 
 def scaled(scales: Array, numbers: Array, minima: Optional[Array] = None) -> Array:
-    """Scales [blocks, groups] times the numbers of their groups, and minus the groups' minima."""
+    """Multiplies numbers by their groups' scales [blocks, groups], and subtracts the minima."""
     values: Array = scales[..., None] * numbers.reshape(*scales.shape, -1).astype(np.float32)
     if minima is not None:
         values -= minima[..., None]
@@ -52,7 +51,7 @@ def scaled(scales: Array, numbers: Array, minima: Optional[Array] = None) -> Arr
 
 
 def q8_0(blocks: Bytes) -> Array:
-    """`d * q`, whole numbers with a sign."""
+    """`d * q`, with signed integers."""
     return half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
@@ -68,7 +67,7 @@ def q4_1(blocks: Bytes) -> Array:
 
 
 def fifth_bits(blocks: Bytes, begin: int) -> Bytes:
-    """The upper bit of 32 numbers, in its place, from the four bytes there."""
+    """Reads the fifth bits of 32 numbers from the four bytes at `begin`, as 0 or 16."""
     ones = np.unpackbits(blocks[:, begin : begin + 4], axis=1, bitorder="little")
     return ones << np.uint8(4)
 
@@ -105,7 +104,7 @@ def q3_k(blocks: Bytes) -> Array:
 
 
 def scales_and_minima(packed: Bytes) -> tuple[Array, Array]:
-    """Eight of six bits each from 12 bytes, float32 [blocks, 8]; `get_scale_min_k4` there."""
+    """Unpacks eight 6-bit values each from 12 bytes, float32 [blocks, 8]; `get_scale_min_k4`."""
     scales, minima, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
     six, four = np.uint8(63), np.uint8(15)
     later = (rest & four) | (scales >> np.uint8(6) << np.uint8(4))
@@ -124,20 +123,20 @@ def q4_k(blocks: Bytes) -> Array:
 
 
 def q5_k_numbers(blocks: Bytes) -> Bytes:
-    """Of Q5_K, 0 to 31."""
+    """Returns the numbers of Q5_K, 0 to 31."""
     upper = bits(blocks[:, 16:48], 32, range(8), 1)
     return nibbles(blocks[:, 48:], 32) | upper << np.uint8(4)
 
 
 def q5_k(blocks: Bytes) -> Array:
-    """As Q4_K, with a fifth bit."""
+    """Like Q4_K, with a fifth bit."""
     scales, minima = scales_and_minima(blocks[:, 4:16])
     numbers = q5_k_numbers(blocks)
     return scaled(half(blocks, 0) * scales, numbers, half(blocks, 2) * minima)
 
 
 def q6_k_numbers(blocks: Bytes) -> Bytes:
-    """Of Q6_K, 0 to 63."""
+    """Returns the numbers of Q6_K, 0 to 63."""
     upper = bits(blocks[:, 128:192], 32, (0, 2, 4, 6), 3)
     return nibbles(blocks[:, :128], 64) | upper << np.uint8(4)
 
@@ -178,4 +177,4 @@ BLOCK_TYPES = {
     20: BlockType("IQ4_NL", 32, 18, iq4_nl),
     23: BlockType("IQ4_XS", 256, 136, iq4_xs),
 }
-"""Number of a type in a file -> the type."""
+"""Type number in a file -> type."""

@@ -1,7 +1,7 @@
-"""The model that the metadata of a GGUF file describe.
+"""Reads the model configuration from the metadata of a GGUF file.
 
-They are put as the `config.json` of transformers puts them, so that they are checked by the layout
-that checks those. The keys are those of `gguf-py/gguf/constants.py` in llama.cpp.
+The metadata is converted to a `config.json` of transformers, so that the same layouts check it. The
+keys are those of `gguf-py/gguf/constants.py` in llama.cpp.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from glm_multiuser.model_config import CausalConfig, check_size
 
 
 class Architecture(NamedTuple):
-    """A model of llama.cpp that is computed here."""
+    """A supported model of llama.cpp."""
 
     layout: Layout
-    """Of transformers, with the same model."""
+    """The layout of transformers for the same model."""
     permuted: bool = False
-    """Whether the two halves of each head of queries and keys are interleaved, row by row."""
+    """Whether the two halves of each query and key head are interleaved row by row."""
 
 
 ARCHITECTURES = {
@@ -42,13 +42,13 @@ ARCHITECTURES = {
     "chatglm": Architecture(transformers.GLM4),
     "glm4": Architecture(transformers.GLM4_0414),
 }
-"""`general.architecture` -> the model."""
+"""`general.architecture` -> model."""
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""After "tokenizer.ggml.": ids that end a text, a turn, and a message with calls in it."""
+"""Keys after "tokenizer.ggml.": ids that end a text, a turn, and a message with calls."""
 
 COMPUTED = {
     "attention.causal": True,
@@ -56,7 +56,7 @@ COMPUTED = {
     "expert_count": 0,
     "rope.scaling.attn_factor": 1.0,
 }
-"""After the name of the architecture: keys that are read at one value only."""
+"""Keys after the architecture's name, with their only supported value."""
 
 SAMPLING = {
     "temp": "temperature",
@@ -65,11 +65,11 @@ SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-"""After "general.sampling." -> the key in `generation_config.json`."""
+"""Key after "general.sampling." -> key in `generation_config.json`."""
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
-    """Raises CheckpointError for a model that is not computed here."""
+    """Returns the architecture; raises CheckpointError for an unsupported one."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
@@ -80,11 +80,11 @@ def architecture_of(file: GGUFFile) -> Architecture:
 
 
 def read_gguf_config(path: Path) -> CausalConfig:
-    """The model that a GGUF file holds.
+    """Reads the model configuration of a GGUF file.
 
     Raises:
-        CheckpointError: a file that `open_gguf` refuses, an unknown architecture, a size that is
-            missing or cannot work, or something that is not computed here.
+        CheckpointError: a file that `open_gguf` rejects, an unknown architecture, a missing or
+            invalid size, or an unsupported feature.
     """
     file = open_gguf(path)
     architecture = architecture_of(file)
@@ -112,19 +112,19 @@ def _config(file: GGUFFile, architecture: Architecture) -> CausalConfig:
 
 
 def has_sections(file: GGUFFile) -> bool:
-    """Whether positions have several dimensions (M-RoPE), as in GLM-4.1V: llama.cpp then rotates
-    the first half of a head with the second, and its converter orders rows for that. In a text all
-    dimensions of a position are equal. The condition is `use_mrope` in `llama-hparams.cpp`."""
+    """Whether the model uses M-RoPE, as GLM-4.1V: llama.cpp then rotates the two halves of a head,
+    and its converter orders rows for that. For text, all dimensions of a position are equal. The
+    condition is `use_mrope` in `llama-hparams.cpp`."""
     architecture = file.metadata.get("general.architecture")
     sections = file.metadata.get(f"{architecture}.rope.dimension_sections")
     return isinstance(sections, np.ndarray) and int((sections[:2] > 0).sum()) == 2
 
 
 def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
-    """What `config.json` would hold.
+    """Converts the metadata to the fields of a `config.json`.
 
     Raises:
-        ConfigError: something that is missing, contradicts itself or is not computed here.
+        ConfigError: missing, inconsistent or unsupported metadata.
     """
     prefix = f"{file.metadata['general.architecture']}."
     own = {
@@ -168,11 +168,11 @@ def config_values(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
 
 
 def gguf_config_json(path: Path) -> dict[str, Any]:
-    """The content of a `config.json` for the same model.
+    """Returns the content of a `config.json` for the same model.
 
     Raises:
-        CheckpointError: a file that `read_gguf_config` refuses, or a model that no `config.json`
-            of its layout describes.
+        CheckpointError: a file that `read_gguf_config` rejects, or a model that a `config.json` of
+            its layout cannot describe.
     """
     file, config = open_gguf(path), read_gguf_config(path)
     layout = architecture_of(file).layout
@@ -227,7 +227,7 @@ def _end_of_text(file: GGUFFile) -> object:
 
 
 def gguf_generation_values(path: Path) -> dict[str, Any]:
-    """What `generation_config.json` would hold; few files say anything."""
+    """Returns the fields of a `generation_config.json`; few files have any."""
     metadata = open_gguf(path).metadata
     found = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
     return {name: value for name, value in found.items() if value is not None}

@@ -1,6 +1,6 @@
-"""GGUF files: reading their metadata, and finding the tensors in them.
+"""Reads the metadata of GGUF files and finds their tensors.
 
-Such a file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, little-endian) is
+The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, little-endian) is
 
     "GGUF"  uint32 version  uint64 number of tensors  uint64 number of metadata
     metadata: string key, uint32 type, value
@@ -9,11 +9,10 @@ Such a file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, little-e
     data:     begin at the next multiple of `general.alignment`
 
 A string is its length as uint64 and UTF-8; an array is its items' type as uint32, their number as
-uint64, and the items. A large model can be cut into several files, of which the first one has the
-metadata of all.
+uint64, and the items. A large model may be split into several files; the first has all metadata.
 
-There is no `gguf` package in here: it reads files that contradict themselves, and a broken count
-makes it ask for any amount of memory.
+The package `gguf` is not used: it accepts inconsistent files, and a corrupt count makes it allocate
+any amount of memory.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ MAGIC = b"GGUF"
 SUFFIX = ".gguf"
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-"""Name of a file that is one of several, with its number, from 1, and how many there are."""
+"""Name of a split file, with its number, from 1, and their count."""
 
 VERSIONS = (2, 3)
 
 MOST_ENTRIES, MOST_STRINGS = 1 << 16, 1 << 21
-"""Of metadata and of tensors, and in an array: beyond every model, and read in a second."""
+"""Limits of metadata and tensors, and of an array: above every model, and read in a second."""
 
 LONGEST_NAME = 1 << 16
-"""In bytes, of a key or of a tensor's name."""
+"""Bytes of a key or of a tensor's name."""
 
 MOST_DIMENSIONS = 4
 
 STRING, ARRAY = 8, 9
 LENGTH = struct.Struct("<Q")
 NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd"))
-"""Number of a metadata type -> its code for `struct`."""
+"""Metadata type number -> `struct` code."""
 
 PLAIN_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
-"""Number of a tensor's type -> the one that `StoredTensor` knows."""
+"""Tensor type number -> `StoredTensor`'s dtype."""
 
 OTHER_TYPES = {
     **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
@@ -62,21 +61,21 @@ OTHER_TYPES = {
     **{29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0"},
     **{35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
 }
-"""Types that cannot be read, for messages; `enum ggml_type` in ggml.h has all."""
+"""Unsupported types, for messages; `enum ggml_type` in ggml.h has all."""
 
 
 class Strings(NamedTuple):
-    """An array of strings, which is not read yet: a vocabulary has hundreds of thousands."""
+    """An array of strings, read lazily: a vocabulary has hundreds of thousands."""
 
     path: Path
     key: str
     number: int
-    """How many they are."""
+    """Number of strings."""
     begin: int
     end: int
 
     def read(self) -> list[str]:
-        """Raises CheckpointError: a string is not UTF-8, or the file changed."""
+        """Reads them; raises CheckpointError if one is not UTF-8, or the file changed."""
         with reading(self.path), self.path.open("rb") as file:
             file.seek(self.begin)
             data = file.read(self.end - self.begin)
@@ -92,23 +91,23 @@ class Strings(NamedTuple):
 
 
 class GGUFFile(NamedTuple):
-    """What a file says, and where its weights are."""
+    """The metadata of a file, and its tensors."""
 
     path: Path
     metadata: dict[str, Any]
-    """Numbers, strings, and arrays: numpy's of numbers, and `Strings`."""
+    """Numbers, strings, numpy arrays of numbers, and `Strings`."""
     tensors: dict[str, StoredTensor]
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Reads the metadata of a model, in one file or in all that belong together; no weights.
+    """Reads the metadata of a model in one or several files, without its weights.
 
     Args:
-        path: any one of the files.
+        path: any of the files.
 
     Raises:
-        CheckpointError: a file that is missing, cannot be read, is broken or cut short,
-            contradicts itself or the others, or has a tensor of a type that is not read.
+        CheckpointError: a missing, unreadable, broken or truncated file, one that is inconsistent
+            in itself or with the others, or a tensor of an unsupported type.
     """
     name = PART.fullmatch(path.name)
     count = int(name[3]) if name else 0
@@ -131,7 +130,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def _part(path: Path, number: int, count: int) -> GGUFFile:
-    """A file that by its name is this one, counted from 0, of `count`."""
+    """Reads the file that by its name is number `number`, from 0, of `count`."""
     file = _open(path)
     found = _whole(file, "split.no", number), _whole(file, "split.count", count) or 1
     if found != (number, count):
@@ -161,11 +160,11 @@ def _open(path: Path) -> GGUFFile:
 
 
 class _Broken(Exception):
-    """What is wrong with a file."""
+    """Describes a broken file."""
 
 
 class _Reader:
-    """Reads a file from its beginning."""
+    """Reads a file sequentially."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -217,7 +216,7 @@ class _Reader:
         if kind not in NUMBERS:
             raise _Broken(f"{key} has the unknown type {kind}")
         value = self.number(NUMBERS[kind])
-        # The shortest decimal number, as a config.json has it: 1e-05 and not 9.99999974e-06.
+        # The shortest decimal, as in a config.json: 1e-05 instead of 9.99999974e-06.
         return float(str(np.float32(value))) if NUMBERS[kind] == "f" else value
 
     def array(self, key: str, kind: int, count: int) -> Union[Strings, Array]:
@@ -243,7 +242,7 @@ class _Reader:
         return Strings(self.path, key, count, begin, self.at)
 
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape with the outermost dimension first, number of the type, and offset."""
+        """Reads name, shape with the outermost dimension first, type number, and offset."""
         name = self.string(LONGEST_NAME)
         dimensions = self.number("I")
         self.check_at_most(f"the number of dimensions of {name}", dimensions, MOST_DIMENSIONS)

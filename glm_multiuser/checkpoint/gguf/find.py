@@ -1,4 +1,4 @@
-"""Which GGUF file a checkpoint is."""
+"""Finds the GGUF file of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from glm_multiuser.errors import CheckpointError
 
 
 def find_gguf(source: Path) -> Optional[Path]:
-    """The GGUF file that a path names, or that is in a folder without other weights.
+    """Returns the GGUF file at a path, or in a folder without other weights.
 
-    None: another checkpoint. Of a model in several files it is the first one.
+    None for other checkpoints. For a split model, the first file.
 
     Raises:
-        CheckpointError: several models in a folder, or a file that cannot be read.
+        CheckpointError: several models in a folder, or an unreadable file.
     """
     source = Path(source)
     if not os.path.isdir(source):

@@ -1,4 +1,4 @@
-"""Where the tensors of a GGUF file go.
+"""Maps the tensors of a GGUF file to parameters.
 
 Their names are those of `gguf-py/gguf/tensor_mapping.py` in llama.cpp.
 """
@@ -22,17 +22,17 @@ NORMS = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
 }
-"""Of a layer -> our parameter's name, for each place."""
+"""Tensor of a layer -> our parameter's name, for each place."""
 
 
 def gguf_placements(config: AnyModelConfig, file: GGUFFile) -> Places:
-    """Name in the file -> its place, for every weight of the model.
+    """Returns the placements by name in the file, for every weight.
 
-    Queries, keys and values are one tensor or three, and so are the gate and what it gates one or
-    two: files of the same architecture differ.
+    Files of the same architecture differ: queries, keys and values are one tensor or three, gate
+    and up projection one or two.
 
     Raises:
-        CheckpointError: a family that has no GGUF files.
+        CheckpointError: a family without GGUF files.
     """
     if not isinstance(config, CausalConfig):
         raise CheckpointError(f"family {config.family!r} has no layout in GGUF files")

@@ -1,4 +1,4 @@
-"""The scaling of rotary frequencies that a GGUF file describes."""
+"""Reads the scaling of rotary frequencies from a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from glm_multiuser.errors import ConfigError
 from glm_multiuser.model_config import CausalConfig, RopeScaling
 
 FACTORS = "rope_freqs.weight"
-"""The tensor of what each frequency is divided by."""
+"""The tensor of each frequency's divisor."""
 
 LOW, HIGH = 1.0, 4.0
-"""`low_freq_factor` and `high_freq_factor` of every Llama that was published."""
+"""`low_freq_factor` and `high_freq_factor` of every published Llama."""
 
 
 def rope_scaling_values(own: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    """`rope_scaling` as `config.json` has it; `own` are the metadata of the architecture.
+    """Returns `rope_scaling` of a `config.json`; `own` is the metadata of the architecture.
 
-    As `llama_model::load_hparams` of llama.cpp reads them: scaling is linear where no type is
-    given, and a factor of 0 stands for 1.
+    Follows `llama_model::load_hparams` of llama.cpp: without a type, scaling is linear, and a
+    factor of 0 means 1.
     """
     factor = own.get("rope.scaling.factor", own.get("rope.scale_linear")) or 1.0
     kind = own.get("rope.scaling.type", "none" if factor == 1 else "linear")
@@ -42,10 +42,10 @@ def rope_scaling_values(own: Mapping[str, Any]) -> Optional[dict[str, Any]]:
 def scaling_by_factors(
     file: GGUFFile, rotary_dim: int, described: Optional[RopeScaling]
 ) -> Optional[RopeScaling]:
-    """The scaling that the metadata describe, or a divisor of every frequency, as Llama 3.1 has it.
+    """Returns the scaling of the metadata, or a divisor of every frequency, as in Llama 3.1.
 
     Raises:
-        ConfigError: both, or divisors that cannot be used.
+        ConfigError: both, or invalid divisors.
     """
     tensor = file.tensors.get(FACTORS)
     if tensor is None:
@@ -63,11 +63,11 @@ def scaling_by_factors(
 
 
 def as_llama3(config: CausalConfig) -> Optional[RopeScaling]:
-    """The "llama3" scaling with the divisors of a model, or None where they come from elsewhere.
+    """Returns the "llama3" scaling with the divisors of a model, or None if there is none.
 
     The formula is `generate_extra_tensors` of `LlamaModel` in llama.cpp's convert_hf_to_gguf.py,
-    solved for the original positions at a frequency that is neither kept nor divided by all of the
-    factor; then every divisor is compared.
+    solved for the original positions at the frequencies that are neither kept nor divided by the
+    whole factor; then every divisor is compared.
     """
     scaling = config.rope_scaling
     if scaling is None or scaling.kind != "factors":

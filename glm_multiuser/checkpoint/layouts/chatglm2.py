@@ -1,8 +1,8 @@
 """ChatGLM2, ChatGLM3 and GLM-4 as THUDM published them, and in MindFormers.
 
-The layout of modeling_chatglm.py in THUDM/chatglm2-6b, THUDM/chatglm3-6b and THUDM/glm-4-9b, whose
-names are our parameters'. `query_key_value` has the rows of all heads of queries, then of keys,
-then of values; `dense_h_to_4h` those of the gate, then those that are gated.
+The layout of modeling_chatglm.py in THUDM/chatglm2-6b, THUDM/chatglm3-6b and THUDM/glm-4-9b, with
+the same names as our parameters. `query_key_value` has the rows of all query heads, then keys, then
+values; `dense_h_to_4h` those of the gate, then of the up projection.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ COMPUTED = {
     "pre_seq_len": None,
     "vision_config": None,
 }
-"""Fields of `config.json` that published models leave at one value."""
+"""Fields of `config.json` with the same value in all published models."""
 
 
 def read_config(values: Mapping[str, Any]) -> CausalConfig:
-    """See `Layout`; what is left out has the default of configuration_chatglm.py."""
+    """See `Layout`; missing fields have the defaults of configuration_chatglm.py."""
     only(values, COMPUTED)
     rope_ratio = positive(values, "rope_ratio", 1.0)
-    # The one published model of this layout that divides positions by it, which chatglm3-6b-32k,
-    # GLM-4 and all others multiply the base of the frequencies with.
+    # The only published model of this layout that divides positions by it; chatglm3-6b-32k, GLM-4
+    # and all others multiply the base of the frequencies by it.
     if rope_ratio != 1 and "chatglm2" in str(values.get("_name_or_path")).lower():
         raise ConfigError(f"rope_ratio is {rope_ratio} in a ChatGLM2; only 1 is computed there")
     heads, head_dim = whole(values, "num_attention_heads"), whole(values, "kv_channels")
@@ -62,7 +62,7 @@ def read_config(values: Mapping[str, Any]) -> CausalConfig:
 
 
 def placements(config: CausalConfig) -> dict[str, Optional[Placement]]:
-    """Name in the checkpoint -> its place, for every weight of the model."""
+    """Returns the placements by name in the checkpoint, for every weight."""
     places: dict[str, Optional[Placement]] = {
         name: Placement(name) for name in decoder.shapes(config)
     }
@@ -72,7 +72,7 @@ def placements(config: CausalConfig) -> dict[str, Optional[Placement]]:
 
 
 def mindformers_placements(config: CausalConfig) -> dict[str, Optional[Placement]]:
-    """The same for MindFormers 1.3.2 (mindformers/models/glm2/convert_weight.py)."""
+    """Returns those of MindFormers 1.3.2 (mindformers/models/glm2/convert_weight.py)."""
     places = placements(config)
     places["transformer.embedding.embedding_weight"] = places.pop(decoder.EMBEDDING)
     return places

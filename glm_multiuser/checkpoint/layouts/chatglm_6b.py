@@ -1,8 +1,8 @@
 """ChatGLM-6B in Hugging Face layout (THUDM/chatglm-6b, modeling_chatglm.py) and in MindFormers.
 
-Names differ in the last word only, and MindFormers has ours. All store matrices as [out, in]. The
-outputs of `query_key_value` are all heads' queries, then all keys, then all values here, and query,
-key, value of the first head, then of the next one, in both of them.
+Names differ only in the last word, and MindFormers' are ours. All store matrices as [out, in]. Our
+`query_key_value` has the queries of all heads, then all keys, then all values; both of theirs have
+query, key, value per head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from glm_multiuser.checkpoint.placement import Placement
 from glm_multiuser.model_config import ChatGLM6BConfig
 
 COMPUTED = {"quantization_bit": 0, "quantization_config": None, "pre_seq_len": None}
-"""Fields of `config.json` that published models leave at one value."""
+"""Fields of `config.json` with the same value in all published models."""
 
 QUERY_KEY_VALUE = "attention.query_key_value"
 LINEARS = (QUERY_KEY_VALUE, "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
@@ -30,7 +30,7 @@ def read_config(values: Mapping[str, Any]) -> ChatGLM6BConfig:
 
 
 def placements(config: ChatGLM6BConfig) -> dict[str, Placement]:
-    """Name in the checkpoint -> its place, for every weight of the model."""
+    """Returns the placements by name in the checkpoint, for every weight."""
     embedding, norm = "transformer.word_embeddings", "transformer.final_layernorm"
     places = {
         f"{embedding}.weight": Placement(f"{embedding}.embedding_table"),
@@ -50,12 +50,12 @@ def placements(config: ChatGLM6BConfig) -> dict[str, Placement]:
 
 
 def mindformers_placements(config: ChatGLM6BConfig) -> dict[str, Placement]:
-    """The same for MindFormers (mindformers/models/glm/glm.py), whose names are ours."""
+    """Returns those of MindFormers (mindformers/models/glm/glm.py), whose names are ours."""
     return {place.name: place for place in placements(config).values()}
 
 
 def shapes(config: ChatGLM6BConfig) -> dict[str, tuple[int, ...]]:
-    """Our parameter's name -> its shape, for every weight of the model; the same in all layouts."""
+    """Returns the shape of every weight by our parameter's name; the same in all layouts."""
     hidden, inner, vocab = config.hidden_size, config.inner_hidden_size, config.vocab_size
     sizes: dict[str, tuple[int, ...]] = {
         "query_key_value": (3 * hidden, hidden),
@@ -75,4 +75,4 @@ def shapes(config: ChatGLM6BConfig) -> dict[str, tuple[int, ...]]:
 
 
 LAYOUT = Layout((), (), read_config, placements)
-"""Its model_type is also that of ChatGLM2 and later; `layout_of_config` tells them apart."""
+"""Without a model_type, which ChatGLM2 and later share; `layout_of_config` tells them apart."""

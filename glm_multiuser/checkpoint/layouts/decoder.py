@@ -1,4 +1,4 @@
-"""The parameters of `models/decoder.py`, which every causal family fills."""
+"""The parameters of `models/decoder.py`, shared by all causal families."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ OUTPUT = "transformer.output_layer.weight"
 
 
 def layer_prefix(layer: int) -> str:
-    """What the names of a layer's parameters begin with."""
+    """Returns the name prefix of a layer's parameters."""
     return f"transformer.encoder.layers.{layer}."
 
 
 def shapes(config: CausalConfig) -> dict[str, tuple[int, ...]]:
-    """Our parameter's name -> its shape, for every weight of the model."""
+    """Returns the shape of every weight by our parameter's name."""
     hidden, inner = config.hidden_size, config.inner_hidden_size
     queries = config.num_attention_heads * config.head_dim
     qkv = queries + 2 * config.num_key_value_heads * config.head_dim

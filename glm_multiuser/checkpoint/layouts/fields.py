@@ -1,4 +1,4 @@
-"""Reading the fields of a `config.json`; every error names the field and its value."""
+"""Reads fields of a `config.json`; errors name the field and its value."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from glm_multiuser.model_config import check_size
 
 
 def required(values: Mapping[str, Any], name: str) -> Any:
-    """Raises ConfigError if the field is not there."""
+    """Returns a field; raises ConfigError if it is missing."""
     if name not in values:
         raise ConfigError(f"{name} is missing")
     return values[name]
 
 
 def whole(values: Mapping[str, Any], name: str, default: Optional[int] = None) -> int:
-    """A size, which may be left out or null if it has a default; raises ConfigError."""
+    """Reads a size, which may be missing or null if it has a default; raises ConfigError."""
     if default is not None and values.get(name) is None:
         return default
     value: int = required(values, name)
@@ -28,7 +28,7 @@ def whole(values: Mapping[str, Any], name: str, default: Optional[int] = None) -
 
 
 def positive(values: Mapping[str, Any], name: str, default: float) -> float:
-    """A number, `default` if left out; raises ConfigError."""
+    """Reads a number, `default` if missing; raises ConfigError."""
     value = values.get(name, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 1e-12 < value < 1e12:
         raise ConfigError(
@@ -38,7 +38,7 @@ def positive(values: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def switch(values: Mapping[str, Any], name: str, default: bool) -> bool:
-    """True or false, `default` if left out or null; raises ConfigError."""
+    """Reads a boolean, `default` if missing or null; raises ConfigError."""
     value = values.get(name)
     if value is None:
         return default
@@ -48,7 +48,7 @@ def switch(values: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def eos_token_ids(values: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """`eos_token_id`, which is one id or a list of them; raises ConfigError."""
+    """Reads `eos_token_id`, one id or a list; raises ConfigError."""
     value = required(values, "eos_token_id")
     ids = value if isinstance(value, list) else [value]
     for one in ids or [None]:
@@ -61,9 +61,9 @@ def eos_token_ids(values: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]
 
 
 def only(values: Mapping[str, Any], computed: Mapping[str, Any]) -> None:
-    """Raises ConfigError for fields that ask for something that is not computed here.
+    """Raises ConfigError for fields that request an unsupported feature.
 
-    `computed` has the only value of each field that is; left out or null is all right, too.
+    `computed` has the only supported value of each field; missing or null is accepted, too.
     """
     for name, wanted in computed.items():
         value = values.get(name)

@@ -1,4 +1,4 @@
-"""The rotary settings of a `config.json`, in the spelling of transformers 4 and of 5."""
+"""Reads the rotary settings of a `config.json`, as written by transformers 4 and 5."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def rope_fields(values: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
-    """The fields of `CausalConfig` that say how a model knows positions.
+    """Returns the fields of `CausalConfig` for rotary embeddings.
 
-    `rope_theta` and `partial_rotary_factor` stand at the top in files of transformers 4, and in
-    `rope_parameters` in those of transformers 5, beside what was `rope_scaling`.
+    `rope_theta` and `partial_rotary_factor` are top-level fields in transformers 4; transformers 5
+    moved them to `rope_parameters`, together with the former `rope_scaling`.
 
     Raises:
-        ConfigError: a size that is missing or cannot work, or a scaling that is not computed here.
+        ConfigError: a missing or invalid size, or an unsupported scaling.
     """
     merged = dict(values)
     for name in ("rope_parameters", "rope_scaling"):

@@ -1,8 +1,8 @@
-"""The causal families as transformers stores them.
+"""Layouts of the causal families in transformers.
 
-Tensors are called as in modeling_llama.py there. Queries, keys and values have tensors of their
-own, which fill the rows of one parameter here, one after the other; so do the gate and what it
-gates, unless they are one tensor, `gate_up_proj`, with the gate's rows first.
+Tensor names are those of modeling_llama.py. Queries, keys and values are separate tensors, whose
+rows are concatenated in one parameter here; so are gate and up projection, unless they are one
+tensor, `gate_up_proj`, with the gate's rows first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from glm_multiuser.errors import ConfigError
 from glm_multiuser.model_config import CausalConfig
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
-"""Of a layer; called alike here."""
+"""Norms of a layer; our names are the same."""
 
 
 def layout(
@@ -33,14 +33,14 @@ def layout(
     norms: Sequence[str] = NORMS,
     gate_up: bool = False,
 ) -> Layout:
-    """A layout of transformers.
+    """Builds a layout of transformers.
 
     Args:
-        computed: fields of `config.json` that published models leave at one value -> that value.
-        fields: a parsed `config.json` -> fields of `CausalConfig` beside those that `read` gives.
-        defaults: of fields of `config.json`, where they are the family's own.
-        norms: of a layer.
-        gate_up: whether the gate and what it gates are one tensor.
+        computed: the only supported value of fields of `config.json`.
+        fields: a parsed `config.json` -> fields of `CausalConfig` besides those of `read`.
+        defaults: the family's own defaults for fields of `config.json`.
+        norms: norms of a layer.
+        gate_up: whether gate and up projection are one tensor.
     """
 
     def read_config(values: Mapping[str, Any]) -> CausalConfig:
@@ -57,15 +57,15 @@ def layout(
 
 
 def read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `CausalConfig` that every family reads alike from a parsed `config.json`.
+    """Reads the fields of `CausalConfig` that all families share from a parsed `config.json`.
 
     Raises:
-        ConfigError: a size that is missing or cannot work, or something that is not computed here.
+        ConfigError: a missing or invalid size, or an unsupported feature.
     """
     hidden, heads = whole(values, "hidden_size"), whole(values, "num_attention_heads")
     if values.get("head_dim") is None and hidden % heads:
         raise ConfigError(f"hidden_size {hidden} cannot be split over num_attention_heads {heads}")
-    # Most files leave it out, and that is what the original divides by then.
+    # Most files omit it; this is the original's default.
     head_dim = whole(values, "head_dim", hidden // heads)
     vocab_size = whole(values, "vocab_size")
     return {
@@ -85,8 +85,8 @@ def read(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole_heads(rotary_dim: int, head_dim: int) -> None:
-    """Of most families, transformers 4 cannot compute anything else, and 5 rotates all of each head
-    nevertheless."""
+    """Rejects partial rotation, which transformers 4 does not support for most families; 5 rotates
+    whole heads anyway."""
     if rotary_dim != head_dim:
         raise ConfigError(
             f"partial_rotary_factor is {rotary_dim / head_dim:g}; only 1 is computed here"
@@ -94,7 +94,7 @@ def _check_whole_heads(rotary_dim: int, head_dim: int) -> None:
 
 
 def placements(config: CausalConfig, norms: Sequence[str], gate_up: bool) -> Places:
-    """Name in the checkpoint -> its place, for every weight of the model."""
+    """Returns the placements by name in the checkpoint, for every weight."""
     queries = config.num_attention_heads * config.head_dim
     keys = queries + config.num_key_value_heads * config.head_dim
     rows = 2 * keys - queries
@@ -139,7 +139,7 @@ GLM4_DEFAULTS = {
     "head_dim": 128,
     "attention_bias": True,
 }
-"""Half of each head is rotated, neighbours together."""
+"""Half of each head is rotated, in pairs of neighbours."""
 
 GLM4 = layout(
     "chatglm2",
@@ -183,7 +183,7 @@ MISTRAL = llama_layout(
     ("MistralForCausalLM",),
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
 )
-"""modeling_mistral.py, without a sliding window: there is one where the field is left out."""
+"""modeling_mistral.py, without a sliding window, which is the default if the field is missing."""
 
 QWEN2 = layout(
     "qwen2",
@@ -205,4 +205,4 @@ QWEN3 = layout(
     },
     defaults={"head_dim": 128},
 )
-"""modeling_qwen3.py; every head of queries and of keys is normed by itself before it is rotated."""
+"""modeling_qwen3.py; every query and key head is normalised separately before rotation."""
