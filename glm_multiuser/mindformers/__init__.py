@@ -1,4 +1,4 @@
-"""MindFormers' own GLM with many users: its patches, and how they come into an installed one."""
+"""Patches that make MindFormers' own GLM multi-user, and the code that applies them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""ChatGLM-6B as MindFormers' users know it: one model, plain threads, a user each.
+"""ChatGLM-6B with MindFormers' interface: one model, plain threads, one user per thread.
 
-`MultiUserLLM` is faster and easier; this is for code that drives a model itself. Every thread
-passes its own `user`; nothing that belongs to one stream is kept on the model.
+`MultiUserLLM` is faster and easier; this is for code that calls the model itself. Every thread
+passes its own `user`; the model keeps no state of a stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from glm_multiuser.token_ids import check_token_ids
 
 
 class StreamChat:
-    """What `GLMForMultiUser` offers beside its graph; a mixin, to keep the two apart."""
+    """Methods of `GLMForMultiUser` outside its graph; a mixin, to separate the two."""
 
     config: ChatGLM6BConfig
     layout: CellLayout
@@ -56,20 +56,20 @@ class StreamChat:
         Args:
             input_ids: the sequence so far, prompt and answer.
             current_index: index of its last token.
-            is_first_iteration: takes in everything up to `current_index`; otherwise only that
-                token, the ones before it being cached.
-            user: whose keys and values. A Tensor uses one graph for all users, an int compiles
-                one for each.
-            positions: of the prompt, `PrefixPositions.of(prompt, config)`. Default: found in
-                `input_ids`, which is the same unless the answer holds special tokens.
+            is_first_iteration: whether to prefill everything up to `current_index`; otherwise only
+                that token is computed, with the previous ones cached.
+            user: owner of the KV cache. A Tensor uses one graph for all users, an int compiles one
+                per user.
+            positions: of the prompt, `PrefixPositions.of(prompt, config)`. Default: derived from
+                `input_ids`, which is the same unless the answer contains special tokens.
 
         Returns:
             float32 logits [1, vocab_size] for the next token.
 
         Raises:
-            ConfigError: the model was made without users, so it caches nothing.
+            ConfigError: the model was created without users, so it has no cache.
             InvalidParameterError: no such user, no such index, a token id out of range, or a token
-                that does not follow what this user's cache holds.
+                that does not follow this user's cached ones.
             PromptTooLongError: the sequence does not fit.
         """
         number = self._check_user(user)
@@ -84,13 +84,13 @@ class StreamChat:
             )
         token_ids = [*check_token_ids(input_ids[:length], self.config.vocab_size)]
         cached = self.__dict__.setdefault("cached_tokens", {})
-        # A key is added to what is at its position, so each can be written only once.
+        # Keys are added to the cache's content, so each position can be written only once.
         if not is_first_iteration and current_index != cached.get(number, 0):
             raise InvalidParameterError(
                 f"current_index is {current_index}; user {number} has {cached.get(number, 0)} "
                 "cached tokens, so it must be that or a first iteration"
             )
-        cached.pop(number, None)  # what an error leaves there is not known
+        cached.pop(number, None)  # after an error, the cache's content is unknown
         positions = positions or PrefixPositions.of(token_ids, self.config)
         run = self._take_prompt if is_first_iteration else self._take_token
         logits = DEVICE_THREAD.call(partial(self._run, run, token_ids, user, positions))
@@ -101,7 +101,7 @@ class StreamChat:
         try:
             return run(*arguments)
         except Exception:
-            self._drop_graphs()  # MindSpore never runs a graph again that has failed once
+            self._drop_graphs()  # MindSpore cannot run a graph again after it failed
             raise
 
     def _drop_graphs(self) -> None:
@@ -181,20 +181,20 @@ class StreamChat:
             top_k: 1 is greedy.
             top_p: nucleus mass.
             repetition_penalty: 1.0 is none.
-            max_length: tokens at most, prompt included; never more than the caches hold.
-            eos_token_id: what ends the answer; one or several.
+            max_length: maximum of tokens, including the prompt; limited by the caches' length.
+            eos_token_id: one or several stop token ids.
             streamer: gets the token ids of the answer by `put`, and `end` even if this generator
                 fails or is closed early.
-            pad_token_id: accepted for MindFormers' callers; prompts are cut at their real length.
-            tokenizer: makes the text; a `ChatTokenizer`.
-            tlock: held around every graph call, and nothing else.
+            pad_token_id: accepted for compatibility; prompts are truncated to their real length.
+            tokenizer: a `ChatTokenizer`, which decodes the text.
+            tlock: held only during graph calls.
             qi: the user.
 
         Yields:
             Text as it becomes final.
 
         Raises:
-            ConfigError: the model was made without users.
+            ConfigError: the model was created without users.
             InvalidParameterError: no tokenizer, no such user, or a token id or a setting out of
                 range.
             PromptTooLongError: the prompt leaves no room for an answer.
@@ -245,12 +245,12 @@ class StreamChat:
 
 
 class GLMForMultiUser(GLMForPreTraining, StreamChat):
-    """ChatGLM-6B by MindSpore's operators, for code that calls it itself.
+    """ChatGLM-6B with MindSpore's operators, for code that calls it itself.
 
     Args:
         config: the shape of the model.
-        backend: types to compute in; default float32.
-        layout: where each user's keys and values live; default: nothing is cached.
+        backend: types of the computation; default float32.
+        layout: layout of the users' KV caches; default: no caches.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class GLMForMultiUser(GLMForPreTraining, StreamChat):
         user: Optional[User] = None,
         used_blocks: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Whole prompts (`used_blocks` 0), or one new token of each named user.
+        """Computes whole prompts (`used_blocks` 0), or one new token of each given user.
 
         Arguments and results are those of `PortableForward`.
         """

@@ -1,8 +1,8 @@
-"""Making an installed MindFormers multi-user in a running process, without touching its files.
+"""Makes an installed MindFormers multi-user in a running process, without changing its files.
 
-The sources are patched in memory and run again in the modules that are there already. Every class
-keeps its identity: it takes over what the class made anew has, so names that were imported before,
-and subclasses, change with it.
+The sources are patched in memory and executed again in the existing modules. Every class keeps its
+identity and gets the attributes of the new class, so names that were imported before, and
+subclasses, change with it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _ONE_AT_A_TIME = Lock()
 
 
 def enable(users: int) -> None:
-    """Makes GLM of the installed MindFormers multi-user, for `users` users unless its config says.
+    """Makes the installed MindFormers' GLM multi-user; `users` is the default for its configs.
 
-    To be called before the first GLM config or model is made. Called again, it only changes the
-    number of users for configs to come.
+    Call it before creating the first GLM config or model. Further calls only change the number of
+    users of later configs.
 
     Raises:
-        ConfigError: `users` is no whole number of at least 1.
-        PatchError: MindFormers is not installed, of an unknown version, changed, or already in use.
+        ConfigError: `users` is not an integer of at least 1.
+        PatchError: MindFormers is not installed, of an unknown version, modified, or in use.
     """
     if not isinstance(users, int) or isinstance(users, bool) or users < 1:
         raise ConfigError(f"users is {users!r}; it must be a whole number of at least 1")
@@ -52,7 +52,7 @@ def enable(users: int) -> None:
 
 
 class PatchedSource(SourceFileLoader):
-    """Loads a module from patched source. A file is needed: MindSpore's compiler asks for it."""
+    """Loads a module from patched source, in a file, because MindSpore's compiler reads it."""
 
 
 def _installed_package() -> Path:
@@ -66,7 +66,7 @@ def _installed_package() -> Path:
 
 
 def _patch(tree: Tree) -> None:
-    """Serves the patched sources of a MindFormers, unless they are what is on disk already."""
+    """Loads the patched sources of a MindFormers, unless its files are already patched."""
     sources = {
         file.path[: -len(".py")].replace("/", "."): (file.path, file.patched())
         for file in tree.files
@@ -76,7 +76,7 @@ def _patch(tree: Tree) -> None:
             f"MindFormers {tree.version} has to be patched before it is imported: "
             f"glm-multiuser patch --apply {tree.root}"
         )
-    import_module("mindspore")  # MindFormers wants to find it imported
+    import_module("mindspore")  # MindFormers expects it to be imported
     modules = [import_module(name) for name in IN_THEIR_ORDER if name in sources]
     if tree.state == "patched" and hasattr(sys.modules[CONFIG].GLMConfig, "default_users"):
         return
@@ -91,7 +91,7 @@ def _patch(tree: Tree) -> None:
 
 
 def _classes_of(module: ModuleType) -> dict[str, type]:
-    """The classes that a module defines, not those that it imports."""
+    """Returns the classes that a module defines, not those that it imports."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -100,7 +100,7 @@ def _classes_of(module: ModuleType) -> dict[str, type]:
 
 
 def _refuse_if_in_use(modules: Sequence[ModuleType]) -> None:
-    """An object made by the old code would meet the new: its caches and settings are missing."""
+    """Raises PatchError for objects of the old code, which lack caches and settings of the new."""
     classes = [one for module in modules for one in _classes_of(module).values()]
     if _made_of(classes):
         gc.collect()  # unreachable objects do not count
@@ -113,15 +113,15 @@ def _refuse_if_in_use(modules: Sequence[ModuleType]) -> None:
 
 
 def _made_of(classes: Sequence[type]) -> list[str]:
-    """The names of the classes, of these or derived from them, that objects exist of."""
+    """Returns the names of these classes and their subclasses that have instances."""
     wanted = set(map(id, classes))
-    # by type(): isinstance would ask the objects themselves, and wake up lazy ones
+    # by type(): isinstance would query the objects themselves, and load lazy ones
     types = {id(type(one)): type(one) for one in gc.get_objects()}.values()
     return [one.__name__ for one in types if not wanted.isdisjoint(map(id, one.__mro__))]
 
 
 def _run_again(module: ModuleType, source: Path) -> None:
-    """Runs the patched source in a module, and puts its old classes back with their new insides."""
+    """Executes the patched source in a module, and restores its old classes with new attributes."""
     old = _classes_of(module)
     loader = PatchedSource(module.__name__, str(source))
     loader.exec_module(module)
@@ -132,14 +132,14 @@ def _run_again(module: ModuleType, source: Path) -> None:
     for made, kept in replaced.items():
         _take_over(kept, made)
     vars(module).update(old)
-    # the decorators have registered the new classes
+    # the decorators registered the new classes
     for table in import_module("mindformers.tools.register").MindFormerRegister.registry.values():
         for name, registered in table.items():
             table[name] = replaced.get(registered, registered)
 
 
 def _take_over(kept: type, made: type) -> None:
-    """Gives one class all attributes of another."""
+    """Replaces all attributes of a class by those of another."""
     for name, value in vars(made).items():
         if name not in ("__dict__", "__weakref__", "_abc_impl"):  # these belong to one class only
             setattr(kept, name, value)

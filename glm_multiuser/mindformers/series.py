@@ -1,4 +1,4 @@
-"""The patches of every MindFormers version, and what each of them makes of a file's content."""
+"""The patches for every MindFormers version, and their application to a file's content."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SAME_GLM = {
         "1.0.2": "1329a56f28ff8a9bfd080fb406b090f724612224",
     }
 }
-"""The versions that a series is for where they are several, and their git hashes of `TELLTALE`."""
+"""Versions that share a series, with their git hashes of `TELLTALE`."""
 
 TELLTALE = "mindformers/version_control.py"
-"""A file that no patch changes and every version has otherwise."""
+"""A file that differs in every version, and that no patch changes."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one patch does to one file; `before` and `after` are git's hashes of the contents."""
+    """The change of one file by one patch; `before` and `after` are git hashes of its content."""
 
     title: str
     path: str
@@ -52,9 +52,9 @@ class Patch:
 
 @dataclass(frozen=True)
 class Series:
-    """The patches of one version, in the order in which they apply.
+    """The patches for one version, in order of application.
 
-    `earlier` are the series for this version that were published before, oldest first.
+    `earlier` are the previously published series for this version, oldest first.
     """
 
     version: str
@@ -63,11 +63,11 @@ class Series:
 
     @property
     def versions(self) -> Sequence[str]:
-        """All versions with this GLM."""
+        """All versions with the same GLM."""
         return [*SAME_GLM.get(self.version, (self.version,))]
 
     def changes_of(self) -> Mapping[str, Sequence[Change]]:
-        """Every file that is touched, and its changes in their order."""
+        """Returns the changes of every touched file, in order."""
         found: dict[str, list[Change]] = {}
         for patch in self.patches:
             for change in patch.changes:
@@ -76,22 +76,22 @@ class Series:
 
 
 def blob(content: bytes) -> str:
-    """The hash that git knows a file's content by."""
+    """Returns git's hash of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def patches_folder() -> Path:
-    """Where the series are."""
+    """Returns the folder of the series."""
     return package_data.ROOT / package_data.PATCHES
 
 
 def read_all_series(folder: Optional[Path] = None) -> list[Series]:
-    """The newest series of every version, by default of those that belong to this library.
+    """Reads the newest series of every version, by default those of this library.
 
-    The first series are in `folder` itself, those that came after them in `v2` and so on.
+    The first series are in `folder` itself, later ones in `v2` and so on.
 
     Raises:
-        PatchError: there are none, or one of them is broken.
+        PatchError: no series, or a broken one.
     """
     folder = folder or patches_folder()
     newest: dict[str, Series] = {}
@@ -107,11 +107,11 @@ def read_all_series(folder: Optional[Path] = None) -> list[Series]:
 
 
 def read_series(folder: Path) -> Series:
-    """The patches in a folder `mindformers-<version>`.
+    """Reads the patches in a folder `mindformers-<version>`.
 
     Raises:
-        PatchError: there are no patches, a file is none, or one does not go on where those before
-            it ended.
+        PatchError: no patches, an invalid one, or one that does not continue where the previous
+            ones ended.
     """
     files = sorted(folder.glob("*.patch"))
     if not files:
@@ -126,12 +126,12 @@ def read_series(folder: Path) -> Series:
 
 
 def read_patch(file: Path, number: int) -> Patch:
-    """One file that `git format-patch --full-index` wrote.
+    """Reads a file written by `git format-patch --full-index`.
 
-    Tests that it adds to a checkout, outside of the package, are left to git.
+    Ignores tests that it adds to a checkout, outside of the package.
 
     Raises:
-        PatchError: it is something else.
+        PatchError: another kind of file.
     """
     try:
         text = file.read_bytes().decode("utf-8")
@@ -144,7 +144,7 @@ def read_patch(file: Path, number: int) -> Patch:
 
 
 def read_change(title: str, file: PatchedFile) -> Change:
-    """The part of a patch that changes one file.
+    """Reads the part of a patch that changes one file.
 
     Raises:
         ValueError: the hashes of both contents are missing, or the file is added or removed.
@@ -156,13 +156,13 @@ def read_change(title: str, file: PatchedFile) -> Change:
 
 
 def applied(content: bytes, change: Change, backwards: bool = False) -> bytes:
-    """The content after a change; `backwards`, the content before it.
+    """Applies a change to a content; reverts it if `backwards`.
 
-    The content has to be the one that the change names. Together with the check of the result
-    that makes fitting each hunk's context needless.
+    The content must have the change's hash. As the result's hash is checked too, hunk contexts
+    need not be matched.
 
     Raises:
-        PatchError: the result is not the content that the change promises.
+        PatchError: the result does not have the change's hash.
     """
     lines = StringIO(content.decode("utf-8")).readlines()
     result: list[str] = []

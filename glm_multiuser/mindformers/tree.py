@@ -1,4 +1,4 @@
-"""A MindFormers on disk: finding it, and recognising its files by their hashes."""
+"""Finds a MindFormers on disk, and recognises its files by their hashes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EARLIER = "patched by an earlier series"
 
 @dataclass(frozen=True)
 class TouchedFile:
-    """A file that patches change; `done` of its `changes` are in its `content`.
+    """A file that patches change; the first `done` of its `changes` are applied to its `content`.
 
-    If `earlier` changes are in it, those of a series that was published before, none of them is.
+    If `earlier` is not empty, its changes, of an earlier series, are applied instead.
     """
 
     path: str
@@ -31,7 +31,7 @@ class TouchedFile:
 
     @property
     def state(self) -> str:
-        """Pristine, patched, partly patched, or patched by an earlier series."""
+        """The state: pristine, patched, partly patched, or patched by an earlier series."""
         if self.earlier:
             return EARLIER
         if self.done == len(self.changes):
@@ -39,19 +39,19 @@ class TouchedFile:
         return "partly patched" if self.done else "pristine"
 
     def patched(self) -> bytes:
-        """The content with all changes; PatchError if a patch is broken."""
+        """Returns the content with all changes; raises PatchError if a patch is broken."""
         content = self.pristine() if self.earlier else self.content
         return reduce(applied, self.changes[self.done :], content)
 
     def pristine(self) -> bytes:
-        """The content with none of the changes; PatchError if a patch is broken."""
+        """Returns the content without any changes; raises PatchError if a patch is broken."""
         done = reversed(self.earlier or self.changes[: self.done])
         return reduce(partial(applied, backwards=True), done, self.content)
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A MindFormers all of whose touched files are known, in the folder `root`/mindformers."""
+    """A MindFormers in the folder `root`/mindformers, with all touched files recognised."""
 
     root: Path
     series: Series
@@ -60,7 +60,7 @@ class Tree:
 
     @property
     def state(self) -> str:
-        """What all files are, else partly patched, or that some are by an earlier series."""
+        """The common state of all files; else partly patched, or patched by an earlier series."""
         states = {file.state for file in self.files}
         if EARLIER in states:
             return EARLIER
@@ -70,13 +70,13 @@ class Tree:
 def open_tree(path: Path, known: Sequence[Series]) -> Tree:
     """Recognises a MindFormers by the hashes of its files.
 
-    Every file counts by itself: if a part of the patches was applied, or an attempt was
-    killed between two files, the rest can still be applied, and all be reverted. `path` is an
-    unpacked wheel, a checkout, site-packages, or the folder `mindformers` itself.
+    Every file is recognised separately: after a part of the patches was applied, or an attempt was
+    killed between two files, the rest can still be applied, and all reverted. `path` is an unpacked
+    wheel, a checkout, site-packages, or the folder `mindformers` itself.
 
     Raises:
-        PatchError: no MindFormers is there, its version is unknown, or a file was changed or
-            cannot be read.
+        PatchError: no MindFormers there, an unknown version, or a file that was modified or is
+            unreadable.
     """
     root = find_root(path)
     paths = {path for series in known for path in series.changes_of()}
@@ -92,7 +92,7 @@ def open_tree(path: Path, known: Sequence[Series]) -> Tree:
 
 
 def find_root(path: Path) -> Path:
-    """The folder that holds the package `mindformers`; PatchError if there is none."""
+    """Returns the folder of the package `mindformers`; raises PatchError if there is none."""
     path = Path(os.path.abspath(path))
     if (path / "mindformers").is_dir():
         return path
@@ -105,10 +105,10 @@ def find_root(path: Path) -> Path:
 
 
 def recognise(series: Series, contents: Mapping[str, bytes]) -> list[TouchedFile]:
-    """The files that hold what a series knows, before, between or after its changes.
+    """Returns the files with a content that a series knows: before, between or after its changes.
 
-    It is the series itself or an earlier one; each file by itself, as an attempt to replace an
-    earlier one may have been killed between two files.
+    Checks the series itself and earlier ones, for each file separately, because an attempt to
+    replace an earlier one may have been killed between two files.
     """
     files = []
     for path, changes in series.changes_of().items():
@@ -129,13 +129,13 @@ def recognise(series: Series, contents: Mapping[str, bytes]) -> list[TouchedFile
 
 
 def count_done(changes: Sequence[Change], content: bytes) -> Optional[int]:
-    """How many of the changes of a file are in its content; None if it is another content."""
+    """Returns the number of changes applied to the content; None for an unknown content."""
     blobs = [change.before for change in changes[:1]] + [change.after for change in changes]
     return blobs.index(blob(content)) if blob(content) in blobs else None
 
 
 def version_of(root: Path, series: Series) -> str:
-    """The version of a tree that a series fits; several if it has been made sure by no file."""
+    """Returns the version of a tree that a series fits; several if no file distinguishes them."""
     try:
         found = blob((root / TELLTALE).read_bytes())
     except OSError:
@@ -151,7 +151,7 @@ def why_unknown(
     recognised: Sequence[Sequence[TouchedFile]],
     contents: Mapping[str, bytes],
 ) -> str:
-    """What to say about a tree that is in no state of any series."""
+    """Explains why a tree matches no state of any series."""
     version = stated_version(root)
     most = max(1, *map(len, recognised))
     likely = [
@@ -169,7 +169,7 @@ def why_unknown(
 def what_is_wrong(
     series: Series, files: Sequence[TouchedFile], contents: Mapping[str, bytes]
 ) -> str:
-    """Every file that is not what the series knows, and what it is."""
+    """Lists the files that the series does not know, and their states."""
     fine = {file.path for file in files}
     wrong = []
     for path, changes in series.changes_of().items():
@@ -184,7 +184,7 @@ def what_is_wrong(
 
 
 def stated_version(root: Path) -> Optional[str]:
-    """What the installer or the package itself calls the version, if it can be trusted."""
+    """Returns the version given by the installer or the package, if it is reliable."""
     for folder in root.glob("mindformers-*.dist-info"):
         return folder.name[len("mindformers-") : -len(".dist-info")]
     try:

@@ -1,4 +1,4 @@
-"""A checkpoint of either kind into a model of MindFormers, without a file in between."""
+"""Loads a checkpoint of either format into a MindFormers model, without an intermediate file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from glm_multiuser.progress import Progress
 
 
 def load_weights(model: Any, folder: Path, config: ChatGLM6BConfig, progress: Progress) -> None:
-    """Fills the parameters of a `GLMChatModel` that was made from the same `config`.
+    """Fills the parameters of a `GLMChatModel` that was created from the same `config`.
 
-    The folder is in Hugging Face layout, or has MindFormers' `.ckpt`. Caches are left alone.
+    The folder is in Hugging Face layout, or has MindFormers' `.ckpt`. Caches are not changed.
     `progress` is called with (tensors done, total, name of the next one).
 
     Raises:
-        CheckpointError: the weights in the folder are not those of this model.
+        CheckpointError: the folder's weights do not match this model.
     """
     places = mindformers_placements(config)
     parameters = {one.name: one for one in model.get_parameters() if one.name in places}
