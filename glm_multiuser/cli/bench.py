@@ -94,10 +94,10 @@ def command(
 
 
 def parse_users(text: str) -> list[int]:
-    """ "1,2,4" as numbers.
+    """Parses "1,2,4".
 
     Raises:
-        ConfigError: not whole numbers of at least 1.
+        ConfigError: not integers of at least 1.
     """
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -109,7 +109,7 @@ def parse_users(text: str) -> list[int]:
 
 
 def random_shape(hidden: int, layers: int, inner: int, heads: int, vocab: int) -> dict[str, int]:
-    """The fields of a `ModelConfig`, with the special ids at the end of the vocabulary."""
+    """Returns the fields of a `ModelConfig`, with special ids at the end of the vocabulary."""
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -124,7 +124,7 @@ def random_shape(hidden: int, layers: int, inner: int, heads: int, vocab: int) -
 
 
 def run_all(all_settings: Sequence[RunSettings]) -> tuple[list[dict[str, Any]], bool]:
-    """Every run in turn; one that fails is reported and left out, the others still count."""
+    """Runs all in turn; failed runs are reported and skipped."""
     runs = []
     failed = False
     for settings in all_settings:
@@ -144,7 +144,7 @@ def run_all(all_settings: Sequence[RunSettings]) -> tuple[list[dict[str, Any]], 
 
 
 def run_in_child(settings: RunSettings) -> dict[str, Any]:
-    """One run in a fresh process.
+    """Performs one run in a fresh process.
 
     Raises:
         GLMMultiUserError: the run failed or its process died.
@@ -156,12 +156,12 @@ def run_in_child(settings: RunSettings) -> dict[str, Any]:
 
 
 def run_worker(worker: Sequence[str], job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a fresh process measures; its stderr, with the progress bars, is ours.
+    """Runs a measurement in a fresh process, which inherits stderr for its progress bars.
 
     Args:
-        worker: arguments of Python. It reads `job` from stdin as JSON; the last line that it
-            prints is the run, or {"error": ...}.
-        job: what to measure.
+        worker: arguments of Python. It reads `job` from stdin as JSON; its last line of output is
+            the run, or {"error": ...}.
+        job: the measurement.
 
     Raises:
         GLMMultiUserError: the run failed or its process died.

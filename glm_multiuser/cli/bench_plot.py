@@ -1,4 +1,4 @@
-"""The picture of a benchmark: total and per-user throughput against the number of users."""
+"""Plots a benchmark: total and per-user throughput against the number of users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 def plot_runs(runs: Sequence[Mapping[str, Any]], conditions: Mapping[str, Any], path: Path) -> None:
     """Writes a PNG with two panels."""
-    # Imported here, because it takes longer than everything else that the command line imports.
+    # Imported here, because it takes longer than all other imports of the command line.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -40,7 +40,7 @@ def draw(
     color: str,
     above: int,
 ) -> None:
-    """One line with its values written above or below the points."""
+    """Draws one line, with its values above or below the points."""
     axes.plot(users, values, "-o", color=color, label=label)
     for place, value in zip(users, values):
         axes.annotate(
@@ -60,7 +60,7 @@ def draw(
 
 
 def heading(conditions: Mapping[str, Any]) -> str:
-    """The conditions of the measurement."""
+    """Returns the conditions of the measurement."""
     inputs = conditions["compute_dtype"]
     return (
         f"{conditions['num_layers']} layers, hidden {conditions['hidden_size']}, "

@@ -1,4 +1,4 @@
-"""What a benchmark prints: its conditions, and a table of its runs."""
+"""Prints a benchmark's conditions, and a table of its runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 
 def print_conditions(console: Console, conditions: Mapping[str, Any]) -> None:
-    """Two columns, before anything is measured."""
+    """Prints them in two columns, before anything is measured."""
     table = Table.grid(padding=(0, 2))
     for name, value in conditions.items():
         table.add_row(Text(name.replace("_", " "), "dim"), str(value))
@@ -23,7 +23,7 @@ def print_conditions(console: Console, conditions: Mapping[str, Any]) -> None:
 
 
 def table_of(runs: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per number of users."""
+    """Builds a table with one row per number of users."""
     table = Table()
     for heading in (
         "users",
@@ -67,7 +67,7 @@ def percent(value: Optional[float]) -> str:
 
 
 def three(values: Optional[Mapping[str, float]]) -> str:
-    """p50/p95/p99: whole milliseconds from 10 on, one digit below."""
+    """Formats p50/p95/p99: whole milliseconds from 10, one decimal below."""
     if values is None:
         return "-"
     return "/".join(

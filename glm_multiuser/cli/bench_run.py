@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What one run measures; either a `checkpoint` folder or a `shape` with random weights."""
+    """Settings of one run, of a `checkpoint` folder or a `shape` with random weights."""
 
     users: int
     seq_length: int
@@ -45,7 +45,7 @@ class RunSettings:
         return ModelConfig(**self.shape)
 
     def engine(self) -> EngineConfig:
-        """The settings of the engine; its queue has room for every user."""
+        """Returns the engine's settings; its queue has room for every user."""
         config = EngineConfig(users=self.users, seq_length=self.seq_length, **self.options)
         return replace(config, max_queue=max(config.max_queue, self.users))
 
@@ -55,7 +55,7 @@ def users_text(users: int) -> str:
 
 
 def check_engine(settings: RunSettings) -> None:
-    """Rejects what cannot work before a process is started for it; raises as `loading` does."""
+    """Rejects invalid settings before a process is started; raises as `loading`."""
     from glm_multiuser import backend_choice
 
     engine = settings.engine()
@@ -67,7 +67,7 @@ def check_engine(settings: RunSettings) -> None:
 
 
 def open_engine(settings: RunSettings) -> MultiUserLLM:
-    """The engine that a run measures."""
+    """Opens the engine of a run."""
     options = vars(settings.engine())
     if settings.checkpoint is not None:
         return loading.llm_class().from_pretrained(settings.checkpoint, **options)
@@ -75,14 +75,14 @@ def open_engine(settings: RunSettings) -> MultiUserLLM:
 
 
 def prompts_of(settings: RunSettings) -> list[list[int]]:
-    """Random ones, a prompt for each user; those of ChatGLM-6B end with its special ids."""
+    """Returns a random prompt per user; those of ChatGLM-6B end with its special ids."""
     config = settings.model_config()
     ending = (config.gmask_token_id, config.bos_token_id) if isinstance(config, ModelConfig) else ()
     return measure.random_prompts(settings.users, settings.prompt_tokens, config.vocab_size, ending)
 
 
 def run(settings: RunSettings) -> dict[str, Any]:
-    """Opens the engine, measures it, closes it."""
+    """Opens, measures and closes the engine."""
     prompts = prompts_of(settings)
     with open_engine(settings) as llm, screen.progress_bar() as bar:
         total = settings.users * settings.new_tokens * settings.repeat

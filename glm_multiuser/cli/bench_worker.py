@@ -1,8 +1,8 @@
 """Runs one measurement in a process of its own: `python -m glm_multiuser.cli.bench_worker`.
 
-A process never gives its peak memory back, and only a fresh one shows a true start-up time. Reads
-one JSON object (the fields of `RunSettings`) from stdin; the last line that it prints is another:
-the run, or {"error": ...}.
+Peak memory is per process, and only a fresh process has a true start-up time. Reads one JSON object
+(the fields of `RunSettings`) from stdin; the last line of output is another: the run, or
+{"error": ...}.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from glm_multiuser.errors import GLMMultiUserError
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     return answer_job(lambda job: run(RunSettings(**job)))
 
 
 def answer_job(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
-    """Measures what stdin asks for, and prints it for `bench.run_worker`.
+    """Measures the job from stdin, and prints the result for `bench.run_worker`.
 
     Returns:
         The exit code: 0, or 2 after an error.
@@ -37,6 +37,6 @@ def answer_job(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
 
 
 if __name__ == "__main__":
-    # The command, which has started this process, ends it.
+    # The parent process handles Ctrl-C and ends this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.exit(main())

@@ -50,7 +50,7 @@ def command(
 
 
 class Conversations:
-    """The current user, and the history of every user."""
+    """The current user, and all users' histories."""
 
     def __init__(self, llm: "MultiUserLLM", params: "SamplingParams", console: Console) -> None:
         self.llm = llm
@@ -60,7 +60,7 @@ class Conversations:
         self.histories: dict[str, History] = {self.user: []}
 
     def run(self) -> None:
-        """Line by line until /quit or the end of the input."""
+        """Handles lines until /quit or the end of the input."""
         if sys.stdin.isatty():
             self.say("Ask something, or /help. You are alice.")
         for line in self.lines():
@@ -72,7 +72,7 @@ class Conversations:
                 self.ask(line)
 
     def lines(self) -> Iterator[str]:
-        """The input, stripped; Ctrl-C at the prompt only empties the line."""
+        """Yields input lines, stripped; Ctrl-C at the prompt only clears the line."""
         interactive = sys.stdin.isatty()
         if interactive:
             import readline  # noqa: F401  (gives input() its history and editing)
@@ -113,7 +113,7 @@ class Conversations:
             self.say(HELP)
 
     def ask(self, question: str) -> None:
-        """Streams one answer; only a complete one is added to the history."""
+        """Streams one answer; only complete answers are added to the history."""
         history = self.histories[self.user]
         answer = ""
         stream = None

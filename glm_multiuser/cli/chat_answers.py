@@ -1,4 +1,4 @@
-"""Concurrent users, each in a thread, and the same requests running alone."""
+"""Runs concurrent users, each in a thread, and the same requests alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatAnswer:
-    """One user's question and the answer so far; written by one thread, read by any."""
+    """One user's question and the answer so far; one thread writes, any may read."""
 
     user: str
     question: str
@@ -39,7 +39,7 @@ class ChatAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """From the request to the latest token, with queueing and prefill."""
+        """Rate from the request to the latest token, including queueing and prefill."""
         if self.asked_at is None or self.last_token_at is None:
             return 0.0
         return len(self.token_ids) / max(self.last_token_at - self.asked_at, 1e-9)
@@ -64,7 +64,7 @@ def stream_answer(llm: MultiUserLLM, answer: ChatAnswer, params: SamplingParams)
 def start_chats(
     llm: MultiUserLLM, answers: Sequence[ChatAnswer], params: SamplingParams
 ) -> list[threading.Thread]:
-    """One thread per answer, all started; join them to have all answers."""
+    """Starts one thread per answer; join them to wait for all answers."""
     threads = [
         threading.Thread(
             target=stream_answer, args=(llm, answer, params), name=answer.user, daemon=True
@@ -79,21 +79,21 @@ def start_chats(
 def chat_together(
     llm: MultiUserLLM, answers: Sequence[ChatAnswer], params: SamplingParams
 ) -> Sequence[ChatAnswer]:
-    """All questions concurrently; returns when every answer is complete."""
+    """Runs all questions concurrently; returns when every answer is complete."""
     for thread in start_chats(llm, answers, params):
         thread.join()
     return answers
 
 
 def chat_alone(llm: MultiUserLLM, together: ChatAnswer, params: SamplingParams) -> ChatAnswer:
-    """The same user and question again, with no other request running."""
+    """Repeats a user's question while no other request runs."""
     alone = ChatAnswer(together.user, together.question)
     stream_answer(llm, alone, params)
     return alone
 
 
 def same(first: ChatAnswer, second: ChatAnswer) -> bool:
-    """Whether both are complete and have the same tokens."""
+    """Whether both are complete, with the same tokens."""
     return (
         first.finish_reason in ("stop", "length")
         and first.finish_reason == second.finish_reason
@@ -102,7 +102,7 @@ def same(first: ChatAnswer, second: ChatAnswer) -> bool:
 
 
 def wall_seconds(answers: Sequence[ChatAnswer]) -> float:
-    """From the first question to the last token."""
+    """Returns the time from the first question to the last token."""
     asked = [answer.asked_at for answer in answers if answer.asked_at is not None]
     ended = [answer.last_token_at for answer in answers if answer.last_token_at is not None]
     return max(ended) - min(asked) if asked and ended else 0.0

@@ -1,7 +1,6 @@
-"""All subcommands, and how their errors look.
+"""All subcommands, and the format of their errors.
 
-The modules of the commands do not postpone their annotations: typer evaluates them, which fails on
-Python 3.9.
+Modules of commands do not postpone annotations: typer evaluates them, which fails on Python 3.9.
 """
 
 import io
@@ -20,11 +19,11 @@ from glm_multiuser.cli.screen import print_error
 from glm_multiuser.errors import EngineClosedError, GenerationError, GLMMultiUserError
 
 LATER = (EngineClosedError, GenerationError)
-"""Errors of what ran already; all others reject it beforehand."""
+"""Errors at run time; all others reject a command beforehand."""
 
 
 class _Commands(typer.core.TyperGroup):
-    """The subcommands, with the library's own errors as one red line instead of a traceback."""
+    """The subcommands; prints the library's errors as one red line instead of a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -47,7 +46,7 @@ app = typer.Typer(
 
 
 def version_text() -> str:
-    """This library's version, and the versions that a bug report needs beside it."""
+    """Returns the versions that a bug report needs, including this library's."""
     own, mindspore = installed("glm_multiuser"), installed("mindspore")
     return f"glm-multiuser {own} (mindspore {mindspore}, python {platform.python_version()})"
 
@@ -87,10 +86,10 @@ app.command("convert")(convert.command)
 
 
 def run() -> None:
-    """Runs the command of this process; a file that cannot be read or written is one line."""
+    """Runs the command; file errors are printed as one line."""
     open_streams()
     for stream in (sys.stdin, sys.stdout):
-        # Not every terminal and pipe can show what a model says, or sends UTF-8.
+        # Not every terminal and pipe can display all answers, or sends UTF-8.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -99,7 +98,7 @@ def run() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # A pipe that was closed (`glm-multiuser generate | head`) ends the command quietly.
+        # A closed pipe (`glm-multiuser generate | head`) ends the command without an error.
         give_up()
     except (OSError, UnicodeError) as error:
         print_error(error)
@@ -107,13 +106,13 @@ def run() -> None:
 
 
 def open_streams() -> None:
-    """Standard streams that were closed (`<&-`), which are None, are empty and take everything."""
+    """Replaces closed standard streams (`<&-`), which are None, by the null device."""
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def give_up() -> None:
-    """Ends the process with exit code 1; what stdout still holds is not tried again."""
+    """Ends the process with exit code 1, without flushing stdout again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""The conditions under which something was measured: no number should be without them."""
+"""The conditions of a measurement, reported with its numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OF_A_RUN = ("users", "max_queue")
 """Settings that differ between the runs of a benchmark."""
 
 NO_SETTING = ("weight_types",)
-"""What an engine has besides its settings."""
+"""Fields of an engine that are not settings."""
 
 
 def machine() -> dict[str, Any]:
-    """The computer, how busy it is, and the versions of what runs on it."""
-    # Fewer than the machine has, where a container or a batch system grants only some.
+    """Describes the computer, its load, and software versions."""
+    # Containers and batch systems may grant fewer than the machine has.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": cpu_name(),
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
 
 
 def workload(settings: RunSettings) -> dict[str, Any]:
-    """The model and what it is asked."""
+    """Describes the model and its load."""
     from glm_multiuser import backend_choice
     from glm_multiuser.checkpoint import stored_as
 
@@ -68,7 +68,7 @@ def workload(settings: RunSettings) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The CPU's model name; Linux does not tell it to `platform`."""
+    """Returns the CPU's model name, which `platform` lacks on Linux."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -79,6 +79,6 @@ def cpu_name() -> str:
 
 
 def memory_gb() -> Optional[float]:
-    """GiB of this machine, or of the container that this runs in."""
+    """Returns the memory of this machine or container, in GiB."""
     total = total_bytes()
     return None if total is None else round(total / (1 << 30), 1)

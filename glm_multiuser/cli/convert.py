@@ -1,6 +1,6 @@
-"""`glm-multiuser convert`: from Hugging Face layout to MindFormers' `.ckpt`, and back.
+"""`glm-multiuser convert`: between Hugging Face layout and MindFormers' `.ckpt`.
 
-From pytorch_model*.bin and GGUF files, it makes safetensors, too.
+Also converts pytorch_model*.bin and GGUF files to safetensors.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def command(
     the tokenizer's files. glm-multiuser loads either kind. Caches and optimizer state in a .ckpt
     are left out.
     """
-    # Late: `--help` must not wait for it.
+    # Imported late, because `--help` must not wait for it.
     from glm_multiuser.checkpoint.convert import MINDFORMERS, convert, direction
     from glm_multiuser.progress import show_progress
 
@@ -58,7 +58,7 @@ def command(
 
 
 def print_folder(folder: Path) -> None:
-    """The files of the checkpoint with their sizes."""
+    """Prints the files of the checkpoint with their sizes."""
     from glm_multiuser.tokenizers.chat_template import MORE_TEMPLATES
 
     typer.echo(f"{folder}/")
@@ -68,7 +68,7 @@ def print_folder(folder: Path) -> None:
 
 
 def how_to_load(folder: Path) -> str:
-    """The program that makes MindFormers load what was written there."""
+    """Returns a program that loads the folder with MindFormers."""
     from glm_multiuser.checkpoint import read_model_config
     from glm_multiuser.checkpoint.convert import MINDFORMERS_CONFIG
     from glm_multiuser.checkpoint.loading import CKPT

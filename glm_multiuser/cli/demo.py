@@ -1,4 +1,4 @@
-"""`glm-multiuser demo`: concurrent users, each in a pane, and a proof of their isolation."""
+"""`glm-multiuser demo`: concurrent users, each in a pane, and a check of their isolation."""
 
 import threading
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def command(
 
     The exit code is 1 if one of them is not.
     """
-    users = EngineConfig(**pick(EngineConfig, settings)).users  # checked before it is counted to
+    users = EngineConfig(**pick(EngineConfig, settings)).users  # checked before it is used
     asked = questions(users) if prompts is None else prompts_of(prompts, users)
     params = loading.sampling_params(**pick(Sampling, settings), temperature=0.0)
     with loading.open_llm(checkpoint, **settings) as llm:
@@ -64,10 +64,10 @@ def command(
 
 
 def prompts_of(file: Path, count: int) -> list[str]:
-    """`count` prompts of a file.
+    """Reads `count` prompts from a file.
 
     Raises:
-        ConfigError: it cannot be read, is no text in UTF-8, or is empty.
+        ConfigError: the file is unreadable, not UTF-8, or empty.
     """
     prompts = [line.strip() for line in read_lines(file) if line.strip()]
     if not prompts:
@@ -78,7 +78,7 @@ def prompts_of(file: Path, count: int) -> list[str]:
 def ask_each_alone(
     llm: "MultiUserLLM", answers: Sequence[ChatAnswer], params: "SamplingParams"
 ) -> list[ChatAnswer]:
-    """Every request again, one after the other."""
+    """Repeats every request, one at a time."""
     screen.notice("running every request again, one at a time ...")
     with screen.progress_bar() as bar:
         return [
@@ -89,7 +89,7 @@ def ask_each_alone(
 def print_proof(
     console: Console, answers: Sequence[ChatAnswer], alone: Sequence[ChatAnswer]
 ) -> bool:
-    """Compares token by token; True when every answer is the same."""
+    """Compares token by token; returns True if all answers are identical."""
     pairs = list(zip(answers, alone))
     good = sum(same(*pair) for pair in pairs)
     console.print(
@@ -105,7 +105,7 @@ def print_proof(
 
 
 def difference(together: ChatAnswer, alone: ChatAnswer) -> str:
-    """Why two answers are not the same."""
+    """Describes how two answers differ."""
     for name, answer in (("together", together), ("alone", alone)):
         if answer.error is not None:
             return f"failed {name}: {answer.error}"
@@ -126,7 +126,7 @@ def print_speed(
     answers: Sequence[ChatAnswer],
     alone: Sequence[ChatAnswer],
 ) -> None:
-    """Tokens per second, time to the first token, start-up time, compiles after ready."""
+    """Prints tokens per second, TTFT, start-up time, and compiles after ready."""
     tokens = sum(len(answer.token_ids) for answer in answers)
     seconds = max(wall_seconds(answers), 1e-9)
     seconds_alone = sum(wall_seconds([answer]) for answer in alone)
@@ -162,7 +162,7 @@ def print_speed(
 def print_transcript(
     console: Console, answers: Sequence[ChatAnswer], threads: Sequence[threading.Thread]
 ) -> None:
-    """For a file or a pipe: one block per user, in the order of the users."""
+    """Prints one block per user, in order, for a file or a pipe."""
     for answer, thread in zip(answers, threads):
         thread.join()
         console.print(Text(f"[{answer.user}] {answer.question}", "bold"), soft_wrap=True)

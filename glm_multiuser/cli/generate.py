@@ -77,7 +77,7 @@ def command(
 
 
 def answer_all(llm: "MultiUserLLM", jobs: Iterable[Job], users: int) -> Iterator[dict[str, Any]]:
-    """The rows in the order of the jobs, with enough running jobs to fill every slot."""
+    """Yields rows in the order of the jobs, with enough running jobs to fill every slot."""
     under_way: deque[tuple[Job, Started]] = deque()
     for job in jobs:
         while True:
@@ -85,7 +85,6 @@ def answer_all(llm: "MultiUserLLM", jobs: Iterable[Job], users: int) -> Iterator
                 under_way.append((job, start(llm, job)))
                 break
             except TooManyRequestsError as error:
-                # Wait for the oldest one, if there is one.
                 if not under_way:
                     under_way.append((job, error))
                     break
@@ -97,7 +96,7 @@ def answer_all(llm: "MultiUserLLM", jobs: Iterable[Job], users: int) -> Iterator
 
 
 def start(llm: "MultiUserLLM", job: Job) -> "Started":
-    """A handle, or why the job was rejected."""
+    """Submits a job; returns its handle, or the error that rejected it."""
     if job.error is not None:
         return job.error
     try:
@@ -109,7 +108,7 @@ def start(llm: "MultiUserLLM", job: Job) -> "Started":
 
 
 def finish(job: Job, started: "Started") -> dict[str, Any]:
-    """Waits for one job and makes its row."""
+    """Waits for one job and returns its row."""
     row: dict[str, Any] = {"index": job.index, "prompt": job.prompt}
     if isinstance(started, GLMMultiUserError):
         return {**row, "error": f"{type(started).__name__}: line {job.line}: {started}"}

@@ -16,12 +16,12 @@ from glm_multiuser.sampling_params import SamplingParams, biases_by_id
 
 STDIN = Path("-")
 OWN_FIELDS = ("prompt", "history", "user", "json_schema")
-"""Of a JSON line, beside those of `SamplingParams`."""
+"""Fields of a JSON line besides those of `SamplingParams`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt, and the line that it is in; `error` says why it cannot even be tried."""
+    """A prompt and its line; `error` is set if it cannot be submitted."""
 
     index: int
     line: int
@@ -33,11 +33,11 @@ class Job:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a file or of stdin, which only line feeds end: a prompt may hold any other
-    separator of Unicode.
+    """Reads the lines of a file or stdin. Only line feeds end a line, because prompts may contain
+    other Unicode separators.
 
     Raises:
-        ConfigError: it cannot be read, or is no text in UTF-8.
+        ConfigError: the file is unreadable, or not UTF-8.
     """
     name = "stdin" if file == STDIN else str(file)
     try:
@@ -56,11 +56,11 @@ def read_lines(file: Path) -> list[str]:
 
 
 def read_jobs(lines: Iterable[str], params: SamplingParams) -> Iterator[Job]:
-    """One job per line that is not empty.
+    """Yields one job per non-empty line.
 
     Args:
-        lines: of the input.
-        params: of those that say nothing else.
+        lines: lines of the input.
+        params: defaults of the sampling parameters.
     """
     filled = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     for index, (number, line) in enumerate(filled):
@@ -69,7 +69,7 @@ def read_jobs(lines: Iterable[str], params: SamplingParams) -> Iterator[Job]:
 
 
 def read_object(job: Job, line: str) -> Job:
-    """A line of JSON; what is wrong with it becomes the job's error.
+    """Parses a line of JSON; an invalid one becomes the job's error.
 
     The engine checks the history and the user.
     """

@@ -1,4 +1,4 @@
-"""The output of `glm-multiuser generate`: rows of JSON, in a file or on stdout."""
+"""The output of `glm-multiuser generate`: JSON lines, in a file or on stdout."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from glm_multiuser.errors import ConfigError
 
 
 class Rows:
-    """Where rows are written, and how many there are.
+    """Writes and counts rows.
 
     Args:
-        out: the file; None is stdout.
+        out: the file; None for stdout.
 
     Attributes:
-        count: rows that are complete.
-        failed: of these, those with an error.
+        count: number of complete rows.
+        failed: number of rows with an error.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -33,7 +33,7 @@ class Rows:
         self.failed = 0
         self._target: TextIO = sys.stdout
         if out is not None:
-            # What is in the file stays until there is something to write.
+            # The old content stays until there is something to write.
             try:
                 mode: Literal["w", "a+"] = "w" if out.exists() and not out.is_file() else "a+"
                 self._target = out.open(mode, encoding="utf-8", newline="\n")
@@ -53,13 +53,13 @@ class Rows:
             self._target.close()
 
     def resume(self, prompts: Sequence[Union[str, list[int]]]) -> None:
-        """Counts the rows that are there, and cuts off one that is not complete.
+        """Counts the existing rows, and truncates an incomplete one.
 
         Args:
-            prompts: of all rows.
+            prompts: prompts of all rows.
 
         Raises:
-            ConfigError: there is no file, or it is not one with rows of these prompts.
+            ConfigError: no file, or one whose rows do not match these prompts.
         """
         if self.out is None:
             raise ConfigError("--resume needs --out, the file to go on with")
@@ -82,16 +82,16 @@ class Rows:
         os.truncate(self.out, end)
 
     def clear(self) -> None:
-        """Makes a file empty."""
+        """Truncates the file."""
         if self.out is not None and self.out.is_file():
             self._target.truncate(0)
 
     def write(self, row: dict[str, Any]) -> None:
-        """One line, flushed, so that results can be read while others run."""
+        """Writes and flushes one line, so that results can be read while others run."""
         text = json.dumps(row, ensure_ascii=False)
         try:
             text.encode(self._target.encoding)
-        except UnicodeEncodeError:  # another encoding on stdout, or half of a surrogate pair
+        except UnicodeEncodeError:  # another encoding on stdout, or a lone surrogate
             text = json.dumps(row)
         self._target.write(text + "\n")
         self._target.flush()
@@ -102,7 +102,7 @@ class Rows:
         self.failed += "error" in row
 
     def report(self, total: int) -> str:
-        """How many of all rows there are, and how to get the others."""
+        """Returns the number of rows out of `total`, and how to resume."""
         if self.out is None or not self.count:
             return f"{self.count} of {total} rows are written"
         return f"{self.count} of {total} rows are in {self.out}; --resume goes on with them"

@@ -1,11 +1,10 @@
 """Ctrl-C ends a command at any moment, with one line on stderr and exit code 130.
 
-While it compiles or runs a graph, MindSpore puts a C handler of its own in the place of Python's,
-and that one ends the process with SIGTERM. Where it does not, KeyboardInterrupt arrives in the
-middle of an import, and MindSpore's threads abort when the interpreter ends under them. So the
-signal is blocked in every thread, where no handler can see it, and one thread waits for it. That
-one ends the process, unless another handler was set with `signal.signal` or by asyncio: then Python
-runs that one as ever.
+While it compiles or runs a graph, MindSpore replaces Python's handler by its own C handler, which
+ends the process with SIGTERM. Otherwise, KeyboardInterrupt may be raised during an import, and
+MindSpore's threads abort when the interpreter exits. So all threads block the signal, which
+disables handlers, and one thread waits for it. It ends the process, unless another handler was set
+with `signal.signal` or by asyncio: then Python runs that handler as usual.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # `typing` takes as long to import as all of the above
     from typing import Callable, NoReturn
 
 INTERRUPTED = 130
-"""Exit code after SIGINT, as shells have it."""
+"""Exit code after SIGINT, as in shells."""
 
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -30,10 +29,10 @@ _texts: list[Callable[[], str]] = [lambda: "interrupted"]
 
 
 def keep_ctrl_c() -> None:
-    """Call it on the main thread, before MindSpore is imported and before threads are started."""
+    """Call it on the main thread, before importing MindSpore and before starting threads."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     main_thread = threading.get_ident()
-    # Does nothing; it only wakes the main thread from a blocking call.
+    # An empty handler, to wake the main thread from a blocking call.
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
     def wait() -> None:
@@ -49,7 +48,7 @@ def keep_ctrl_c() -> None:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """In the block, Ctrl-C raises KeyboardInterrupt: for what has to be put back or closed."""
+    """Makes Ctrl-C raise KeyboardInterrupt inside the block, for code that must clean up."""
     before = signal.signal(signal.SIGINT, lambda *one: signal.default_int_handler(*one))
     try:
         yield
@@ -59,7 +58,7 @@ def raised() -> Iterator[None]:
 
 @contextmanager
 def saying(text: Callable[[], str]) -> Iterator[None]:
-    """In the block, this is the line that Ctrl-C leaves."""
+    """Sets the line that Ctrl-C prints inside the block."""
     _texts.append(text)
     try:
         yield

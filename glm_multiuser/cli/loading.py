@@ -1,4 +1,4 @@
-"""Opening a model for a command."""
+"""Opens models for commands."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ DEFAULT_CHECKPOINT = package_data.CHECKPOINT
 def find_checkpoint(
     folder: Path, check: Optional[Callable[[AnyModelConfig], None]] = None, weights: bool = True
 ) -> Path:
-    """The checkpoint itself, a relative one below the checkout or the package's own data, or a
-    model of a hub, which is downloaded unless it is in the hub's cache.
+    """Returns the checkpoint at the path itself, or relative to the checkout or the package's data,
+    or a model of a hub, which is downloaded unless cached.
 
     Args:
         folder: a folder or a GGUF file, or the name of a model: see `hub.NAME`.
-        check, weights: as of `hub.download`.
+        check, weights: as in `hub.download`.
 
     Raises:
-        CheckpointError: neither place has a `config.json` or is a GGUF model, or the model cannot
-            be downloaded.
+        CheckpointError: neither path has a `config.json` or is a GGUF file, or the download fails.
     """
-    # Late: they import numpy.
+    # Imported late, because they import numpy.
     from glm_multiuser.checkpoint import hub
     from glm_multiuser.checkpoint.gguf.find import find_gguf
 
@@ -54,10 +53,10 @@ def find_checkpoint(
 
 
 def model_config(folder: Path) -> AnyModelConfig:
-    """The shape of a checkpoint's model; imported late, because `--help` does without numpy.
+    """Reads the shape of a checkpoint's model; imported late, because `--help` needs no numpy.
 
     Raises:
-        CheckpointError: no checkpoint, or none of a model that can be read.
+        CheckpointError: no checkpoint, or one of an unsupported model.
     """
     from glm_multiuser.checkpoint import read_model_config
 
@@ -65,10 +64,10 @@ def model_config(folder: Path) -> AnyModelConfig:
 
 
 def check_engine(folder: Path, engine: EngineConfig) -> None:
-    """Rejects what cannot work before MindSpore is imported and the address of a server taken.
+    """Rejects invalid settings before MindSpore is imported and a server's address is bound.
 
     Raises:
-        CheckpointError: no checkpoint, or one whose tensors are not those of its `config.json`.
+        CheckpointError: no checkpoint, or one whose tensors do not match its `config.json`.
         ConfigError: settings that do not fit the model or this machine.
     """
     from glm_multiuser import backend_choice, memory
@@ -82,17 +81,17 @@ def check_engine(folder: Path, engine: EngineConfig) -> None:
 
 
 def llm_class() -> type[MultiUserLLM]:
-    """Imported late: it imports MindSpore, and `--help` must not wait for that."""
+    """Imports the class late, because `--help` must not wait for MindSpore."""
     from glm_multiuser.llm import MultiUserLLM
 
     return MultiUserLLM
 
 
 def open_llm(checkpoint: Path, **settings: Any) -> MultiUserLLM:
-    """`MultiUserLLM.from_pretrained` with a notice on stderr of what takes so long.
+    """Calls `MultiUserLLM.from_pretrained` with a notice on stderr, because it takes long.
 
     Raises:
-        GLMMultiUserError: no such checkpoint, or a setting that cannot work.
+        GLMMultiUserError: no such checkpoint, or an invalid setting.
     """
     engine = EngineConfig(**pick(EngineConfig, settings))
     folder = find_checkpoint(checkpoint, engine.check_fits)
@@ -102,10 +101,10 @@ def open_llm(checkpoint: Path, **settings: Any) -> MultiUserLLM:
 
 
 def sampling_params(**settings: Any) -> SamplingParams:
-    """`SamplingParams` of the options of a command; imported late, too.
+    """Creates `SamplingParams` from a command's options; imported late, too.
 
     Raises:
-        InvalidParameterError: a value that is out of range.
+        InvalidParameterError: a value out of range.
     """
     from glm_multiuser.sampling_params import SamplingParams
 
@@ -113,10 +112,10 @@ def sampling_params(**settings: Any) -> SamplingParams:
 
 
 def json_grammar(file: Optional[Path]) -> dict[str, Any]:
-    """The `grammar` of `SamplingParams` that a file with a JSON schema asks for; {} without a file.
+    """Returns the `grammar` of `SamplingParams` for a file with a JSON schema; {} without a file.
 
     Raises:
-        ConfigError: it cannot be read, or is no JSON schema.
+        ConfigError: the file is unreadable, or not a JSON schema.
     """
     if file is None:
         return {}
@@ -133,7 +132,7 @@ def json_grammar(file: Optional[Path]) -> dict[str, Any]:
 
 
 def installed(distribution: str) -> str:
-    """The version of an installed distribution, read without importing it."""
+    """Returns the version of an installed distribution without importing it."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,17 +1,17 @@
-"""Measuring an engine from outside: what its users see, and the sums over it.
+"""Measures an engine from outside, as its users see it.
 
-Definitions (all times are taken in the threads that read the tokens, so they include the way from
-the engine to its user):
+Definitions (all times are taken in the threads that read the tokens, so they include delivery from
+the engine to the user):
 
 - **TTFT**, time to first token: from calling `submit` to reading the request's first token. Waiting
-  for a slot and prefill are part of it.
-- **ITL**, inter-token latency: the gaps between one token of a request and its next. The first
-  token has no gap, so prefill is no part of it (unlike TPOT of some tools).
-- **tok_s**: all generated tokens / (last token of all - first `submit`): prefill included.
+  for a slot and prefill are included.
+- **ITL**, inter-token latency: the gaps between consecutive tokens of a request. The first token
+  has no gap, so prefill is excluded (unlike TPOT of some tools).
+- **tok_s**: all generated tokens / (last token of all - first `submit`), including prefill.
 - **decode_tok_s**: tokens read while every user was decoding (after the last user's first token, up
-  to the first user's last token) / that time. None when there was no such time.
-- **fairness**: Jain's index of the users' own tok/s, (sum x)^2 / (n * sum x^2): 1 when all are
-  equal, 1/n when one user has everything. R. Jain, D. Chiu, W. Hawe, "A quantitative measure of
+  to the first user's last token) / that time. None if there was no such time.
+- **fairness**: Jain's index of the per-user tok/s, (sum x)^2 / (n * sum x^2): 1 if all are
+  equal, 1/n if one user has everything. R. Jain, D. Chiu, W. Hawe, "A quantitative measure of
   fairness and discrimination for resource allocation in shared computer systems", DEC-TR-301, 1984.
 - **occupancy**: mean rows of a decode step / users.
 - **overhead_share**: the engine's time outside the graph / its time in and outside the graph.
@@ -42,7 +42,7 @@ PROGRESS_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """When a request was submitted and when each of its tokens was read, on one clock."""
+    """Times at which a request was submitted and its tokens were read, on one clock."""
 
     submitted: float
     tokens: tuple[float, ...]
@@ -61,7 +61,7 @@ class RequestTimes:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the two nearest values, as numpy's default does it."""
+    """Interpolates linearly between the two nearest values, like numpy's default."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     low = math.floor(place)
@@ -70,7 +70,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> Optional[dict[str, float]]:
-    """p50, p95 and p99 in milliseconds; None when there is nothing to sum up."""
+    """Returns p50, p95 and p99 in milliseconds; None without values."""
     if not seconds:
         return None
     return {
@@ -79,7 +79,7 @@ def percentiles_ms(seconds: Sequence[float]) -> Optional[dict[str, float]]:
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """Jain's fairness index: 1 when all values are equal, 1/n when one has everything."""
+    """Jain's fairness index: 1 if all values are equal, 1/n if one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
@@ -104,7 +104,7 @@ def decode_rate(requests: Sequence[RequestTimes]) -> Optional[float]:
 def random_prompts(
     count: int, length: int, vocab_size: int, ending: Sequence[int], seed: int = 0
 ) -> list[list[int]]:
-    """Prompts of `length` ids, the special ids of `ending` included; the same ones every time."""
+    """Returns reproducible prompts of `length` ids, including the special ids of `ending`."""
     source = random.Random(seed)
     ordinary = range(min(10, vocab_size - 1), max(min([*ending, vocab_size]), 11))
     body = max(length - len(ending), 0)
@@ -112,7 +112,7 @@ def random_prompts(
 
 
 def user_name(index: int) -> str:
-    """The user of the prompt of this number."""
+    """Returns the user of prompt number `index`."""
     return f"bench {index}"
 
 
@@ -122,13 +122,13 @@ def run_round(
     params: SamplingParams,
     on_progress: Callable[[int], object] = lambda tokens: None,
 ) -> list[RequestTimes]:
-    """Submits every prompt concurrently, each from a thread of its user, and reads to the end.
+    """Submits all prompts concurrently, each from its user's thread, and reads the answers.
 
-    `on_progress` is called a few times a second with the number of tokens read so far; not from the
-    threads that read them, which are being measured.
+    `on_progress` is called a few times a second with the number of tokens read so far, outside the
+    measured threads.
 
     Raises:
-        Exception: what the first failed request raised.
+        Exception: that of the first failed request.
     """
     together = threading.Barrier(len(prompts))
     submitted = [0.0] * len(prompts)
@@ -167,14 +167,14 @@ def measure(
     repeat: int = 1,
     on_progress: Callable[[int], object] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """One run of the benchmark: a warm-up round, then `repeat` rounds.
+    """Performs one run of the benchmark: a warm-up round, then `repeat` rounds.
 
-    Greedy, end-of-sequence ignored, every answer exactly `new_tokens` long. Rates are the median of
-    the rounds; latencies are percentiles over all rounds together.
+    Greedy, end of sequence ignored, every answer exactly `new_tokens` long. Rates are medians over
+    rounds; latencies are percentiles over all rounds together.
     """
 
     def params(tokens: int) -> SamplingParams:
-        # Every round has the same prompts: without the prefix cache, which would shorten them.
+        # All rounds have the same prompts, which the prefix cache would shorten.
         return loading.sampling_params(
             max_tokens=tokens, temperature=0.0, ignore_eos=True, cache_prompt=False
         )
@@ -197,7 +197,7 @@ def measure(
 
 
 def summary(rounds: Sequence[Sequence[RequestTimes]]) -> dict[str, Any]:
-    """What the users saw."""
+    """Summarises the users' measurements."""
     decode_rates = [rate for rate in map(decode_rate, rounds) if rate is not None]
     requests = [request for requests in rounds for request in requests]
     fairness = [jain_index([one.tokens_per_second for one in requests]) for requests in rounds]
@@ -213,7 +213,7 @@ def summary(rounds: Sequence[Sequence[RequestTimes]]) -> dict[str, Any]:
 def engine_summary(
     before: EngineStats, after: EngineStats, users: int, rounds: int
 ) -> dict[str, Any]:
-    """The engine's counters between two `stats()`, the first one after the warm-up."""
+    """Summarises the engine's counters between two `stats()`, the first after the warm-up."""
     graph = after.graph_seconds - before.graph_seconds
     overhead = after.overhead_seconds - before.overhead_seconds
     # The first token of every request comes from its prefill; all others are rows of decode steps.
@@ -231,10 +231,10 @@ def engine_summary(
 
 
 def peak_rss_mb() -> float:
-    """The most memory that this process ever held, in MiB.
+    """Returns the peak RSS of this process, in MiB.
 
-    Linux carries `ru_maxrss` over from the program that started this one; VmHWM begins anew with
-    the program, so it is asked first.
+    On Linux, `ru_maxrss` is inherited from the program that started this one; VmHWM is reset, so it
+    is preferred.
     """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -248,7 +248,7 @@ def peak_rss_mb() -> float:
 
 
 def fields(text: str) -> Mapping[str, int]:
-    """`name: 123 kB` lines of the files in /proc as numbers of kB."""
+    """Parses `name: 123 kB` lines of files in /proc, to kB."""
     pairs = (line.partition(":")[::2] for line in text.splitlines())
     return {
         name: int(value.split()[0])

@@ -1,4 +1,4 @@
-"""Options that commands share, most of them derived from the settings that they set."""
+"""Options that commands share, mostly derived from settings."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ JsonSchema = Annotated[
 
 @dataclass(frozen=True)
 class Sampling:
-    """Those of `SamplingParams` that commands take; it checks them itself."""
+    """The fields of `SamplingParams` that commands accept, which validates them."""
 
     max_tokens: int = setting(128, "Longest answer, in tokens")
     temperature: float = setting(0.0, "0 is greedy decoding")
@@ -38,7 +38,7 @@ class Sampling:
 
 
 def one_of(words: Iterable[str]) -> Callable[[str], list[str]]:
-    """Completion in a shell, for an option whose values are known."""
+    """Returns shell completion for an option with known values."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]
@@ -49,14 +49,14 @@ def one_of(words: Iterable[str]) -> Callable[[str], list[str]]:
 def takes_options(
     declared: type, *, without: Sequence[str] = (), **defaults: Any
 ) -> Callable[[Function], Function]:
-    """Gives a command, which takes `**settings`, an option for each setting of a dataclass.
+    """Adds an option for each setting of a dataclass to a command with `**settings`.
 
-    A setting that is a parameter of the command itself gets no second option.
+    Settings that are parameters of the command itself are skipped.
 
     Args:
         declared: the dataclass.
-        without: settings that the command does not take.
-        defaults: other defaults than those of the dataclass.
+        without: settings to skip.
+        defaults: defaults that override those of the dataclass.
     """
 
     def add(command: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Concurrent answers on a terminal: a grid of panes, filled while the answers stream."""
+"""Streams concurrent answers on a terminal, in a grid of panes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINES_BELOW_PANES = 11
 FRAMES_PER_SECOND = 12
 
 UNBREAKABLE = re.compile(r"[⺀-￦][，。、；：？！”’）》]*|[^\s⺀-￦]+\s*|\s+")
-"""A wide character with the punctuation that must not begin a line, or a word with its blanks."""
+"""A wide character with punctuation that must not start a line, or a word with its spaces."""
 
 
 def show(
@@ -41,7 +41,7 @@ def show(
 
 
 def frame(console: Console, answers: Sequence[ChatAnswer]) -> Group:
-    """One frame: as many panes as fit, and how many users have none."""
+    """Renders the panes that fit, and the number of users without one."""
     height = max(console.height - LINES_BELOW_PANES, LOWEST_PANE)
     columns, rows = grid_shape(len(answers), console.width, height)
     pane_height = min(height // rows, 18)
@@ -65,7 +65,7 @@ def frame(console: Console, answers: Sequence[ChatAnswer]) -> Group:
 
 
 def grid_shape(count: int, width: int, height: int) -> tuple[int, int]:
-    """Columns and rows of the grid: few empty places first, then panes that are easy to read."""
+    """Returns columns and rows of the grid: few empty cells first, then a readable pane shape."""
     most_columns = max(1, min(count, width // NARROWEST_PANE))
     most_rows = max(1, height // LOWEST_PANE)
 
@@ -81,7 +81,7 @@ def grid_shape(count: int, width: int, height: int) -> tuple[int, int]:
 
 
 def pane(answer: ChatAnswer, width: int, height: int) -> Panel:
-    """The question, and the end of the answer as far as it fits."""
+    """Renders the question, and the end of the answer that fits."""
     inner_width, inner_height = max(width - 4, 2), max(height - 2, 2)
     question = wrap(answer.question, inner_width)[: inner_height // 2]
     body = wrap(answer.error or answer.text, inner_width)[len(question) - inner_height :]
@@ -103,8 +103,8 @@ def pane(answer: ChatAnswer, width: int, height: int) -> Panel:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; Chinese may break after every character, as it does in
-    print, where rich would only break at blanks."""
+    """Wraps text to lines of at most `width` cells. Chinese may break after every character, while
+    rich only breaks at spaces."""
     lines = []
     for paragraph in screen.printable(text).expandtabs(4).split("\n"):
         line = ""
@@ -119,7 +119,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def status(answer: ChatAnswer) -> str:
-    """Tokens and speed, and how the answer ended."""
+    """Returns tokens, speed, and how the answer ended."""
     if answer.error is not None:
         return "failed"
     if not answer.token_ids:

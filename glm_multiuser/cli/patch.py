@@ -1,4 +1,4 @@
-"""`glm-multiuser patch`: the patches for MindFormers' own GLM, on the files of a MindFormers."""
+"""`glm-multiuser patch`: applies the patches for MindFormers' own GLM to its files."""
 
 import difflib
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def command(
 
 
 def print_series(known: Sequence[Series]) -> None:
-    """All patches of all versions."""
+    """Prints all patches of all versions."""
     table = Table()
     table.add_column("MindFormers", no_wrap=True)
     table.add_column("#", justify="right")
@@ -75,7 +75,7 @@ def print_series(known: Sequence[Series]) -> None:
 
 
 def print_check(tree: Tree) -> None:
-    """The state of a tree, and what patching would change in each file."""
+    """Prints the state of a tree, and the changes that patching would make in each file."""
     say(f"{heading(tree)} is {tree.state}", STYLES[tree.state])
     for file in tree.files:
         say(f"\n{file.path}: {what_to_do(file)}", "bold")
@@ -84,7 +84,7 @@ def print_check(tree: Tree) -> None:
 
 
 def what_to_do(file: TouchedFile) -> str:
-    """What patching would change in one file."""
+    """Describes the changes that patching would make in one file."""
     if file.state == "patched":
         return "all patches are applied"
     added, removed = changed_lines(file.content, file.patched())
@@ -94,7 +94,7 @@ def what_to_do(file: TouchedFile) -> str:
 
 
 def print_done(tree: Tree, written: Sequence[str], state: str) -> None:
-    """What --apply or --revert did."""
+    """Prints the result of --apply or --revert."""
     if not written:
         say(f"{heading(tree)} is {state} already; nothing was written")
         return
@@ -108,12 +108,12 @@ def heading(tree: Tree) -> str:
 
 
 def say(text: str, style: str = "") -> None:
-    """One line, however long: a path that is broken into two lines cannot be copied."""
+    """Prints one line without wrapping, so that paths can be copied."""
     screen.output().print(Text(text, style), soft_wrap=True)
 
 
 def changed_lines(before: bytes, after: bytes) -> tuple[int, int]:
-    """How many lines come and how many go."""
+    """Returns the numbers of added and removed lines."""
     pieces = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
     changes = [piece for piece in pieces.get_opcodes() if piece[0] != "equal"]
     return sum(piece[4] - piece[3] for piece in changes), sum(p[2] - p[1] for p in changes)

@@ -1,4 +1,4 @@
-"""`glm-multiuser plan`: how many users fit, and how fast a decode step can be at best."""
+"""`glm-multiuser plan`: how many users fit, and a lower bound for a decode step's time."""
 
 import json
 import math
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 SHORTEST_SWEPT = 128
 WITHOUT = ("users", "users_per_cell", "device_target", "device_id")
-"""Settings that a plan finds out, or that its device says."""
+"""Settings that a plan computes, or that its device determines."""
 
 
 def complete_device(incomplete: str) -> list[str]:
-    """The devices whose peaks are known, for completion in a shell."""
+    """Returns the known devices, for shell completion."""
     from glm_multiuser.cli.roofline import DEVICES
 
     return one_of(DEVICES)(incomplete)
@@ -112,12 +112,11 @@ def command(
 
 
 def model_shape(model: str) -> AnyModelConfig:
-    """The shape of a published model, of a checkpoint folder, or of a model of a hub.
+    """Reads the shape of a published model, a checkpoint folder, or a model on a hub.
 
     Raises:
         ConfigError: none of them.
-        CheckpointError: a folder whose `config.json` cannot be read, or a hub that does not have
-            the model.
+        CheckpointError: a folder with an unreadable `config.json`, or a hub without the model.
     """
     if model in PUBLISHED:
         return PUBLISHED[model]
@@ -137,7 +136,7 @@ def model_shape(model: str) -> AnyModelConfig:
 
 
 def with_weight_dtype(engine: EngineConfig, model: str, config: AnyModelConfig) -> EngineConfig:
-    """`engine` with the type that matrices are kept in; raises as `model_shape` does."""
+    """Returns `engine` with the matrices' type; raises as `model_shape`."""
     from glm_multiuser import backend_choice
     from glm_multiuser.checkpoint import stored_as
 
@@ -151,11 +150,11 @@ def with_weight_dtype(engine: EngineConfig, model: str, config: AnyModelConfig) 
 def choose_device(
     name: str, device_memory: Optional[str], bandwidth: Optional[str], compute: Optional[float]
 ) -> "Device":
-    """A known device, with what is given in place of what is published.
+    """Returns a known device, with given values in place of published ones.
 
     Raises:
-        ConfigError: an unknown device, a value that is none, or bandwidth or compute alone where
-            the other one is not known.
+        ConfigError: an unknown device, an invalid value, or only one of bandwidth and compute if
+            the other is unknown.
     """
     from glm_multiuser.cli.conditions import memory_gb
     from glm_multiuser.cli.roofline import DEVICES
@@ -183,10 +182,10 @@ def choose_device(
 
 
 def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") -> dict[str, Any]:
-    """Every number of the first table, in bytes.
+    """Computes the numbers of the first table, in bytes.
 
     Raises:
-        ConfigError: native kernels, or a type of weights that needs them, where there are none.
+        ConfigError: native kernels, or a weight type that needs them, where they are unavailable.
     """
     from glm_multiuser import backend_choice, memory
     from glm_multiuser.engine.graph_shapes import graph_counts
@@ -229,7 +228,7 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
 def roofline(
     config: AnyModelConfig, engine: EngineConfig, device: "Device", most: int, context: int
 ) -> "list[DecodeStep]":
-    """Steps of 1, 2, 4 ... users; none where bandwidth or compute is not known."""
+    """Computes steps of 1, 2, 4 ... users; none if bandwidth or compute is unknown."""
     from glm_multiuser.cli.roofline import decode_step, user_counts
 
     if device.bandwidth is None or device.compute is None:
@@ -243,7 +242,7 @@ def roofline(
 def sweep_lengths(
     config: AnyModelConfig, engine: EngineConfig, device: "Device"
 ) -> list[dict[str, Any]]:
-    """Users that fit, and the bound of their tokens per second, for every sequence length."""
+    """Computes users that fit, and the bound of tokens per second, for every sequence length."""
     from glm_multiuser import memory
 
     longest = config.max_sequence_length

@@ -1,4 +1,4 @@
-"""The picture of a plan: users that fit, and their tokens per second at best, against length."""
+"""Plots a plan: users that fit, and the bound of their tokens per second, by sequence length."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from glm_multiuser.errors import ConfigError
 
 MOST_LEVEL = 7
-"""Points whose values have room beside each other; those of more are slanted."""
+"""Maximum of points with horizontal labels; those of more are slanted."""
 
 
 def plot_sweep(found: Sequence[Mapping[str, Any]], heading: str, marked: int, path: Path) -> None:
@@ -15,14 +15,14 @@ def plot_sweep(found: Sequence[Mapping[str, Any]], heading: str, marked: int, pa
 
     Args:
         found: "seq_length", "users" and "tokens_per_second" of each length.
-        heading: over the picture.
-        marked: the length that was asked for.
-        path: of the picture.
+        heading: the title.
+        marked: the requested length.
+        path: of the PNG.
 
     Raises:
         ConfigError: no user fits at any length.
     """
-    # Imported here, because it takes longer than everything else that the command line imports.
+    # Imported here, because it takes longer than all other imports of the command line.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -48,7 +48,7 @@ def plot_sweep(found: Sequence[Mapping[str, Any]], heading: str, marked: int, pa
 def draw(
     axes: Any, found: Sequence[Mapping[str, Any]], value: str, marked: int, color: str
 ) -> None:
-    """One line with its values written above the points."""
+    """Draws one line, with its values above the points."""
     lengths = [one["seq_length"] for one in found]
     values = [one[value] for one in found]
     axes.plot(lengths, values, "-o", color=color, markersize=5)
@@ -70,5 +70,5 @@ def draw(
     axes.yaxis.set_major_formatter(lambda height, _: f"{height:,.0f}")
     axes.minorticks_off()
     axes.set_xlabel("tokens that each user can hold (log scale)")
-    axes.margins(x=0.16, y=0.2)  # room for the last value, which stands right of its point
+    axes.margins(x=0.16, y=0.2)  # room for the last label, right of its point
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""What `glm-multiuser plan` prints."""
+"""The tables of `glm-multiuser plan`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 def memory_table(title: str, plan: dict[str, Any]) -> Table:
-    """What takes memory, and how many users there is room for."""
+    """Builds the table of memory use and of the users that fit."""
     dtype = plan["weight_dtype"]
     users = max(plan["users"], 1)
     limit = plan["cache_memory"]
@@ -37,7 +37,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
 
 
 def caption(plan: dict[str, Any]) -> str:
-    """What must not be read without the numbers."""
+    """Returns the notes below the numbers."""
     if plan["kernels"] == "native":
         return "Held against measured memory in docs/planning.md."
     if plan["target"] == "CPU":
@@ -46,7 +46,7 @@ def caption(plan: dict[str, Any]) -> str:
 
 
 def start_up(plan: dict[str, Any]) -> str:
-    """What is compiled, and when."""
+    """Describes what is compiled, and when."""
     graphs = plan["graphs"]
     each = ", ".join(f"{count} to {what}" for what, count in graphs.items())
     return (
@@ -56,7 +56,7 @@ def start_up(plan: dict[str, Any]) -> str:
 
 
 def does_not_fit(model: str, device: str, plan: dict[str, Any]) -> str:
-    """A sentence for a plan without users."""
+    """Explains a plan without users."""
     return (
         f"{model} does not fit on {device}: with one user of {plan['seq_length']} tokens it takes "
         f"{size(plan['total_bytes'])}, and there are {size(plan['device_bytes'])}."
@@ -64,7 +64,7 @@ def does_not_fit(model: str, device: str, plan: dict[str, Any]) -> str:
 
 
 def roofline_table(steps: "list[DecodeStep]", context: int) -> Table:
-    """The bound of a step, and of all users' tokens per second."""
+    """Builds the table of bounds of a step and of all users' tokens per second."""
     table = Table("users", "reads", "ms per step", "tok/s", "tok/s per user", "bound by")
     table.title = f"roofline of a decode step, {context} tokens each: at best, no forecast"
     for column in table.columns[:-1]:
@@ -82,7 +82,7 @@ def roofline_table(steps: "list[DecodeStep]", context: int) -> Table:
 
 
 def sweep_table(found: list[dict[str, Any]]) -> Table:
-    """The numbers of the picture."""
+    """Builds the table with the plot's numbers."""
     table = Table("tokens per user", "users that fit", "tok/s of all at best")
     for column in table.columns:
         column.justify = "right"
@@ -95,7 +95,7 @@ def sweep_table(found: list[dict[str, Any]]) -> Table:
 
 
 def heading(model: str, device: str, plan: dict[str, Any]) -> str:
-    """The conditions that no picture should be without."""
+    """Returns the plot's title, with the conditions of the plan."""
     return (
         f"{model} on {device}, {size(plan['device_bytes'])}: weights {plan['weight_dtype']}, "
         f"caches {plan['cache_dtype']}, {size(plan['bytes_per_token'])} per token\n"
@@ -104,12 +104,12 @@ def heading(model: str, device: str, plan: dict[str, Any]) -> str:
 
 
 def millions(count: int) -> str:
-    """A number of weights, in billions from the first one on."""
+    """Formats a number of weights, in billions from 1e9."""
     return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
 
 
 def size(count: int) -> str:
-    """In the largest unit of which there is at least one."""
+    """Formats bytes in the largest unit with a value of at least one."""
     for unit, number in UNITS.items():
         if count >= number:
             return f"{count / number:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""The shapes of published models, so that a card can be planned without their files.
+"""The shapes of published models, for plans without their files.
 
 From the `config.json` of THUDM/chatglm-6b, chatglm2-6b, chatglm3-6b and glm-4-9b-chat, and of
 Qwen's Qwen2-*-Instruct and Qwen2.5-*-Instruct; both have the same 0.5B, 1.5B and 7B.
@@ -50,7 +50,7 @@ def _qwen2(
 
 
 def published_dtype(name: str) -> str:
-    """What the weights of a published model are stored as."""
+    """Returns the stored type of a published model's weights."""
     return "float16" if name.startswith("chatglm") else "bfloat16"
 
 

@@ -1,4 +1,4 @@
-"""Questions that glm-tiny was trained on, with its answers: for the demo and the self-check."""
+"""Questions that glm-tiny was trained on, with answers, for the demo and the self-check."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """A question and the answer that glm-tiny learned, word for word as in its corpus."""
+    """A question and its answer, verbatim from glm-tiny's corpus."""
 
     question: str
     answer: str
@@ -106,5 +106,5 @@ KNOWN: tuple[Known, ...] = (
 
 
 def questions(count: int) -> list[str]:
-    """`count` questions; with more users than questions they start again from the first."""
+    """Returns `count` questions, repeating from the first if there are too few."""
     return [KNOWN[index % len(KNOWN)].question for index in range(count)]

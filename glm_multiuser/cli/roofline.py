@@ -1,8 +1,8 @@
-"""The least time that a decode step can take: the roofline (Williams et al. 2009) of a device.
+"""The minimum time of a decode step: the roofline (Williams et al. 2009) of a device.
 
-A step reads every weight once, however many users it has, and every user's KV cache. The larger of
-bytes / bandwidth and operations / compute is a bound, and no forecast: launching operators, norms
-and sampling come on top, and no device reaches its published peaks.
+A step reads every weight once, for any number of users, and every user's KV cache. The larger of
+bytes / bandwidth and operations / compute is a bound, not a forecast: kernel launches, norms and
+sampling come on top, and no device reaches its published peaks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from glm_multiuser.config import AnyModelConfig, EngineConfig
 
 @dataclass(frozen=True)
 class Device:
-    """What is published about a device.
+    """Published data of a device.
 
     Attributes:
         target: "CPU" or "Ascend".
-        memory: bytes; None: to be given.
-        bandwidth: of that memory, bytes per second; None: to be given.
-        compute: floating-point operations per second in float16; None: to be given.
+        memory: bytes; None if unknown.
+        bandwidth: of that memory, bytes per second; None if unknown.
+        compute: floating-point operations per second in float16; None if unknown.
     """
 
     target: str
@@ -38,14 +38,14 @@ DEVICES = {
     "910B": Device("Ascend", 64 * 2**30, 1.6e12, 376e12),
     "CPU": Device("CPU"),
 }
-"""Published peaks, nothing measured. 910A: 256 TFLOPS and 32 GB of HBM2 as Huawei announced it in
-2019, about 1.2 TB/s. Of 910B there are several kinds; secondary sources give 256 to 400 TFLOPS, 32
-or 64 GB, and up to 1.6 TB/s."""
+"""Published peaks, not measured. 910A: 256 TFLOPS and 32 GB of HBM2 as announced by Huawei in 2019,
+about 1.2 TB/s. 910B has several variants; secondary sources give 256 to 400 TFLOPS, 32 or 64 GB,
+and up to 1.6 TB/s."""
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """A bound: a step with one new token for each user."""
+    """The bound of a step with one new token per user."""
 
     users: int
     bytes_read: int
@@ -56,7 +56,7 @@ class DecodeStep:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all users together."""
+        """Rate of all users together."""
         return self.users / self.seconds
 
 
@@ -68,13 +68,13 @@ def decode_step(
     bandwidth: float,
     compute: float,
 ) -> DecodeStep:
-    """The bound of a step in which each of `users` users has `context` tokens.
+    """Computes the bound of a step in which each of `users` users has `context` tokens.
 
     Args:
         config: of the model.
         engine: types of weights and caches.
-        users: who decode.
-        context: tokens that each of them holds.
+        users: number of decoding users.
+        context: cached tokens of each user.
         bandwidth: bytes per second.
         compute: floating-point operations per second.
     """
@@ -92,7 +92,7 @@ def decode_step(
 
 
 def operations_per_token(config: AnyModelConfig, context: int) -> int:
-    """Two for each number of the matrices, and four for each position that a query looks at."""
+    """Returns two per element of the matrices, and four per position that a query attends to."""
     shapes = parameter_shapes(config).values()
     matrices = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
     if not memory.is_tied(config):
@@ -102,6 +102,6 @@ def operations_per_token(config: AnyModelConfig, context: int) -> int:
 
 
 def user_counts(most: int) -> list[int]:
-    """1, 2, 4 and so on up to `most`, and `most`."""
+    """Returns 1, 2, 4 and so on up to `most`, and `most`."""
     powers = [1 << power for power in range(most.bit_length())]
     return [*powers, *([most] if most and most not in powers else [])]

@@ -1,4 +1,4 @@
-"""What every command writes to: answers and tables to stdout, progress and errors to stderr."""
+"""Output of all commands: answers and tables to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def output() -> Console:
-    """Results. Made anew for each use, because tests exchange sys.stdout under it. Without markup,
-    because names of folders may have brackets."""
+    """Returns the console for results. Created for each use, because tests replace sys.stdout.
+    Without markup, because folder names may contain brackets."""
     return Console(highlight=False, markup=False)
 
 
 def wide_output(width: int) -> Console:
-    """Results in a wide table; a pipe has no width that would have to be kept."""
+    """Returns the console for a wide table, which a pipe does not limit."""
     console = output()
     return console if console.is_terminal else Console(highlight=False, markup=False, width=width)
 
 
 def print_numbers(console: Console, table: Table) -> None:
-    """Prints a table without cutting a cell: where it is too wide for the terminal, in several
-    parts, one below the other, each with the first column. Its headings and cells are strings."""
+    """Prints a table of strings without truncating cells. If it is too wide for the terminal, it is
+    split into parts below each other, each with the first column."""
     parts, used = [[0]], 0
     widths = [column_width(column) for column in table.columns]
     for index in range(1, len(widths)):
@@ -58,29 +58,29 @@ def print_numbers(console: Console, table: Table) -> None:
 
 
 def column_width(column: Column) -> int:
-    """Cells on the terminal: the widest line, and the border and blanks beside it."""
+    """Returns the width in terminal cells: the widest line, plus border and padding."""
     lines = (line for text in (column.header, *column.cells) for line in str(text).split("\n"))
     return max(map(cell_len, lines)) + 3
 
 
 def messages() -> Console:
-    """Everything that is not a result, so that stdout can be piped into the next program."""
+    """Returns the console for everything but results, so that stdout can be piped."""
     return Console(stderr=True, highlight=False, markup=False)
 
 
 def print_error(error: BaseException) -> None:
-    """One red line; a message of several lines keeps only its first."""
+    """Prints the first line of the message in red."""
     lines = str(error).splitlines() or [type(error).__name__]
     messages().print(Text(f"error: {lines[0]}", style="bold red"), soft_wrap=True)
 
 
 def notice(text: str) -> None:
-    """One line on stderr, for steps that take longer than a moment."""
+    """Prints one line to stderr, before a slow step."""
     messages().print(Text(text, style="dim"), soft_wrap=True)
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr; it draws nothing when stderr is not a terminal."""
+    """Returns a progress bar on stderr, which is invisible unless stderr is a terminal."""
     console = messages()
     return Progress(
         TextColumn("{task.description}"),
@@ -95,10 +95,10 @@ def progress_bar() -> Progress:
 
 
 def check_writable(path: Optional[Path]) -> None:
-    """Opens a file that is written later, and leaves it as it is.
+    """Checks that a file can be written later, without changing it.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     if path is None:
         return
@@ -112,10 +112,10 @@ def check_writable(path: Optional[Path]) -> None:
 
 
 def check_picture(path: Path) -> None:
-    """The same for a picture.
+    """Like `check_writable`, for an image.
 
     Raises:
-        ConfigError: it cannot be written, or not in this format.
+        ConfigError: the file cannot be written, or its format is not supported.
     """
     if path.suffix not in PICTURES:
         raise ConfigError(f"plot is {str(path)!r}; its name must end with {', '.join(PICTURES)}")
@@ -123,5 +123,5 @@ def check_picture(path: Path) -> None:
 
 
 def printable(text: str) -> str:
-    """Text without control characters: what a model says must not steer anybody's terminal."""
+    """Removes control characters, so that a model cannot control the user's terminal."""
     return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")

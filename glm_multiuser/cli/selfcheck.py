@@ -1,4 +1,4 @@
-"""`glm-multiuser selfcheck`: does this machine compute what it should? Run it first."""
+"""`glm-multiuser selfcheck`: checks that this machine computes correctly. Run it first."""
 
 import json
 import math
@@ -35,7 +35,7 @@ KNOWN_ANSWERS = 10
 LOGPROB_TOLERANCE = 1e-3
 
 Outcome = tuple[Optional[bool], str]
-"""Whether a check passed, None where it could not run, and what there is to say about it."""
+"""Whether a check passed, None if it could not run, and its message."""
 
 STYLES = {"ok": "green", "FAILED": "bold red", "skipped": "yellow"}
 
@@ -79,7 +79,7 @@ def command(
 
 
 def timed(checks: Iterator[CheckResult]) -> Iterator[tuple[CheckResult, float]]:
-    """Every result with the seconds that it took."""
+    """Yields every result with its duration in seconds."""
     started = time.perf_counter()
     for result in checks:
         yield result, time.perf_counter() - started
@@ -87,7 +87,7 @@ def timed(checks: Iterator[CheckResult]) -> Iterator[tuple[CheckResult, float]]:
 
 
 def run_checks(folder: Path, golden: Path, **settings: Any) -> Iterator[CheckResult]:
-    """All checks; one that raises has failed, and the next ones still run."""
+    """Runs all checks; one that raises counts as failed, and the next ones still run."""
     yield guarded("golden logits", lambda: golden_logits(golden, **settings))
     try:
         llm = loading.open_llm(folder, users=USERS, seq_length=SEQ_LENGTH, **settings)
@@ -102,7 +102,7 @@ def run_checks(folder: Path, golden: Path, **settings: Any) -> Iterator[CheckRes
 
 
 def kernels_of(llm: "MultiUserLLM") -> str:
-    """Which kernels compute, and with which instructions."""
+    """Returns the kernels in use, and their instruction set."""
     stats = llm.stats()
     if stats.kernels == "native":
         return f"native, {stats.kernel_level}"
@@ -110,7 +110,7 @@ def kernels_of(llm: "MultiUserLLM") -> str:
 
 
 def guarded(name: str, check: Callable[[], Outcome]) -> CheckResult:
-    """Runs one check; its answer None means that it could not run here."""
+    """Runs one check; its outcome None means that it could not run here."""
     try:
         good, detail = check()
     except Exception as error:  # a broken check is a result, and the others must still run
@@ -120,13 +120,13 @@ def guarded(name: str, check: Callable[[], Outcome]) -> CheckResult:
 
 
 def one_line(error: Exception) -> str:
-    """What went wrong, without the stacks that MindSpore prints below it."""
+    """Returns the error's message without the stacks that MindSpore appends."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"
 
 
 def golden_logits(golden: Path, **settings: Any) -> Outcome:
-    """Greedy tokens exactly, and the first token's log-probabilities, of every golden case."""
+    """Compares greedy tokens exactly, and the first token's log-probabilities, of golden cases."""
     if not (golden / "expected.json").is_file():
         return None, f"no golden folder at {golden}"
     import numpy
@@ -163,7 +163,7 @@ def golden_logits(golden: Path, **settings: Any) -> Outcome:
 
 
 def logprob_distance(result: "GenerationResult", logits: Any) -> float:
-    """How far the best log-probabilities of the first token are from log-softmax of `logits`."""
+    """Returns the error of the first token's top log-probabilities against those of `logits`."""
     if not result.logprobs:
         return math.inf
     values = [float(value) for value in logits]
@@ -180,7 +180,7 @@ def tally(all_of_them: Sequence[Any], wrong: Sequence[str], what: str) -> str:
 
 
 def known_answers(llm: "MultiUserLLM", folder: Path) -> Outcome:
-    """Greedy answers of glm-tiny are the ones of the corpus that it learned by heart."""
+    """Checks glm-tiny's greedy answers against its training corpus."""
     if folder.resolve().name != loading.DEFAULT_CHECKPOINT.name:
         return None, f"{folder} is not glm-tiny: its answers are not known here"
     asked = [ChatAnswer(f"user {place}", known.question) for place, known in enumerate(KNOWN)]
@@ -194,7 +194,7 @@ def known_answers(llm: "MultiUserLLM", folder: Path) -> Outcome:
 
 
 def isolation(llm: "MultiUserLLM", folder: Path) -> Outcome:
-    """Eight concurrent users get the same tokens as alone: greedy, and sampled with a seed."""
+    """Checks that eight concurrent users get the same tokens as alone: greedy, and with a seed."""
     good = 0
     sampled = loading.sampling_params(max_tokens=32, temperature=0.9, top_p=0.9, seed=7)
     for params in (greedy(32), sampled):
@@ -205,14 +205,14 @@ def isolation(llm: "MultiUserLLM", folder: Path) -> Outcome:
 
 
 def no_late_compiles(llm: "MultiUserLLM", folder: Path) -> Outcome:
-    """Nothing was compiled after the engine was ready, whatever ran before this check."""
+    """Checks that no previous check compiled anything after the engine was ready."""
     stats = llm.stats()
     late = stats.compiles_after_ready
     return late == 0, f"{stats.compiles} graphs, {late} of them compiled after ready"
 
 
 def batch_invariance(llm: "MultiUserLLM", folder: Path) -> Outcome:
-    """The engine's own finding: a row's result does not depend on the other rows."""
+    """Reports the engine's own check: a row's result does not depend on the other rows."""
     found = llm.stats().batch_invariant
     if found is None:
         return None, "the engine has not looked"

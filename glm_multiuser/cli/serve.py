@@ -134,7 +134,7 @@ def command(
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """The lines of a file that are not empty.
+    """Reads the non-empty lines of a file.
 
     Raises:
         ConfigError: no such file, or not UTF-8.

@@ -1,4 +1,4 @@
-"""`glm-multiuser serve --backend triton`: which options it takes, and starting it."""
+"""`glm-multiuser serve --backend triton`: its options and its start."""
 
 import sys
 from pathlib import Path
@@ -12,21 +12,21 @@ from glm_multiuser.errors import ConfigError
 from glm_multiuser.settings import pick
 
 OPTIONS = ("backend", "checkpoint", "host", "port")
-"""Those beside the settings of an engine."""
+"""Options besides the settings of an engine."""
 
 
 def run(context: typer.Context) -> None:
-    """Serves our Triton model repository with the options of the command.
+    """Serves our Triton model repository with the command's options.
 
     Raises:
-        ConfigError: an option that Triton does not have, an extra that is not installed, or a model
-            that cannot be loaded.
+        ConfigError: an option that Triton does not support, a missing extra, or a model that cannot
+            be loaded.
     """
     given = context.params
     names = {name: option for option in context.command.params for name in [option.name]}
     allowed = (*OPTIONS, *pick(EngineConfig, given))
     for name, option in names.items():
-        # By its name: typer has a click of its own, whose classes are others.
+        # By name, because typer bundles its own click, with different classes.
         source = context.get_parameter_source(name)
         if name not in allowed and source is not None and source.name != "DEFAULT":
             raise ConfigError(
@@ -55,10 +55,10 @@ def run(context: typer.Context) -> None:
 
 
 def parameters_of(given: dict[str, Any]) -> dict[str, object]:
-    """The parameters of a model's `config.pbtxt` for the options of the command.
+    """Returns the parameters of a model's `config.pbtxt` for the command's options.
 
     Raises:
-        CheckpointError: no checkpoint there, or none of a model that can be read.
+        CheckpointError: no checkpoint there, or one of an unsupported model.
         ConfigError: several checkpoints, or a value out of its range.
     """
     places: Optional[list[str]] = given["checkpoint"]
