@@ -63,8 +63,8 @@ def levels(value: Any) -> int:
 def write_python_call(arguments: Mapping[str, Any]) -> str:
     """Writes arguments as ChatGLM3 does: `tool_call(city='Beijing')` in a Markdown code fence.
 
-    The format of PROMPT.md in THUDM/ChatGLM3. Names that are not Python identifiers go into
-    `**{...}`.
+    The format of PROMPT.md in THUDM/ChatGLM3. Names that cannot be keyword arguments in Python go
+    into `**{...}`.
     """
     written = []
     for name, value in arguments.items():
