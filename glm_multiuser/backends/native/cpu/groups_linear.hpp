@@ -60,7 +60,7 @@ void add_widened_of(int rows, const float* x, int64_t width, const float* widene
   }
 }
 
-void many_rows(const LinearPanel& panel, WidenColumns widen, int64_t begin, int64_t rows,
+void many_rows(const LinearPanel panel, WidenColumns widen, int64_t begin, int64_t rows,
                int column) {
   const int64_t width = panel.row_bytes / (int64_t)sizeof(float), parts = panel.depth / PART;
   const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -74,6 +74,8 @@ void many_rows(const LinearPanel& panel, WidenColumns widen, int64_t begin, int6
       const int64_t row = rows * block / blocks;
       const int here = (int)(rows * (block + 1) / blocks - row);
       const float* x = (const float*)panel.x + (begin + row) * width + part * PART;
+      if (part + count == parts)
+        for (int m = 0; m < here; ++m) prefetch_results<1, VECTORS>(panel, begin + row + m, column);
       add_widened_of<BLOCK_ROWS>(here, x, width, widened, count * PART,
                                  totals + row * BLOCK_COLUMNS);
     }

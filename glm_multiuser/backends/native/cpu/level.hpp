@@ -81,6 +81,19 @@ inline LinearPanel slice_panels(LinearPanel all, int64_t first, int64_t count) {
   return all;
 }
 
+// `count` rows starting at `first`.
+inline LinearPanel slice_rows(LinearPanel all, int64_t first, int64_t count) {
+  all.rows = count;
+  all.x = (const char*)all.x + first * all.row_bytes;
+  if (all.residual != nullptr) all.residual += first * all.stride;
+  if (all.packed.rows != nullptr) {
+    all.packed.rows += first * all.packed.row_bytes;
+  } else {
+    all.y += first * all.stride;
+  }
+  return all;
+}
+
 // Query rows of one user, over that user's keys and values of one head.
 struct Attention {
   const void* keys;      // [tiles, head_dim, TILE]; with int8, each tile is preceded by TILE scales
@@ -106,6 +119,8 @@ struct Level {
   int64_t (*passes)(Weight, Inputs, int64_t depth, int64_t rows);
   // Best number of panels per call of `linear`.
   int64_t (*panels_per_call)(Weight, Inputs, int64_t depth, int64_t rows);
+  // Best number of rows per call of `linear`; `weight_bytes` is the size of all panels.
+  int64_t (*rows_per_call)(Weight, Inputs, int64_t depth, int64_t rows, int64_t weight_bytes);
   // Scratch memory that `linear` needs.
   int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth, int64_t rows, int64_t panels);
   void (*linear)(Weight, const LinearPanel&);

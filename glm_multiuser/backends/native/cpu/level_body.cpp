@@ -12,7 +12,7 @@
 #include "tile_attention.hpp"
 #define PRODUCTS                                                               \
   tile_needs_packing, tile_row_bytes, tile_pack_input_row, tile_passes, tile_panels_per_call, \
-      tile_scratch_bytes, tile_linear, tile_packs_results
+      tile_rows_per_call, tile_scratch_bytes, tile_linear, tile_packs_results
 #define ATTEND tile_query_rows, tile_attend
 #else
 #if defined(__AVX512BF16__)
@@ -22,7 +22,8 @@
 #define ATTEND query_rows, attend
 #endif
 #define PRODUCTS                                                                   \
-  needs_packing, row_bytes, pack_input_row, one_pass, panels_per_call, scratch_bytes, linear, packs_no_results
+  needs_packing, row_bytes, pack_input_row, one_pass, panels_per_call, rows_per_call, scratch_bytes, \
+      linear, packs_no_results
 #endif
 
 #define NAME_OF(level) #level

@@ -249,6 +249,15 @@ int64_t panels_per_call(glm::Weight kind, Inputs inputs, int64_t, int64_t rows) 
   return glm::in_groups(kind) && inputs != Inputs::int8 && rows <= ROWS_FOR_TWO_PANELS ? 2 : 1;
 }
 
+// Threads divide the rows of a small weight as well as its panels: as norms, SwiGLU and attention divide rows
+// in the same way, most of their inputs are then in the cache of the core that needs them. Each thread reads
+// the whole weight, which takes longer than that saves if it does not stay in a cache.
+constexpr int64_t ROWS_PER_CALL = 128, SMALL_WEIGHT_BYTES = 2 << 20;
+
+int64_t rows_per_call(glm::Weight, Inputs, int64_t, int64_t rows, int64_t weight_bytes) {
+  return weight_bytes > SMALL_WEIGHT_BYTES || rows < ROWS_PER_CALL ? rows : ROWS_PER_CALL;
+}
+
 // Steps taken by all row blocks before the next chunk, and partial sums kept between chunks.
 struct Chunk {
   int64_t first, last;

@@ -1,4 +1,4 @@
-// Linear layers. Threads divide the panels of a weight.
+// Linear layers. Threads divide the panels of a weight, and many rows.
 #include <algorithm>
 
 #include "memory.hpp"
@@ -21,11 +21,17 @@ void multiply(glm::Weight kind, const glm::LinearPanel& all) {
   const int64_t panels = (all.columns + PANEL - 1) / PANEL, most = panels / glm::threads();
   const int64_t best = level.panels_per_call(kind, all.inputs, all.depth, all.rows);
   const int64_t panels_per_call = std::max<int64_t>(1, std::min(best, most));
+  const int64_t rows_per_call = std::max<int64_t>(
+      1, level.rows_per_call(kind, all.inputs, all.depth, all.rows, panels * all.bytes));
   const int64_t scratch_bytes =
       level.scratch_bytes(kind, all.inputs, all.depth, all.rows, panels_per_call);
-  glm::parallel_for((panels + panels_per_call - 1) / panels_per_call, [&](int64_t number) {
+  const int64_t calls = (panels + panels_per_call - 1) / panels_per_call;
+  const int64_t parts = (all.rows + rows_per_call - 1) / rows_per_call;
+  glm::parallel_for(parts * calls, [&](int64_t number) {
     static thread_local glm::Memory scratch;
-    glm::LinearPanel panel = glm::slice_panels(all, number * panels_per_call, panels_per_call);
+    const int64_t part = number / calls, first = all.rows * part / parts;
+    glm::LinearPanel panel = glm::slice_panels(all, number % calls * panels_per_call, panels_per_call);
+    panel = glm::slice_rows(panel, first, all.rows * (part + 1) / parts - first);
     panel.scratch = scratch.of(scratch_bytes);
     level.linear(kind, panel);
   });
@@ -52,24 +58,18 @@ void multiply_rows(const Product& product, glm::LinearPanel all, const void* x, 
   all.stride = product.columns;
   all.columns = (int)product.columns;
   all.inputs = product.inputs;
+  all.x = x;
   static thread_local glm::Memory memory;
   const int64_t passes = level.passes(product.kind, product.inputs, depth, rows);
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t first = first_of_pass(pass, passes, rows);
-    glm::LinearPanel some = all;
-    some.rows = first_of_pass(pass + 1, passes, rows) - first;
-    some.x = (const char*)x + first * all.row_bytes;
+    glm::LinearPanel some =
+        glm::slice_rows(all, first, first_of_pass(pass + 1, passes, rows) - first);
     if (packs && !packed) {
       const float* from = (const float*)x + first * depth;
       char* to = memory.of(product.packed_bytes(some.rows));
       pack_inputs(product, some.rows, [&](int64_t row) { return from + row * depth; }, to);
       some.x = to;
-    }
-    if (all.residual != nullptr) some.residual += first * product.columns;
-    if (all.packed.rows != nullptr) {
-      some.packed.rows += first * all.packed.row_bytes;
-    } else {
-      some.y += first * product.columns;
     }
     multiply(product.kind, some);
   }
