@@ -1,4 +1,4 @@
-"""The web application: the routes of every protocol, and the middleware around them."""
+"""The ASGI application: routes of all protocols, and middleware."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ PAGE_HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Parts of two versions of the page would not fit together.
+    # Files from different versions of the page are incompatible.
     "Cache-Control": "no-cache",
 }
-"""Of the page and of everything it consists of."""
+"""Response headers of the page and its files."""
 CORS_HEADERS = (
     *("authorization", "content-type", "x-session-id", "x-request-timeout"),
     *("openai-organization", "openai-project", "user-agent", "x-api-key", "anthropic-version"),
     *("anthropic-beta", "anthropic-dangerous-direct-browser-access"),
 )
-"""Of requests from other origins; besides what `ClientCORSMiddleware` lets pass."""
+"""Allowed cross-origin request headers, besides those that `ClientCORSMiddleware` allows."""
 
 
 def create_app(service: Service) -> ASGIApp:
-    """Every route of this server, inside its middleware."""
+    """Creates the application: all routes, wrapped in middleware."""
     app = FastAPI(
         title="glm_multiuser",
         description="Many users on one GLM.",
         version=own_version(),
-        docs_url=None,  # its page would load scripts from elsewhere
+        docs_url=None,  # its page loads scripts from a CDN
         redoc_url=None,
         servers=[{"url": service.settings.root_path}] if service.settings.root_path else None,
     )
@@ -84,11 +84,11 @@ def create_app(service: Service) -> ASGIApp:
 def wrap_middleware(
     app: ASGIApp, settings: ServerSettings, on_response: Callable[[int], None]
 ) -> ASGIApp:
-    """`app` inside authentication, Host, Origin and body-size checks, CORS and the request log.
+    """Wraps `app` in authentication, Host, Origin and body-size checks, CORS and the request log.
 
     Args:
         app: the application.
-        settings: with keys, limits, hosts and origins.
+        settings: keys, limits, hosts and origins.
         on_response: called with the status of every response.
     """
     guarded: ASGIApp = GuardMiddleware(
@@ -109,7 +109,7 @@ def wrap_middleware(
 
 
 class _PageFiles(StaticFiles):
-    """With the headers of the page."""
+    """Static files with the page's headers."""
 
     def file_response(self, *args: Any, **settings: Any) -> Response:
         response = super().file_response(*args, **settings)
@@ -118,12 +118,12 @@ class _PageFiles(StaticFiles):
 
 
 async def page() -> Response:
-    """The web page; it sends its requests with the visitor's key."""
+    """The web page; its requests carry the visitor's API key."""
     return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """An error of this library."""
+    """Handles errors of this library."""
     api_error = api_error_of(error)
     if api_error.status == 500:
         logger.error("request failed", exc_info=error)
@@ -131,12 +131,12 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 async def on_defect(request: Request, error: Exception) -> Response:
-    """A defect: clients see no details; the request log has the traceback."""
+    """Handles defects: clients see no details; the request log has the traceback."""
     return error_response(request.url.path, api_error_of(error))
 
 
 async def on_invalid(request: Request, error: Exception) -> Response:
-    """A body that is not JSON, or has a field of the wrong type."""
+    """Handles a body that is not JSON, or has a field of the wrong type."""
     problems = error.errors() if isinstance(error, RequestValidationError) else []
     first: dict[str, Any] = problems[0] if problems else {}
     # The first part of the location is "body" or "query".
@@ -145,7 +145,7 @@ async def on_invalid(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """No such path, another method, or a body that cannot be read."""
+    """Handles unknown paths, wrong methods, and unreadable bodies."""
     status_code = error.status_code if isinstance(error, HTTPException) else 500
     detail = error.detail if isinstance(error, HTTPException) else ""
     codes = {404: "not_found", 405: "method_not_allowed"}
@@ -155,12 +155,12 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     api_error = APIError(status_code, codes.get(status_code, BAD_REQUEST), message)
     response = error_response(request.url.path, api_error)
     if status_code == 405:
-        response.headers["Allow"] = ", ".join(_methods(request) or ("GET", "HEAD"))  # files
+        response.headers["Allow"] = ", ".join(_methods(request) or ("GET", "HEAD"))  # static files
     return response
 
 
 def _why_unread(cause: BaseException, encoding: Optional[str]) -> str:
-    """FastAPI's own message says nothing of the cause."""
+    """Error message for an unreadable body; FastAPI's own omits the cause."""
     message = f"body: must be JSON in UTF-8: {cause}"
     if encoding is None:
         return message
@@ -168,7 +168,7 @@ def _why_unread(cause: BaseException, encoding: Optional[str]) -> str:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods of this path, over all of its routes."""
+    """Methods of this path, over all its routes."""
     routes = request.app.router.routes
     found = [
         method
@@ -181,5 +181,5 @@ def _methods(request: Request) -> list[str]:
 
 
 async def on_client_disconnected(request: Request, error: Exception) -> Response:
-    """The client disconnected."""
+    """Handles a disconnected client; the status is for the log."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)

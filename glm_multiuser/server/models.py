@@ -1,4 +1,4 @@
-"""The models of a server, by name: loading, unloading, and starting again what failed."""
+"""The models of a server: loads, unloads, and restarts failed ones."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESTARTS = 3
-"""Tries to start a model again whose engine failed."""
+"""Attempts to restart a model whose engine failed."""
 
 
 class Model:
-    """One model and what it is doing.
+    """A model and its state.
 
     Attributes:
-        settings: as it was loaded last.
+        settings: those of its last load.
         state: "unloaded", "loading", "ready", "unloading", "restarting" or "failed".
-        reason: why it is not ready, as a message.
-        progress: (done, total, what) while it loads.
+        reason: message why it is not ready.
+        progress: (done, total, what) while loading.
         created: Unix time of the last load.
-        lost: whether its engine failed and could not be started again.
-        engine: the model itself, also while it is unloading.
+        lost: whether its engine failed and could not be restarted.
+        engine: the model itself, also while unloading.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -70,12 +70,12 @@ class Model:
 
 
 class ModelHost:
-    """The models of a server. Lives on the event loop.
+    """The models of a server. Used on the event loop only.
 
     Args:
-        settings: which models, and what they may take.
-        open_llm: opens one; tests put another in its place.
-        on_opened: called for every model that was opened.
+        settings: the models, and their memory budget.
+        open_llm: opens a model; replaced in tests.
+        on_opened: called after a model was opened.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class ModelHost:
         return [model for model in self if model.state == "ready"]
 
     def get(self, name: Optional[str]) -> Model:
-        """The model of this name; without one, the first.
+        """Returns the model of this name; without a name, the first.
 
         Raises:
-            APIError: 404, there is none.
+            APIError: 404, no such model.
         """
         model = self._models.get(name) if name else next(iter(self))
         if model is None:
@@ -115,9 +115,9 @@ class ModelHost:
         return model
 
     async def load(self, name: str, **changes: Any) -> None:
-        """Loads a model, or loads it again when something about it changes; returns when ready.
+        """Loads a model, or reloads it if its settings change; returns when it is ready.
 
-        When that fails, the model is loaded again as it was, if it was.
+        If that fails, a model that was loaded is reloaded with its old settings.
 
         Args:
             name: of the model.
@@ -148,7 +148,7 @@ class ModelHost:
                 raise
 
     async def unload(self, name: str) -> None:
-        """Accepts no more requests for a model, drains the running ones, and frees its memory.
+        """Rejects new requests for a model, drains the running ones, and frees its memory.
 
         Raises:
             APIError: 404, no such model.
@@ -158,22 +158,22 @@ class ModelHost:
             await self._close(model, "it was unloaded")
 
     async def restart_failed(self) -> None:
-        """Starts every model again whose engine has failed; those that do not start stay failed."""
+        """Restarts models whose engine has failed; those that do not start stay failed."""
         for model in self.ready():
             if _failure_of(model) is None:
                 continue
             async with self._changing:
-                # Meanwhile it may have been unloaded, or loaded again.
+                # Meanwhile, it may have been unloaded or reloaded.
                 failure = _failure_of(model)
                 if failure is not None:
                     await self._restart(model, failure)
 
     def stop_loading(self) -> None:
-        """Cancels a load at its next graph; no more models are loaded."""
+        """Cancels a load at its next graph, and loads no more models."""
         self._stopping = True
 
     async def close(self) -> None:
-        """Closes every model; running requests are cancelled."""
+        """Closes all models; running requests are cancelled."""
         self.stop_loading()
         async with self._changing:
             for model in self:
@@ -193,7 +193,7 @@ class ModelHost:
         await self._open_again(model)
 
     async def _open_again(self, model: Model) -> None:
-        """Opens a model that was there; one that cannot be opened is lost."""
+        """Reopens a model; marks it as lost if that fails `RESTARTS` times."""
         for _ in range(RESTARTS):
             try:
                 await self._open(model, "restarting")
@@ -243,5 +243,5 @@ class ModelHost:
 
 
 def _failure_of(model: Model) -> Optional[Exception]:
-    """What closed the engine of a model by itself."""
+    """The error that made a model's engine close, if any."""
     return None if model.engine is None else model.engine.failure

@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Maximum number of connections waiting to be accepted."""
 FLUSH_SECONDS = 5
-"""For responses that are still being sent when the server shuts down."""
+"""For responses that are still being sent at shutdown."""
 POLL_SECONDS = 0.05
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to from now on; port 0 takes a free one.
+    """Opens a listening socket; port 0 selects a free port.
 
     Raises:
         ConfigError: no such address, or the port is in use.
@@ -71,7 +71,7 @@ async def serve(
     """Serves until SIGTERM or SIGINT; a second SIGINT ends the process immediately.
 
     Raises:
-        GLMMultiUserError: a model could not be loaded at the start.
+        GLMMultiUserError: a model could not be loaded at startup.
     """
     server = ServerLifecycle(settings, listening, open_llm)
     with _signals(server):
@@ -108,15 +108,15 @@ def _signals(server: ServerLifecycle) -> Iterator[None]:
 
 
 class ServerLifecycle:
-    """One server from its first connection to its shutdown. Made where an event loop runs.
+    """A server from its first connection to its shutdown. Created in a running event loop.
 
     Args:
-        settings: models, limits and the like.
+        settings: models, limits, etc.
         listening: the socket that clients connect to.
-        open_llm: opens a model; tests put another in its place.
+        open_llm: opens a model; replaced in tests.
 
     Attributes:
-        url: where it is.
+        url: base URL.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ServerLifecycle:
         self.listening = listening
         self.service = Service(self.settings, open_llm)
         self.stop_requested = asyncio.Event()
-        # Where a class is expected, but only called.
+        # uvicorn expects a class, but only calls it.
         protocol: Any = partial(HTTPProtocol, on_response=self.service.record_response)
         config = uvicorn.Config(
             create_app(self.service),
@@ -147,7 +147,7 @@ class ServerLifecycle:
         self._uvicorn = _Uvicorn(config)
 
     def request_stop(self) -> None:
-        """Begins the graceful shutdown. May be called at any moment."""
+        """Starts the graceful shutdown. May be called at any time."""
         self.service.models.stop_loading()
         self.stop_requested.set()
 
@@ -155,7 +155,7 @@ class ServerLifecycle:
         """Serves until `request_stop` is called.
 
         Raises:
-            GLMMultiUserError: a model could not be loaded at the start.
+            GLMMultiUserError: a model could not be loaded at startup.
         """
         serving = asyncio.ensure_future(self._uvicorn.serve([self.listening]))
         maintenance = asyncio.ensure_future(maintenance_loop(self.service))
@@ -187,21 +187,21 @@ class ServerLifecycle:
                 return
 
     async def _drain(self) -> None:
-        """Running requests get `drain_seconds` to finish; the rest are aborted with 503."""
+        """Gives running requests `drain_seconds` to finish; aborts the rest with 503."""
         service = self.service
         service.state = "draining"
         logger.info("draining", extra={FIELDS: {"running": service.running}})
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settings.drain_seconds
-        # Those too whose prompt is being read, or whose grammar waits to be compiled.
+        # Including requests whose prompt is being tokenized, or whose grammar is not compiled yet.
         while service.admission.in_flight and loop.time() < end:
             await asyncio.sleep(POLL_SECONDS)
-        # Not awaited: a generation of the step API may have no reader at the moment.
+        # Not awaited: nobody may be polling a generation of the step API.
         service.abort_all(APIError(503, "shutting_down", "the server ended before this request"))
 
 
 async def maintenance_loop(service: Service) -> None:
-    """Once a second: samples the speed, and restarts failed engines. Never returns by itself."""
+    """Samples the token rate and restarts failed engines every second, until cancelled."""
     restarting: set[asyncio.Future[None]] = set()
     while True:
         service.tick()

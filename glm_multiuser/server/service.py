@@ -1,4 +1,4 @@
-"""From a protocol's request to a running one: admission, the model, and the user's slot."""
+"""Starts the requests of all protocols: admission, model, and the user's slot."""
 
 from __future__ import annotations
 
@@ -39,45 +39,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONG_PROMPT = 4096
-"""Characters (or ids) above which a prompt is read in another thread: milliseconds of work."""
+"""Longer prompts, in characters or ids, take milliseconds to tokenize: in another thread."""
 
 MEMORY_OF_SECONDS = 0.9
-"""Weight of the past in the mean duration of a request."""
+"""Decay of the moving average of request durations."""
 
 
 @dataclass(frozen=True)
 class _Admitted:
-    """What a request was admitted for."""
+    """An admitted request."""
 
     model: Model
     caller: Caller
     user: Optional[str]
     release: Callable[[], None]
-    """To be called at the end of each of its answers."""
+    """Called at the end of each of its answers."""
     since: float
-    """`time.monotonic()` when it came."""
+    """Arrival time, from `time.monotonic`."""
     seconds: float
-    """From then until its deadline."""
+    """From its arrival to its deadline."""
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline, at least 0."""
+        """Seconds until the deadline, at least 0."""
         return max(0.0, self.since + self.seconds - time.monotonic())
 
 
 class Service:
-    """What the protocols share. Lives on the event loop.
+    """Shared by all protocols. Used on the event loop only.
 
     Args:
-        settings: models, limits and the like.
-        open_llm: opens a model; tests put another in its place.
+        settings: models, limits, etc.
+        open_llm: opens a model; replaced in tests.
 
     Attributes:
         state: "starting", "ready" or "draining".
         tracer: records OpenTelemetry spans; None: tracing is off.
 
     Raises:
-        ConfigError: traces cannot be recorded as the settings or the environment say.
+        ConfigError: tracing is misconfigured, or not installed.
     """
 
     def __init__(self, settings: ServerSettings, open_llm: OpenLLM = open_llm) -> None:
@@ -96,21 +96,21 @@ class Service:
 
     @property
     def live(self) -> bool:
-        """False when a model failed and could not be started again."""
+        """False if a model failed and could not be restarted."""
         return not any(model.lost for model in self.models)
 
     @property
     def ready(self) -> bool:
-        """Whether requests are accepted, a model is there, and none is being restarted."""
+        """Whether requests are accepted, a model is ready, and none is being restarted."""
         states = {model.state for model in self.models}
         answers = "ready" in states and "restarting" not in states
         return self.state == "ready" and self.live and answers
 
     def sampling(self, model: Model, **given: Any) -> SamplingParams:
-        """The checkpoint's defaults, with what a request gives (None: nothing) in their place.
+        """Returns the checkpoint's defaults, overridden by a request's values that are not None.
 
         Raises:
-            InvalidParameterError: a value out of range.
+            InvalidParameterError: a value is out of range.
         """
         return sampling_of(model.llm.default_params, **given)
 
@@ -122,19 +122,19 @@ class Service:
         session: Optional[str] = None,
         seconds: Optional[float] = None,
     ) -> list[Generation]:
-        """Puts requests into the queue, all of them or none.
+        """Queues requests, all or none.
 
         Args:
             caller: the authenticated client.
-            model: to run them on.
+            model: runs them.
             requests: several do not wait for each other, so they run in any slots.
-            session: whose slot a single request takes; None: any.
+            session: owns the slot of a single request; None: any slot.
             seconds: deadline; at most the server's own.
 
         Raises:
-            APIError: 503 while starting or draining, 429 when too many are running, 504 when the
+            APIError: 503 while starting or draining, 429 if too many are running, 504 if the
                 deadline has passed before a grammar was compiled.
-            GLMMultiUserError: a prompt or parameter that is not valid, or a full queue.
+            GLMMultiUserError: a prompt or parameter is invalid, or the queue is full.
         """
         limits = self.settings.limits
         seconds = min(seconds or limits.request_seconds, limits.request_seconds)
@@ -173,7 +173,7 @@ class Service:
             for request, token_ids, matcher in zip(requests, all_ids, matchers):
                 slot_of = admitted.user if len(requests) == 1 else None
                 params = request.sampling(llm.default_params, len(token_ids))
-                since = time.monotonic()  # before the engine counts the time in its queue
+                since = time.monotonic()  # before the engine starts its own clock
                 handle = llm.asubmit(
                     token_ids,
                     user=slot_of,
@@ -205,7 +205,7 @@ class Service:
 
     @property
     def running(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._running)
 
     def tick(self) -> None:
@@ -218,12 +218,12 @@ class Service:
         self.metrics.http_responses.labels(str(status)).inc()
 
     def abort_all(self, error: APIError) -> None:
-        """Ends every running request with this error."""
+        """Aborts all running requests with this error."""
         for generation, _ in list(self._running.values()):
             generation.abort(error)
 
     async def close(self) -> None:
-        """Closes every model, and sends the traces that are left."""
+        """Closes all models and exports the remaining traces."""
         await self.models.close()
         self._grammars.close()
         if self.tracer is not None:
@@ -238,10 +238,10 @@ class Service:
             )
 
     async def token_ids(self, model: Model, request: GenerationRequest) -> TokenIds:
-        """The prompt's tokens; a long prompt is tokenized in another thread.
+        """Tokenizes the prompt; a long one in another thread.
 
         Raises:
-            InvalidParameterError: a prompt that this model cannot read.
+            InvalidParameterError: the prompt is invalid for this model.
         """
         if request.length > LONG_PROMPT:
             return await asyncio.to_thread(request.token_ids, model.llm)
@@ -250,7 +250,7 @@ class Service:
     async def _all_token_ids(
         self, model: Model, requests: Sequence[GenerationRequest]
     ) -> list[TokenIds]:
-        """Tokenizes a prompt with several answers once."""
+        """Tokenizes a prompt for several answers only once."""
         all_ids: list[TokenIds] = []
         for place, request in enumerate(requests):
             is_read = place > 0 and request.has_prompt_of(requests[place - 1])
@@ -260,12 +260,12 @@ class Service:
     async def _matcher(
         self, admitted: _Admitted, request: GenerationRequest
     ) -> Optional[GrammarMatcher]:
-        """The matcher of the request's grammar, which another thread compiles.
+        """Compiles the request's grammar in another thread; None without one.
 
         Raises:
-            QueueFullError: too many requests wait, or too many grammars.
+            QueueFullError: too many requests or grammars are waiting.
             APIError: 504, it was not compiled before the deadline.
-            InvalidParameterError: a grammar that cannot be served.
+            InvalidParameterError: the grammar cannot be served.
         """
         llm, limit = admitted.model.llm, admitted.model.settings.engine.max_queue
         params = request.params or llm.default_params
@@ -321,7 +321,7 @@ class Service:
         logger.info("generation ended", extra={FIELDS: fields})
 
     def _retry_seconds(self, model: Model) -> float:
-        """When a slot should be free: requests waiting, over slots."""
+        """Estimated seconds until a slot is free, at most 60."""
         if model.state != "ready":
             return NOT_READY_RETRY_SECONDS
         stats = model.llm.stats()

@@ -18,21 +18,21 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 DRAIN_SECONDS_MAX = 86_400
-"""A day. Threads cannot wait for ever: the limit is `threading.TIMEOUT_MAX`."""
+"""One day; threads can wait for `threading.TIMEOUT_MAX` at most."""
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A checkpoint that can be served, and how its engine is set up.
+    """A checkpoint to serve, and the settings of its engine.
 
     Attributes:
-        name: by which clients ask for it.
+        name: the model name in requests.
         folder: the checkpoint.
         engine: its settings.
-        load: whether it is loaded at the start; otherwise when a client asks for it.
+        load: whether it is loaded at startup; otherwise on a client's request.
 
     Raises:
-        ConfigError: a name that cannot be part of a URL.
+        ConfigError: the name cannot be part of a URL.
     """
 
     name: str
@@ -50,10 +50,10 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask of the server.
+    """Limits on clients' requests.
 
     Raises:
-        ConfigError: a field out of its range.
+        ConfigError: a field is out of range.
     """
 
     body_bytes: int = setting(
@@ -90,24 +90,24 @@ class Limits:
 
 
 def most_answers(limits: Limits, engine: EngineConfig) -> int:
-    """Prompts and answers of one request: more would not be admitted even to an idle server."""
+    """Maximum prompts and answers per request; even an idle server would reject more."""
     return min(limits.choices, limits.requests_per_key, engine.users + engine.max_queue)
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Everything about a server but its address.
+    """All settings of a server except its address.
 
     Attributes:
-        models: the first one answers requests that name none.
-        limits: of one client.
+        models: the first one is the default for requests without a model.
+        limits: on clients' requests.
         keys: name of an API key -> the key; empty: no authentication.
-        admins: names of the keys that have the role admin.
+        admins: names of the keys with the role admin.
         warm_up: prompts that every model answers before it is ready.
 
     Raises:
-        ConfigError: a field out of its range, no model, two with one name, or a role that no key
-            has.
+        ConfigError: a field is out of range, there is no model, two have the same name, or
+            `model_control` needs a role that no key has.
     """
 
     models: tuple[ModelSettings, ...]
@@ -193,18 +193,18 @@ class ServerSettings:
             raise ConfigError("model_control is 'keys'; of the API keys none has the role admin")
 
     def at(self, address: str) -> ServerSettings:
-        """With the defaults of a server that listens on this IP address."""
+        """Returns the settings with the defaults for a server that listens on this IP address."""
         if self.model_control is not None:
             return self
         local = ipaddress.ip_address(address).is_loopback
-        # A proxy on this machine connects from a loopback address, its clients may be anywhere.
+        # A local proxy connects from a loopback address, but its clients may be anywhere.
         proxied = self.root_path or self.forwarded_allow_ips
         unguarded = local and not self.keys and not proxied
         return replace(self, model_control="all" if unguarded else "none")
 
     @property
     def scheme(self) -> str:
-        """Of its URLs."""
+        """URL scheme."""
         return "http" if self.tls_cert is None else "https"
 
 
@@ -217,10 +217,10 @@ def _is_network(text: str) -> bool:
 
 
 def model_settings(places: Iterable[str], engine: EngineConfig, load: bool) -> list[ModelSettings]:
-    """The models at NAME=FOLDER, or at a folder or GGUF file whose own name is the model's.
+    """Parses NAME=FOLDER; without NAME, the folder's or GGUF file's own name is the model's.
 
     Raises:
-        ConfigError: a name that cannot be part of a URL.
+        ConfigError: a name cannot be part of a URL.
     """
     found = []
     for place in places:
