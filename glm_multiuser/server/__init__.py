@@ -1,1 +1,1 @@
-"""The server: HTTP in front of `MultiUserLLM`. It knows nothing about MindSpore."""
+"""The HTTP server of `MultiUserLLM`; it does not depend on MindSpore."""

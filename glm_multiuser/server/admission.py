@@ -1,4 +1,4 @@
-"""Admission control: how many requests each user and each key has at the same time."""
+"""Admission control: limits concurrent requests per user and per key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUSY_RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Counts requests by user and by key. Lives on the event loop, so it needs no lock."""
+    """Counts requests by user and by key. Used on the event loop only, so it needs no lock."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -24,10 +24,10 @@ class Admission:
         """Admits a request with `count` answers: one request of its user, `count` of its key.
 
         Returns:
-            To be called at the end of each answer.
+            A function to call at the end of each answer.
 
         Raises:
-            APIError: 429, nothing is admitted.
+            APIError: 429, a limit is exceeded; nothing is admitted.
         """
         limits = self._limits
         self._check("key", caller.key, self._by_key, count, limits.requests_per_key)
@@ -48,7 +48,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Answers admitted and not released."""
+        """Number of answers admitted and not released."""
         return sum(self._by_key.values())
 
     @staticmethod

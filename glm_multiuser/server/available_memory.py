@@ -1,4 +1,4 @@
-"""How much memory this process may take, in all and still, on Linux."""
+"""Total and available memory of this process on Linux, including cgroup limits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ CGROUPS = {
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     "": ("sys/fs/cgroup", "memory.max", "memory.current"),
 }
-"""Of cgroup v1 and v2, by the controller's name: folder, and files with the limit and the usage."""
+"""Controller name -> folder, limit file and usage file; "memory" is cgroup v1, "" is v2."""
 
 
 def total_bytes(root: Path = Path("/")) -> Optional[int]:
-    """The memory of this machine, or the limit of this process's control group if that is less.
+    """Returns the memory of this machine, or the limit of this process's cgroup if that is less.
 
     Args:
         root: folder with `proc` and `sys`.
 
     Returns:
-        None where the system does not say it.
+        Bytes; None if the system does not report them.
     """
     machine = _number(root / "proc/meminfo", r"MemTotal:\s+(\d+) kB")
     limits = (_number(place / limit_file, r"(\d+)") for place, limit_file, _ in _cgroups(root))
@@ -30,13 +30,13 @@ def total_bytes(root: Path = Path("/")) -> Optional[int]:
 
 
 def available_bytes(root: Path = Path("/")) -> Optional[int]:
-    """What is available on this machine, or in this process's control group if that is less.
+    """Returns the memory available on this machine, or in this process's cgroup if that is less.
 
     Args:
         root: folder with `proc` and `sys`.
 
     Returns:
-        None where the system does not say it.
+        Bytes; None if the system does not report them.
     """
     machine = _number(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB")
     found = [] if machine is None else [machine * 1024]
@@ -44,19 +44,18 @@ def available_bytes(root: Path = Path("/")) -> Optional[int]:
 
 
 def _left_in_cgroups(root: Path) -> Iterator[int]:
-    """In the control group of this process and in those around it; none without a limit."""
+    """Bytes left in this process's cgroup and its parents, for those with a limit."""
     for place, limit_file, usage_file in _cgroups(root):
         limit = _number(place / limit_file, r"(\d+)")
         usage = _number(place / usage_file, r"(\d+)")
         if limit is not None and usage is not None:
-            # Files in the page cache make room when memory is needed.
+            # The page cache is freed when memory is needed.
             cache = _number(place / "memory.stat", r"(?:total_)?inactive_file (\d+)") or 0
             yield max(0, limit - usage + cache)
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Folder, and names of the files with limit and usage: of this process's control group, and of
-    those around it."""
+    """Folder, limit file and usage file of this process's cgroup and of its parents."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in CGROUPS.keys() & set(controllers.split(",")):
@@ -75,7 +74,7 @@ def _number(path: Path, pattern: str) -> Optional[int]:
 
 
 def _text(path: Path) -> str:
-    """Of a file; empty if it cannot be read."""
+    """Content of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Field types that several protocols share."""
+"""Field types shared by several protocols."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from glm_multiuser.server.keys import SESSION_LENGTH_MAX
 
 ROUNDS_MAX = 1024
 UNION_MEMBER = re.compile(r"[a-z-]+\[.*\]")
-"""A type, which pydantic adds to the location of an error inside a union: "tuple[str, str]"."""
+"""A type that pydantic adds to the location of an error inside a union: "tuple[str, str]"."""
 ONE_OF = "one_of"
-"""The type of an error about the type of an object."""
+"""Error type for an object whose `type` is unknown."""
 
 
 def _not_boolean(value: Any) -> Any:
@@ -26,7 +26,7 @@ def _not_boolean(value: Any) -> Any:
 
 
 NotBoolean = BeforeValidator(_not_boolean)
-"""For numbers, as which pydantic takes true and false, unless it is strict."""
+"""For numbers: rejects true and false, which pydantic accepts unless it is strict."""
 
 Temperature = Annotated[
     Optional[float],
@@ -40,7 +40,7 @@ MaxLength = Annotated[
 ]
 Seed = Annotated[
     Optional[int],
-    # Descriptions write limits as floats, which are exact up to here.
+    # OpenAPI descriptions write limits as floats, which are exact up to here.
     Field(ge=0, lt=2**63, json_schema_extra={"maximum": 2**53 - 1}),
     NotBoolean,
 ]
@@ -66,13 +66,13 @@ History = Annotated[list[Union[tuple[str, str], HistoryMessage]], Field(max_leng
 
 
 def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Optional[str], str]:
-    """-> the field that is wrong, and a message that names it, from pydantic's description.
+    """Returns the invalid field, and a message that names it, from a pydantic error.
 
     Args:
         problem: one of `ValidationError.errors()`.
-        place: where the field is.
+        place: location of the field.
     """
-    # Where the body is not JSON, the location is a position in it.
+    # If the body is not JSON, the location is a position in it.
     parts = [] if problem.get("type") == "json_invalid" else place
     if problem.get("type") == "extra_forbidden":
         unknown = ".".join(map(str, parts))
@@ -88,7 +88,7 @@ def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Option
 def with_round(
     history: Sequence[Union[tuple[str, str], HistoryMessage]], prompt: str, answer: str
 ) -> list[Union[tuple[str, str], HistoryMessage]]:
-    """The history with one more round, in the form that it has."""
+    """Returns the history with one more round, in the same format."""
     if any(isinstance(item, HistoryMessage) for item in history):
         question = HistoryMessage(role="user", content=prompt)
         return [*history, question, HistoryMessage(role="assistant", content=answer)]
@@ -96,5 +96,5 @@ def with_round(
 
 
 def as_history(items: Sequence[Union[tuple[str, str], HistoryMessage]]) -> list[Any]:
-    """As `MultiUserLLM.submit` takes it."""
+    """Returns the history in the format of `MultiUserLLM.submit`."""
     return [item.model_dump() if isinstance(item, HistoryMessage) else item for item in items]

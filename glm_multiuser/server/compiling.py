@@ -1,4 +1,4 @@
-"""Grammars are compiled on a thread of their own, of each API key one at a time."""
+"""Compiles grammars on a dedicated thread, one at a time per API key."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Result = TypeVar("Result")
 
 
 class GrammarQueue:
-    """What waits for the compiler. Lives on the event loop.
+    """The queue of grammars to compile. Used on the event loop only.
 
-    Other work has asyncio's threads for itself, and of a key at most one grammar is before those of
-    other keys.
+    asyncio's own threads stay free for other work, and at most one grammar of each key is ahead of
+    those of other keys.
     """
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class GrammarQueue:
         self._counts: Counter[str] = Counter()
 
     async def run(self, key: str, limit: int, users: int, compile: Callable[[], Result]) -> Result:
-        """The result of `compile`, called in the thread.
+        """Runs `compile` in the thread and returns its result.
 
         Args:
-            key: whose request it is; keys share the queue as they do the engine's.
-            limit: how many may wait, as in the engine's queue.
-            users: slots, for as many more.
+            key: API key of the request; keys share the queue as they do the engine's.
+            limit: maximum number of waiting grammars, as in the engine's queue.
+            users: number of slots, added to the limit.
 
         Raises:
-            QueueFullError: as many wait as may wait.
+            QueueFullError: the queue is full.
             Exception: what `compile` raised.
         """
         if not has_room(self._counts, key, limit, users):
@@ -52,8 +52,8 @@ class GrammarQueue:
         finally:
             self._counts[key] -= 1
             if not self._counts[key]:
-                del self._counts[key]  # keys without any have no share
+                del self._counts[key]  # keys without grammars get no share
 
     def close(self) -> None:
-        """Compiles nothing more."""
+        """Accepts no more grammars; does not wait for the thread."""
         self._thread.shutdown(wait=False)

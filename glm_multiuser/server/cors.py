@@ -1,4 +1,4 @@
-"""CORS for the official clients, too."""
+"""CORS that also allows the headers of OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 ABOUT_CLIENT = "x-stainless-"
-"""What the headers begin with in which OpenAI's clients describe themselves."""
+"""Prefix of the headers in which OpenAI's clients describe themselves."""
 REQUESTED = "access-control-request-headers"
 ALLOWED = "access-control-allow-headers"
 
 
 class ClientCORSMiddleware(CORSMiddleware):
-    """Starlette's, which compares whole names of headers; those of `ABOUT_CLIENT` pass, too."""
+    """Also allows headers with the prefix `ABOUT_CLIENT`; Starlette compares whole names."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         headers = MutableHeaders(raw=list(request_headers.raw))

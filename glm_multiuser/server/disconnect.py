@@ -19,9 +19,9 @@ class ClientDisconnected(Exception):
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled as soon as the client disconnects.
+    """Returns the result of `work`; cancels it as soon as the client disconnects.
 
-    The body of the request must have been read: what comes then is the end of the connection.
+    The body of the request must have been read, so that the next message is the disconnect.
 
     Raises:
         ClientDisconnected: the client disconnected.

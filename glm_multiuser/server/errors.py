@@ -1,4 +1,4 @@
-"""HTTP errors: the status of every error, and the body that each protocol's clients expect."""
+"""HTTP errors: the status of each error, and its body in each protocol."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class APIError(GLMMultiUserError):
 
     Args:
         status: HTTP status.
-        code: a short name for programs.
+        code: machine-readable name.
         message: for people; names the field, the value and the limit.
-        field: the field of the request that is wrong.
-        retry_after: seconds to wait before trying again, for the header Retry-After. With 503
-            NOT_READY_RETRY_SECONDS, unless it is given.
+        field: the invalid field of the request.
+        retry_after: seconds for the header Retry-After; default with 503:
+            NOT_READY_RETRY_SECONDS.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ BAD_REQUEST = "invalid_value"
 ANTHROPIC_PATH = "/v1/messages"
 NOT_READY_RETRY_SECONDS = 2.0
 
-# (class, status, code): the first one that fits counts, so subclasses come first.
+# (class, status, code): the first match counts, so subclasses come first.
 _STATUS: tuple[tuple[type[GLMMultiUserError], int, str], ...] = (
     (PromptTooLongError, 400, "context_length_exceeded"),
     (UserBusyError, 429, "user_busy"),
@@ -77,10 +77,10 @@ _STATUS: tuple[tuple[type[GLMMultiUserError], int, str], ...] = (
 
 
 def api_error_of(error: Exception, retry_after: Optional[float] = None) -> APIError:
-    """The HTTP status and code of an error.
+    """Returns the HTTP error for an exception.
 
     Args:
-        error: of this library, or any other: a defect, whose text is not shown to clients.
+        error: of this library; any other is a defect, whose text is not shown to clients.
         retry_after: seconds, for 429 and 503.
     """
     if isinstance(error, APIError):
@@ -95,7 +95,7 @@ def api_error_of(error: Exception, retry_after: Optional[float] = None) -> APIEr
 
 
 def deadline_error(seconds: float) -> APIError:
-    """504: a request took longer than it may."""
+    """504: a request exceeded its deadline."""
     return APIError(504, "deadline_exceeded", f"the request took more than {seconds:g} seconds")
 
 
@@ -129,19 +129,19 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_body(error: APIError) -> dict[str, Any]:
-    """The error object of Anthropic's API, and our code in it."""
+    """The error object of Anthropic's API, with our code."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, other)
     return {"type": "error", "error": {"type": kind, "message": str(error), "code": error.code}}
 
 
 def plain_body(error: APIError) -> dict[str, Any]:
-    """The error object of KServe v2, where `error` is a text, with the code beside it."""
+    """The error object of KServe v2, where `error` is a string, with our code."""
     return {"error": str(error), "code": error.code}
 
 
 def error_body(path: str, error: APIError) -> dict[str, Any]:
-    """In the shape of the protocol that `path` belongs to."""
+    """The error object of the protocol that `path` belongs to."""
     if path.startswith(ANTHROPIC_PATH):
         return anthropic_body(error)
     return openai_body(error) if path.startswith("/v1/") else plain_body(error)

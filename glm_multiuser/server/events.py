@@ -1,4 +1,4 @@
-"""Event streams (text/event-stream) that cancel their requests when the client disconnects."""
+"""Server-sent events; a stream cancels its requests when the client disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 PING_SECONDS = 15
 NAMED_EVENTS = ("/v1/messages", "/v1/responses")
-"""What the paths of protocols begin with whose events have names."""
+"""Path prefixes of the protocols whose events have names."""
 
 
 class Closeable(Protocol):
@@ -25,20 +25,20 @@ class Closeable(Protocol):
 
 
 def event(data: Any, name: Optional[str] = None) -> bytes:
-    """One event with JSON in it. ASCII: some clients end a line at U+2028 or U+0085."""
+    """Encodes an event with JSON data. ASCII: some clients end a line at U+2028 or U+0085."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     content = b"data: " + text.encode("ascii") + b"\n\n"
     return content if name is None else b"event: " + name.encode("ascii") + b"\n" + content
 
 
 class EventStream(EventSourceResponse):
-    """Sends events as they come, and detects when the client disconnects.
+    """Sends events as they arrive, and detects when the client disconnects.
 
     Args:
         events: encoded by `event`.
-        running: closed at the end, however it came.
-        error_event: how this protocol encodes an error in the middle of a stream.
-        ping: what keeps the connection alive; default: a comment.
+        running: closed at the end, also after an error or a disconnect.
+        error_event: encodes an error in the middle of a stream for this protocol.
+        ping: creates keep-alive events; default: comments.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class EventStream(EventSourceResponse):
             ping_message_factory=ping,
             sep="\n",
         )
-        del self.headers["connection"]  # keep-alive: uvicorn says whether the connection closes
+        del self.headers["connection"]  # keep-alive; uvicorn decides whether the connection closes
         self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # Here and not in the generator: one that was never started runs no `finally`.
+            # Not in the generator: if it was never started, it runs no `finally`.
             for one in self._running:
                 one.close()
 

@@ -1,4 +1,4 @@
-"""One running request in the server: its pieces, its deadline, and how it ended."""
+"""A running request in the server: its pieces, deadline and outcome."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OnEnd = Callable[["Generation", str], None]
 
 
 class Generation(AsyncIterator[Piece]):
-    """Pieces of an answer as they come. Its owner must `close` it, however it ended.
+    """Yields pieces of an answer as they arrive. Its owner must `close` it in any case.
 
     Args:
-        handle: of the engine.
-        seconds: of the whole request until its deadline.
+        handle: that of the engine.
+        seconds: time limit of the whole request.
         on_end: called once at the end.
-        seconds_left: of them; None: all.
+        seconds_left: remaining part of it; None: all.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Generation(AsyncIterator[Piece]):
 
     @property
     def number(self) -> int:
-        """Of the request, as the engine counts."""
+        """Number of the request in the engine."""
         return self._handle.number
 
     @property
@@ -50,19 +50,19 @@ class Generation(AsyncIterator[Piece]):
 
     @property
     def usage(self) -> Usage:
-        """Counts of tokens so far, of what has been read."""
+        """Token counts of what has been read so far."""
         return self._handle.usage
 
     @property
     def waiting_pieces(self) -> int:
-        """Pieces that can be read without waiting."""
+        """Number of pieces that can be read without waiting."""
         return self._handle.waiting_pieces
 
     async def __anext__(self) -> Piece:
         """The next piece.
 
         Raises:
-            APIError: 504 at the deadline, 503 when the server ends.
+            APIError: 504 at the deadline, 503 if the model or the server shuts down.
             GenerationError: the request failed.
         """
         try:
@@ -81,7 +81,7 @@ class Generation(AsyncIterator[Piece]):
         return piece
 
     async def finish(self) -> GenerationResult:
-        """Reads to the end. Raises as iterating does."""
+        """Reads to the end and returns the result. Raises as iterating does."""
         async for _ in self:
             pass
         result = self.result
@@ -90,7 +90,7 @@ class Generation(AsyncIterator[Piece]):
         return result
 
     def abort(self, error: APIError) -> None:
-        """Ends the request; its reader gets `error`."""
+        """Cancels the request; its reader gets `error`."""
         self._error = self._error or error
         self._handle.cancel()
 

@@ -1,4 +1,4 @@
-"""One request for an answer, whatever protocol it came by."""
+"""A request for an answer, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 def sampling_of(defaults: SamplingParams, **given: Any) -> SamplingParams:
-    """A checkpoint's defaults, with what a request gives (None: nothing) in their place.
+    """Returns a checkpoint's defaults, overridden by a request's values that are not None.
 
     Raises:
-        InvalidParameterError: a value out of range.
+        InvalidParameterError: a value is out of range.
     """
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt with its history, or a whole conversation, to be answered.
+    """A prompt with its history, or a conversation.
 
     Attributes:
-        prompt: a question, or token ids, whose answer is returned as the model writes it.
+        prompt: a question, or token ids, whose answer is not parsed.
         history: earlier rounds.
-        messages: a conversation in OpenAI's shape, instead of a prompt.
-        tools: that the answer to a conversation may call.
-        continue_final_message: whether its last message is the beginning of the answer.
-        params: how to sample; None: as the checkpoint recommends.
-        max_length: tokens of prompt and answer together.
+        messages: a conversation in OpenAI's format, instead of a prompt.
+        tools: tools that the answer to a conversation may call.
+        continue_final_message: whether the last message is the beginning of the answer.
+        params: sampling parameters; None: the checkpoint's defaults.
+        max_length: maximum tokens of prompt and answer together.
     """
 
     prompt: Union[str, Sequence[int]] = ""
@@ -47,10 +47,10 @@ class GenerationRequest:
     max_length: Optional[int] = None
 
     def token_ids(self, llm: MultiUserLLM) -> TokenIds:
-        """The prompt to submit.
+        """Tokenizes the prompt.
 
         Raises:
-            InvalidParameterError: a prompt that this checkpoint cannot read.
+            InvalidParameterError: the prompt is invalid for this checkpoint.
         """
         if self.messages:
             return llm.chat_token_ids(
@@ -59,14 +59,14 @@ class GenerationRequest:
         return llm.prompt_token_ids(self.prompt, self.history)
 
     def has_prompt_of(self, other: GenerationRequest) -> bool:
-        """Whether it is another answer to the very same prompt."""
+        """Whether both requests share one prompt, by identity."""
         return self.continue_final_message == other.continue_final_message and all(
             getattr(self, one) is getattr(other, one)
             for one in ("prompt", "history", "messages", "tools")
         )
 
     def sampling(self, defaults: SamplingParams, prompt_tokens: int) -> SamplingParams:
-        """Its parameters; the answer ends when prompt and answer have `max_length` tokens.
+        """Returns its parameters, with `max_tokens` limited to what `max_length` leaves.
 
         Raises:
             PromptTooLongError: the prompt leaves no room for an answer.
@@ -83,19 +83,19 @@ class GenerationRequest:
         return replace(params, max_tokens=min(room, params.max_tokens or room))
 
     def reader(self, llm: MultiUserLLM) -> Optional[AnswerReader]:
-        """Splits the answer into content and tool calls; None where it is returned as it is."""
+        """Returns the parser of content and tool calls; None if the answer is not parsed."""
         if llm.tokenizer is None or not self.is_text:
             return None
         return llm.tokenizer.answer_reader(self.tools, continued=self.continue_final_message)
 
     @property
     def is_text(self) -> bool:
-        """False for token ids, whose answer is returned as the model writes it."""
+        """False for token ids, whose answer is not parsed."""
         return isinstance(self.prompt, str)
 
     @property
     def length(self) -> int:
-        """Characters to tokenize, roughly, or ids to check: enough to know what is long."""
+        """Approximate number of characters to tokenize, or of ids to check."""
         beside = (*self.history, *self.messages, *self.tools)
         return len(self.prompt) + sum(len(str(item)) for item in beside)
 

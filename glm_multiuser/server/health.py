@@ -32,5 +32,5 @@ async def health(request: Request) -> Response:
 
 @router.get("/version")
 async def version() -> Version:
-    """Which version this is."""
+    """The version of this server."""
     return Version(version=own_version())
