@@ -1,4 +1,4 @@
-"""The names this server answers to, and the path it is mounted at behind a proxy."""
+"""Middleware for the Host header, and for the path prefix of a reverse proxy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glm_multiuser.server.errors import APIError, error_response
 
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,253}))(?::[0-9]{0,5})?")
-"""An IPv6 address in brackets, or an IPv4 address or a name; then perhaps a port."""
+"""An IPv6 address in brackets, an IPv4 address or a name; optionally a port."""
 
 
 class HostMiddleware:
-    """Rejects requests for other hosts than this one.
+    """Rejects requests for other hosts, against DNS rebinding.
 
-    A page whose own name is made to point here (DNS rebinding) sends that name. Addresses are
-    accepted: no page can make a browser send one that is not the page's own.
+    A page whose name is rebound to this server sends that name. Addresses are accepted, because
+    they cannot be rebound.
 
     Args:
         app: the application.
-        allowed: names besides localhost and those of this machine.
+        allowed: names besides localhost and this machine's.
     """
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
@@ -45,11 +45,10 @@ class HostMiddleware:
         await self.app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Checks the header `Host`, which only HTTP/1.0 may leave out.
+        """Checks the header `Host`, which is optional in HTTP/1.0 only.
 
         Raises:
-            APIError: 400, it is missing, there are several, or it is no host name; 421, another
-                host.
+            APIError: 400, it is missing, repeated, or not a host name; 421, another host.
         """
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if not hosts and scope.get("http_version") == "1.0":
@@ -67,12 +66,11 @@ class HostMiddleware:
 
 
 class RootPathMiddleware:
-    """Takes the prefix of a reverse proxy off paths, if the proxy left it, and adds it to
-    redirects.
+    """Strips a reverse proxy's prefix from paths, if the proxy does not, and adds it to redirects.
 
     Args:
         app: the application.
-        root_path: "/" and names.
+        root_path: the prefix, such as "/glm".
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
@@ -85,7 +83,7 @@ class RootPathMiddleware:
             return
         path = scope["path"]
         if path == self.root_path:
-            # The links of the page are relative.
+            # The page's links are relative.
             await RedirectResponse(f"{path}/")(scope, receive, send)
             return
         if path.startswith(f"{self.root_path}/"):
@@ -103,7 +101,7 @@ class RootPathMiddleware:
 
 
 def name_of(host: str) -> Optional[str]:
-    """The name or address in a `Host` header, without port and brackets; None if it is none."""
+    """The name or address in a `Host` header, without port and brackets; None if invalid."""
     found = HOST.fullmatch(host)
     return (found[1] or found[2]) if found else None
 

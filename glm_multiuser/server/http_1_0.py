@@ -1,5 +1,4 @@
-"""Responses to HTTP/1.0, which knows no chunks and no `100 Continue`: the end of the connection is
-that of the body."""
+"""HTTP/1.0 responses: no chunks, no `100 Continue`; closing the connection ends the body."""
 
 from __future__ import annotations
 
@@ -9,9 +8,9 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 def send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """Makes uvicorn write the bodies of this request without chunks; it closes the connection.
+    """Makes uvicorn send this response without chunked encoding, and then close the connection.
 
-    Before its application starts.
+    Must be called before the application starts.
     """
     cycle.waiting_for_100_continue = False  # RFC 9110, 10.1.1
     send = cycle.send
@@ -23,7 +22,7 @@ def send_without_chunks(cycle: RequestResponseCycle) -> None:
             has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
             cycle.chunked_encoding = None if has_length else False
         elif message["type"] == "http.response.body" and not has_length:
-            # uvicorn counts, because without chunks it expects an announced length.
+            # Without chunked encoding, uvicorn checks bodies against an announced length.
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, with limits on headers and on idle clients."""
+"""HTTP/1.1: uvicorn's protocol, with limits on headers and idle clients."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from glm_multiuser.server.upgrades import UpgradesIgnored
 logger = logging.getLogger(__name__)
 
 HEADER_SECONDS = 30.0
-"""From the first byte of a connection or request to the end of the request's header."""
+"""From connecting, or the first byte of a later request, to the end of its headers."""
 SEND_SECONDS = 60.0
 """A client that reads nothing for longer is disconnected (backpressure)."""
 HEAD_BYTES = 1 << 16
-"""Of request line and headers together; also of a chunk's extensions, and of trailers."""
+"""Maximum of request line and headers together; also of chunk extensions, and of trailers."""
 URL_BYTES = 1 << 13
 HEADER_FIELDS = 128
-"""A field of four bytes takes thirty times as much memory."""
+"""Maximum; a field of four bytes takes thirty times as much memory."""
 PIPELINED = 32
-"""Requests that may wait on a connection for an earlier one."""
+"""Maximum number of requests that wait on a connection for an earlier one."""
 
 
 class HTTPProtocol(UpgradesIgnored):
     """uvicorn's protocol, which has no limits on header size or on idle clients.
 
     Args:
-        on_response: called with the status of each response that is written here.
-        options: of uvicorn's protocol.
+        on_response: called with the status of each response written here.
+        options: those of uvicorn's protocol.
     """
 
     url = b""
@@ -42,10 +42,10 @@ class HTTPProtocol(UpgradesIgnored):
     _send_timer: Optional[asyncio.TimerHandle] = None
     _in_head = True
     _head_bytes = 0
-    """Received since the last piece of a body or end of a head: nothing else has kept them."""
+    """Received since the last part of a body or end of a head; nothing else limits them."""
     _refusal: Optional[APIError] = None
     _running: Optional[RequestResponseCycle] = None
-    """The request that is being answered; `cycle` is the one that was received last."""
+    """The request being answered; `cycle` is the one received last."""
 
     def __init__(self, *, on_response: Callable[[int], None], **options: Any) -> None:
         super().__init__(**options)
@@ -54,7 +54,7 @@ class HTTPProtocol(UpgradesIgnored):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client = _by_its_own_address(self.client)
-        # Any unsent byte calls pause_writing. Not 0: ssl's transport would call it without one.
+        # Any unsent byte calls pause_writing. With 0, ssl's transport would call it without one.
         transport.set_write_buffer_limits(high=1)
         self._expect_header()
 
@@ -77,7 +77,7 @@ class HTTPProtocol(UpgradesIgnored):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer; uvicorn would add it to the headers, which have been checked
+            return  # a trailer; uvicorn would add it to the headers, after their check
         super().on_header(name, value)
         if len(self.headers) > HEADER_FIELDS:
             self._refuse(_headers_too_large(f"more than {HEADER_FIELDS}"))
@@ -89,31 +89,31 @@ class HTTPProtocol(UpgradesIgnored):
             message = f"more than {PIPELINED} pipelined requests wait on this connection"
             self._refuse(APIError(400, "pipeline_too_long", message))
         super().on_headers_complete()
-        self._in_head = False  # not if the URL is invalid: there is no cycle then
+        self._in_head = False  # not reached if the URL is invalid: there is no cycle then
         is_new = self.cycle is not None and self.cycle.scope is self.scope
         if is_new and self.scope["http_version"] < "1.1":
             send_without_chunks(self.cycle)
         if not self.pipeline:
             self._running = self.cycle
         elif len(self.pipeline) < PIPELINED:
-            self.flow.resume_reading()  # or the end of the connection would not be read, either
+            self.flow.resume_reading()  # otherwise, a disconnect would not be noticed
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_head = True  # of the next one
+        self._in_head = True  # of the next request
         self._head_bytes = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         if self.pipeline:
-            self._running = self.pipeline[-1][0]  # which is started now
+            self._running = self.pipeline[-1][0]  # which uvicorn starts now
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Rejects what the parser, or a limit here, does not accept, and closes the connection."""
+        """Rejects invalid HTTP, or a request over a limit, and closes the connection."""
         error = self._refusal or APIError(400, "invalid_http", msg)
         client = self.client[0] if self.client else None
         fields = {"client": client, "status": error.status, "error": str(error)}
@@ -140,17 +140,17 @@ class HTTPProtocol(UpgradesIgnored):
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
-            running.disconnected = True  # uvicorn tells the last request only
+            running.disconnected = True  # uvicorn notifies the last request only
             running.message_event.set()
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no response is being sent or waited for."""
+        """Whether no response is pending."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def _can_respond(self) -> bool:
-        """Whether a response now would be to what is being received, and not part of another."""
+        """Whether a response now would answer the current request, and not mix with another."""
         if self._in_head:
             return self._is_idle
         return not self.pipeline and not self.cycle.response_started
@@ -195,7 +195,7 @@ def _headers_too_large(what: str) -> APIError:
 
 
 def _by_its_own_address(client: Optional[tuple[str, int]]) -> Optional[tuple[str, int]]:
-    """A client of IPv4 has an address of IPv6 on a socket for both; proxies are known by theirs."""
+    """Unmaps the IPv4 address of a client on a dual-stack socket; proxies are configured by it."""
     host = ipaddress.ip_address(client[0]) if client else None
     if client and isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped:
         return str(host.ipv4_mapped), client[1]

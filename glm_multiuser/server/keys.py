@@ -1,4 +1,4 @@
-"""Authentication: API keys, and the users inside a key."""
+"""Authentication: API keys, and the users of a key."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ KEY = re.compile(r"[\x21-\x7e]{16,512}")
 SESSION_LENGTH_MAX = 256
 ANONYMOUS = "anonymous"
 WRONG_KEY = "invalid_api_key"
-"""The code of the error about a wrong key."""
+"""Error code for a wrong key."""
 ADMIN = "admin"
-"""The only role; a key without it cannot control models where that takes a key."""
+"""The only role; it is needed to control models with the setting `model_control="keys"`."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """An authenticated client, known by the name of its key.
+    """An authenticated client, identified by the name of its key.
 
     Attributes:
-        key: its name.
-        admin: whether it has the role.
-        owner: digest of the key itself, which makes its sessions on disk its own: a new key of the
-            same name does not get them. b"" without keys.
+        key: name of the key.
+        admin: whether it has the role admin.
+        owner: digest of the key itself, which owns its sessions on disk: a new key with the same
+            name does not get them. b"" without keys.
     """
 
     key: str = ANONYMOUS
@@ -41,10 +41,10 @@ class Caller:
     owner: bytes = field(default=b"", repr=False, compare=False)
 
     def user(self, session: Optional[str]) -> Optional[str]:
-        """Whose slot a request takes: the session's own inside this key, or any slot.
+        """Returns the owner of a request's slot: the session, within this key; None: any slot.
 
         Raises:
-            APIError: 400, a name that is too long or cannot be printed.
+            APIError: 400, the name is too long or not printable.
         """
         if not session:
             return None
@@ -56,21 +56,21 @@ class Caller:
                 f"{SESSION_LENGTH_MAX}, all printable",
                 field="user",
             )
-        # A key's name has no slash, so no session can reach into another key.
+        # Names of keys have no slash, so no session can access another key's.
         return f"{self.key}/{session}"
 
     def session_of(self, user: object) -> Optional[str]:
-        """The session that `user` made this of; None if it belongs to another key."""
+        """The inverse of `user`; None if the session belongs to another key."""
         key, slash, session = str(user).partition("/")
         return session if slash and key == self.key else None
 
 
 class KeyRing:
-    """The API keys of this server. Without keys every client is the anonymous caller.
+    """The API keys of this server. Without keys, every client is the anonymous caller.
 
     Args:
         keys: name -> key.
-        admins: names of those that have the role admin.
+        admins: names of keys with the role admin.
     """
 
     def __init__(self, keys: Mapping[str, str], admins: Collection[str] = ()) -> None:
@@ -78,11 +78,11 @@ class KeyRing:
         self._admins = frozenset(admins)
 
     def caller(self, authorization: Optional[str], api_key: Optional[str] = None) -> Caller:
-        """The client that sent these headers.
+        """Authenticates a client by its headers.
 
         Args:
-            authorization: `Authorization`; a bearer token goes first.
-            api_key: `x-api-key`, where Anthropic's clients put the key.
+            authorization: `Authorization`; a bearer token takes precedence.
+            api_key: `x-api-key`, which Anthropic's clients send.
 
         Raises:
             APIError: 401, no key or a wrong one.
@@ -99,7 +99,7 @@ class KeyRing:
                 "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             )
         digest = _digest(key.strip())
-        # Every key is compared: the time must not depend on which one is close.
+        # All keys are compared, so that the time does not reveal which one is close.
         found = [
             name for name, known in self._digests.items() if hmac.compare_digest(known, digest)
         ]
@@ -113,21 +113,21 @@ def _digest(key: str) -> bytes:
 
 
 class Keys(NamedTuple):
-    """API keys by their names, and the names of those that have the role admin."""
+    """API keys by name, and the names of those with the role admin."""
 
     keys: dict[str, str]
     admins: frozenset[str]
 
 
 def read_keys(path: Optional[Path]) -> Keys:
-    """Keys of a file and of the environment variable `GLM_MULTIUSER_API_KEYS`.
+    """Reads keys from a file and from the environment variable `GLM_MULTIUSER_API_KEYS`.
 
-    A line of the file is a name and a key, a name, a key and the role `admin`, or a key alone;
-    empty lines and those that begin with # do not count. The environment variable holds the same,
-    with commas for line ends.
+    A line of the file is `KEY`, `NAME KEY` or `NAME KEY admin`; empty lines and lines that begin
+    with # are ignored. The environment variable has the same format, with commas instead of line
+    ends.
 
     Raises:
-        ConfigError: a file that cannot be read, a name or key that is none, one that comes twice.
+        ConfigError: the file cannot be read or has no key; a name or key is invalid or duplicate.
     """
     lines: list[tuple[str, str]] = []
     if path is not None:
@@ -162,7 +162,7 @@ def _numbered(text: str, separator: str) -> list[tuple[int, str]]:
 
 
 def _read_line(place: str, line: str, default: str) -> list[str]:
-    """Name, key, and perhaps the role. The line itself is never shown: it holds a secret."""
+    """Parses name, key, and optional role. Errors never show the line: it contains a secret."""
     words = line.split()
     if len(words) == 1:
         words.insert(0, default)

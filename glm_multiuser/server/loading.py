@@ -1,4 +1,4 @@
-"""Loading one model: check that it fits, open it with progress, and warm it up."""
+"""Loads a model: checks that it fits, opens it with progress, and warms it up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 LOG_SECONDS = 2.0
-"""Between two log lines about progress, where there is no terminal for a progress bar."""
+"""Interval of log lines about progress, without a terminal for a progress bar."""
 
 OpenLLM = Callable[..., "MultiUserLLM"]
 
@@ -42,10 +42,10 @@ def open_llm(settings: ModelSettings, progress: Optional[Progress] = None) -> Mu
 
 
 def with_local_paths(server: ServerSettings) -> ServerSettings:
-    """The same settings, with models that have the name of one of a hub downloaded; blocks.
+    """Downloads models given by a hub's name, and returns settings with their paths; blocks.
 
     Raises:
-        GLMMultiUserError: one cannot be downloaded, or its engine does not suit it.
+        GLMMultiUserError: a model cannot be downloaded, or does not fit its engine settings.
     """
     paths = [local_path(model.folder, model.engine.check_fits) for model in server.models]
     models = (replace(model, folder=path) for model, path in zip(server.models, paths))
@@ -71,7 +71,7 @@ def bring_up(
 
 
 def warm_up(llm: MultiUserLLM, prompts: Iterable[str], progress: Progress) -> None:
-    """Generates a few tokens for every prompt.
+    """Generates `WARM_UP_TOKENS` tokens for every prompt.
 
     Raises:
         GLMMultiUserError: a prompt is rejected, or fails.
@@ -91,17 +91,17 @@ def check(
     server: ServerSettings,
     replaced: Optional[ModelSettings] = None,
 ) -> None:
-    """Rejects, before loading, what cannot work.
+    """Checks, before loading, whether a model can work.
 
     Args:
-        model: to be loaded.
-        others: that are loaded and stay.
-        server: with its memory budget.
-        replaced: the same model as it is loaded now; its memory is free by then.
+        model: the model to load.
+        others: loaded models that stay loaded.
+        server: has the memory budget.
+        replaced: current settings of the same model if it is loaded; its memory is freed first.
 
     Raises:
-        CheckpointError: no configuration.
-        ConfigError: the engine does not suit the model, or there is not enough memory.
+        CheckpointError: the checkpoint has no configuration.
+        ConfigError: the engine settings do not fit the model, or there is not enough memory.
     """
     model.engine.check_fits(read_model_config(model.folder))
     needed = memory_bytes(model)
@@ -126,7 +126,7 @@ def check(
 
 
 def memory_bytes(model: ModelSettings) -> int:
-    """Weights and KV caches, computed from the checkpoint's shapes and types."""
+    """Bytes of weights and KV caches, computed from the checkpoint's shapes and dtypes."""
     config = read_model_config(model.folder)
     stored = stored_as(model.folder, config)
     engine = backend_choice.with_weight_dtype(model.engine, config, *stored)
@@ -135,7 +135,7 @@ def memory_bytes(model: ModelSettings) -> int:
 
 @contextmanager
 def _shown(name: str, progress: Progress) -> Iterator[Progress]:
-    """`progress`, and also a progress bar on a terminal, or log lines."""
+    """Wraps `progress`: also shows a progress bar on a terminal, or else logs it."""
     logged = time.monotonic()
 
     def log(done: int, total: int, what: str) -> None:

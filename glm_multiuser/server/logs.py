@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, with the id of the request that it belongs to."""
+"""Structured logs: one JSON object per line, with its request id."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from datetime import datetime, timezone
 from typing import Any, Optional
 
 request_id: ContextVar[Optional[str]] = ContextVar("request_id", default=None)
-"""Of the request that the current task answers."""
+"""Id of the request that the current task handles."""
 
 FIELDS = "fields"
-"""A record's attribute with the fields of the line: `extra={FIELDS: {...}}`."""
+"""Record attribute for additional fields: `extra={FIELDS: {...}}`."""
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes one line of JSON of a record. ASCII, so that no character can end the line."""
+    """Formats a record as one line of JSON. ASCII, so that no character can end the line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people in front of a terminal. What clients sent is escaped."""
+    """Formats a record for people at a terminal. Text from clients is escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = [f"{name}={_shown(value)}" for name, value in getattr(record, FIELDS, {}).items()]
@@ -51,13 +51,13 @@ class TextFormatter(logging.Formatter):
 
 
 def _shown(value: object) -> str:
-    """Quoted where it could be taken for several fields."""
+    """Quotes values that could be taken for several fields."""
     text = _escaped(str(value))
     return repr(value) if isinstance(value, str) and set(text) & set(" \\\"'") else text
 
 
 def _escaped(text: str) -> str:
-    """Without control characters, which could end a line or change what a terminal shows."""
+    """Escapes control characters, which could end a line or manipulate a terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
@@ -68,5 +68,5 @@ def configure_logging(as_json: bool, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    # Per request, beside our own line: too much, and its lines have no fields.
+    # Duplicates our own line per request, without its fields.
     logging.getLogger("uvicorn.access").disabled = True
