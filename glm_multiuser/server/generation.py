@@ -19,7 +19,7 @@ class Generation(AsyncIterator[Piece]):
     """Yields pieces of an answer as they arrive. Its owner must `close` it in any case.
 
     Args:
-        handle: that of the engine.
+        handle: the engine's.
         seconds: time limit of the whole request.
         on_end: called once at the end.
         seconds_left: remaining part of it; None: all.

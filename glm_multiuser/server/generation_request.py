@@ -66,7 +66,7 @@ class GenerationRequest:
         )
 
     def sampling(self, defaults: SamplingParams, prompt_tokens: int) -> SamplingParams:
-        """Returns its parameters, with `max_tokens` limited to what `max_length` leaves.
+        """Returns its parameters, with `max_tokens` limited by `max_length`.
 
         Raises:
             PromptTooLongError: the prompt leaves no room for an answer.

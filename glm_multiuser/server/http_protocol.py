@@ -34,7 +34,7 @@ class HTTPProtocol(UpgradesIgnored):
 
     Args:
         on_response: called with the status of each response written here.
-        options: those of uvicorn's protocol.
+        options: of uvicorn's protocol.
     """
 
     url = b""

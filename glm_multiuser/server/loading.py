@@ -71,7 +71,7 @@ def bring_up(
 
 
 def warm_up(llm: MultiUserLLM, prompts: Iterable[str], progress: Progress) -> None:
-    """Generates `WARM_UP_TOKENS` tokens for every prompt.
+    """Generates a few tokens for every prompt.
 
     Raises:
         GLMMultiUserError: a prompt is rejected, or fails.

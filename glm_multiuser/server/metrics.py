@@ -1,4 +1,4 @@
-"""What a server measures, for Prometheus."""
+"""Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Metrics:
     """Counters and histograms of one server, in a registry of its own.
 
     Args:
-        stats: name of each model that is ready, with the counters of its engine.
+        stats: returns name -> engine statistics of all models that are ready.
     """
 
     def __init__(self, stats: Callable[[], dict[str, EngineStats]]) -> None:
@@ -108,7 +108,7 @@ class Metrics:
         return Histogram(f"glm_{name}", text, ("model",), buckets=buckets, registry=self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The engines' own counters, read when metrics are scraped."""
+        """Yields the engines' own counters, read when metrics are scraped."""
         all_stats = self._stats()
         for name, text, value in GAUGES:
             gauge = GaugeMetricFamily(f"glm_{name}", text, labels=("model",))
@@ -131,7 +131,7 @@ class Metrics:
             yield counter
 
     def describe(self) -> list[Metric]:
-        """Empty: what `collect` yields depends on the models."""
+        """Empty, because the metrics of `collect` depend on the models."""
         return []
 
     def record_step(self, model: str, report: StepReport) -> None:
@@ -141,7 +141,7 @@ class Metrics:
             self.batch_rows.labels(model).observe(report.rows)
 
     def record_finished(self, model: str, outcome: str, result: Optional[GenerationResult]) -> None:
-        """A request has ended; one whose client disconnected has no result."""
+        """Records the end of a request; without a result if its client disconnected."""
         self.requests.labels(model, outcome).inc()
         if result is None or result.timings.ttft_s is None:
             return
@@ -153,5 +153,5 @@ class Metrics:
             itl.observe(after - before)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -22,13 +22,13 @@ OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 
 
 class GuardMiddleware:
-    """Requests that pass have `caller` in their state, and their whole body has been received.
+    """Authenticates requests, sets `caller` in their state, and receives their whole body.
 
     Args:
         app: the application.
         keys: the API keys.
-        limits: of the body.
-        origins: allowed besides our own (CORS).
+        limits: on the body.
+        origins: allowed origins besides our own (CORS).
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, limits: Limits, origins: Sequence[str]) -> None:
@@ -57,12 +57,12 @@ class GuardMiddleware:
             await error_response(scope["path"], error)(scope, receive, send)
             return
         if body is None:
-            return  # the client disconnected while it was sending
+            return  # the client disconnected while sending
         if _has_body(scope):
             # Every body is JSON or read as bytes; many clients send another content type.
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server sends no body: it has its own scope
+            scope = {**scope, "method": "GET"}  # uvicorn has its own scope, so it sends no body
         await self.app(scope, _first(body, receive), send)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
@@ -80,7 +80,7 @@ class GuardMiddleware:
             )
 
     async def _body(self, headers: Headers, receive: Receive) -> Optional[bytes]:
-        """The whole body; None when the client disconnects.
+        """Receives the whole body; None if the client disconnects.
 
         Raises:
             APIError: 413, too large; 408, too slow.
@@ -132,7 +132,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _first(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body first, and then what comes after it."""
+    """A `receive` that returns the body first, then later messages."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body() -> Message:

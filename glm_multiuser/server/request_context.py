@@ -1,4 +1,4 @@
-"""What every protocol reads from an HTTP request: the service, caller, session and deadline."""
+"""Reads the service, caller, session and deadline from an HTTP request of any protocol."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def caller_of(request: Request) -> Caller:
 
 
 def session_of(request: Request, from_body: Optional[str] = None) -> Optional[str]:
-    """The session inside the caller's key: the header, else what the protocol's body names."""
+    """The session within the caller's key: from the header, else from the body."""
     return session_named(request.headers) or from_body
 
 
 def session_named(headers: Headers) -> str:
-    """The header X-Session-Id, in UTF-8 as names in bodies are, else in Latin-1; empty: none."""
+    """The header X-Session-Id, in UTF-8 like names in bodies, else in Latin-1; empty: none."""
     name = headers.get(SESSION_HEADER, "")
     try:
         return name.encode("latin-1").decode("utf-8")
@@ -45,7 +45,7 @@ def deadline_of(request: Request) -> Optional[float]:
     """Seconds of the header `X-Request-Timeout`; None without one.
 
     Raises:
-        APIError: 400, no positive number.
+        APIError: 400, not a positive number.
     """
     text = request.headers.get(DEADLINE_HEADER)
     if text is None:

@@ -1,4 +1,4 @@
-"""The outermost middleware: gives every request an id, and logs one line for each response."""
+"""The outermost middleware: assigns request ids, and logs one line per request."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
 ANTHROPIC_HEADER = "request-id"
-"""Where Anthropic's clients look for the id."""
+"""Anthropic's clients read the id from this header."""
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestLogMiddleware:
-    """Gives every request an id, returns it in the response, and logs the response.
+    """Assigns an id to each request, returns it in the response, and logs the request.
 
     Args:
         app: the application.

@@ -1,4 +1,4 @@
-"""Stored responses, for `previous_response_id`, and to be read or deleted."""
+"""Stores responses for `previous_response_id`, reading and deletion."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from glm_multiuser.server.settings import Limits
 
 
 class StoredResponse(NamedTuple):
-    """A response, and the messages that go before those of the next request, as JSON."""
+    """A response, and the messages that precede those of the next request, as JSON."""
 
     response: bytes
     messages: bytes
 
 
 class ResponseStore:
-    """Responses of every session, in memory. Lives on the event loop, so it needs no lock.
+    """Responses of all sessions, in memory. Used on the event loop only, so it needs no lock.
 
-    A session's user, `KEY/SESSION`, is part of every look-up: what belongs to another user is not
-    there. When all keys together store too much, the key that stores most loses the response that
-    it has not used for longest, so other keys' requests never take a key's equal share.
+    The user, `KEY/SESSION`, is part of every lookup, so other users' responses are not found. Over
+    the limit, the key that stores most loses its least recently used response, so other keys'
+    requests never take a key's equal share.
 
     Args:
-        limits: how many bytes are stored.
+        limits: contain `response_bytes`.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -44,10 +44,10 @@ class ResponseStore:
             self._forget(next(name for name in self._stored if _key_of(name[0]) == key))
 
     def get(self, user: Optional[str], response_id: str) -> StoredResponse:
-        """This user's response.
+        """Returns a response of this user.
 
         Raises:
-            APIError: there is none, or it belongs to another one.
+            APIError: 404, there is none, or it belongs to another user.
         """
         found = self._stored.get((user or "", response_id))
         if found is None:
@@ -57,10 +57,10 @@ class ResponseStore:
         return found
 
     def messages_before(self, user: Optional[str], previous: Optional[str]) -> list[dict[str, Any]]:
-        """Those of the conversation that the previous response ends, if there is one.
+        """Messages of the conversation up to the previous response; empty without one.
 
         Raises:
-            APIError: this user has no such response.
+            APIError: 400, this user has no such response.
         """
         if previous is None:
             return []
@@ -73,7 +73,7 @@ class ResponseStore:
         return messages
 
     def delete(self, user: Optional[str], response_id: str) -> None:
-        """Raises as `get`."""
+        """Deletes a response. Raises as `get`."""
         self.get(user, response_id)
         self._forget((user or "", response_id))
 

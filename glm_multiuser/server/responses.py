@@ -24,7 +24,7 @@ MEANINGS = {
 
 
 class PlainError(BaseModel):
-    """An error: a message, and a code for programs."""
+    """An error message, and a machine-readable code."""
 
     error: str
     code: str
@@ -46,7 +46,7 @@ class OpenAIErrorBody(BaseModel):
 
 
 class AnthropicError(BaseModel):
-    """Anthropic's error object, and a code for programs."""
+    """Anthropic's error object, with a machine-readable code."""
 
     type: str
     message: str

@@ -33,7 +33,7 @@ router = APIRouter(tags=["simple"])
 
 
 class SimpleRequest(BaseModel):
-    """A question, perhaps with earlier rounds."""
+    """A question, optionally with earlier rounds."""
 
     prompt: str
     history: History = Field(default_factory=list)
@@ -60,8 +60,8 @@ class SimpleResponse(BaseModel):
 async def answer(request: Request, body: SimpleRequest) -> Any:
     """Answers one question.
 
-    With `stream` it is an event stream: every event is JSON with a `delta` of the text, the last
-    one has everything that the whole answer has.
+    With `stream`, the response is an event stream: every event is JSON with a `delta` of the text;
+    the last one also has all fields of the whole answer.
     """
     service = service_of(request)
     model = service.models.get(body.model)

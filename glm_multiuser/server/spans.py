@@ -23,17 +23,17 @@ from glm_multiuser.server.logs import request_id
 from glm_multiuser.version import NAME, own_version
 
 FLUSH_SECONDS = 5.0
-"""For spans that are still being sent when the server shuts down."""
+"""For spans that are still being sent at shutdown."""
 NO_ERROR = ("stop", "length", "cancelled")
-"""Outcomes that are no fault of the server; a client that disconnects cancels its request."""
+"""Outcomes that are not errors; a client that disconnects cancels its request."""
 
 
 def provider_for(exporter: str, endpoint: Optional[str] = None) -> TracerProvider:
-    """Samples and exports as the `OTEL_*` variables say.
+    """Creates a provider that samples and exports as configured by the `OTEL_*` variables.
 
     Args:
         exporter: "otlp" or "console".
-        endpoint: base URL of an OTLP/HTTP collector, in place of that of the variables.
+        endpoint: base URL of an OTLP/HTTP collector; overrides the variables.
     """
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
@@ -58,7 +58,7 @@ class RequestTracer:
         self._tracer = provider.get_tracer(NAME, own_version())
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        """`app`, whose requests belong to the trace of their header `traceparent`."""
+        """Wraps `app`, so that requests join the trace of their header `traceparent`."""
 
         async def traced(scope: Scope, receive: Receive, send: Send) -> None:
             headers = Headers(scope=scope)
@@ -71,12 +71,12 @@ class RequestTracer:
         return traced
 
     def watch(self, model: str, request: GenerationRequest, since: float, on_end: OnEnd) -> OnEnd:
-        """`on_end`, which also records the request that the current task starts.
+        """Wraps `on_end`, to record the request that the current task starts.
 
         Args:
-            model: its name.
-            request: what is asked.
-            since: when the request was submitted, in `time.monotonic` seconds.
+            model: name of the model.
+            request: the request.
+            since: time of submission, in `time.monotonic` seconds.
             on_end: called at its end.
         """
         parent, identifier = context.get_current(), request_id.get()
@@ -89,12 +89,12 @@ class RequestTracer:
         return record
 
     def rejected(self, model: str, request: GenerationRequest, code: str) -> None:
-        """Records that the request of the current task was not accepted."""
+        """Records that the request of the current task was rejected."""
         attributes = _attributes(model, request, request_id.get(), code, None)
         self._record(context.get_current(), attributes, time.monotonic(), code)
 
     def close(self) -> None:
-        """Exports what has been recorded; gives up after `FLUSH_SECONDS`."""
+        """Exports recorded spans; gives up after `FLUSH_SECONDS`."""
         ending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         ending.start()
         ending.join(FLUSH_SECONDS)
@@ -133,7 +133,7 @@ def _attributes(
     outcome: str,
     result: Optional[GenerationResult],
 ) -> dict[str, Any]:
-    """In the names of OpenTelemetry's conventions for generative AI, where they have one."""
+    """Span attributes, named as in OpenTelemetry's GenAI semantic conventions where they exist."""
     found: dict[str, Any] = {
         "gen_ai.operation.name": "chat" if request.is_text else "text_completion",
         "gen_ai.provider.name": NAME,

@@ -1,4 +1,4 @@
-"""Slots, queue and tokens per second, for the page's live panel, and metrics."""
+"""`/status` for the page's live panel: slots, queue and tokens per second; and `/metrics`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from glm_multiuser.server.service import Service
 router = APIRouter(tags=["status"])
 
 SESSIONS = ("in_memory", "memory_bytes", "on_disk", "disk_bytes", "restored", "restored_tokens")
-"""Fields of `SessionCounts` that are shown; a folder that models share counts for each."""
+"""Reported fields of `SessionCounts`; a folder shared by models counts for each."""
 
 
 @router.get("/status")
 async def status(request: Request) -> dict[str, Any]:
-    """State of the server, its models and slots; users of other keys have no name."""
+    """State of the server, its models and slots; users of other keys are not named."""
     service, caller = service_of(request), caller_of(request)
     ready = service.models.ready()
     stats = {model.name: model.llm.stats() for model in ready}
@@ -63,7 +63,7 @@ async def status(request: Request) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Everything that is measured, in Prometheus' text format."""
+    """All metrics in Prometheus' text format."""
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 

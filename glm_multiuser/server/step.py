@@ -1,6 +1,6 @@
 """The step API, `POST /llm/generate`: every call returns the text since the last one.
 
-A client names its generation by a `cache_id` of its own and polls until the flag is "end".
+A client chooses a `cache_id` for its generation and polls until the flag is "end".
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from glm_multiuser.server.settings import Limits
 router = APIRouter(tags=["step"])
 
 WAIT_SECONDS = 10.0
-"""After which a call returns even if there is nothing new: the request may still be queued."""
+"""A call returns after this time even without new text: the request may still be queued."""
 REMEMBERED = 4096
-"""Ended generations whose names are still rejected."""
+"""Number of ended generations whose names are still rejected."""
 
 
 Flag = Literal["sending", "hang", "end"]
@@ -50,10 +50,10 @@ class StepRequest(BaseModel):
 
 
 class StepResponse(BaseModel):
-    """What is new.
+    """The text since the last call.
 
     flag: "sending": more will come; "hang": more will come, and the text so far ends inside a
-    character; "end": this was the last of it.
+    character; "end": nothing more will come.
     """
 
     flag: Flag
@@ -63,11 +63,11 @@ class StepResponse(BaseModel):
 class Entry:
     """One generation that a client polls.
 
-    Received text stays here until a call returns it: nothing is lost when a client disconnects
-    while its call waits.
+    Received text is kept until a call returns it: nothing is lost if a client disconnects while
+    its call waits.
 
     Attributes:
-        lock: held by the call that is being answered.
+        lock: held by the current call.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Entry:
         self._error: Optional[GLMMultiUserError] = None
 
     async def receive(self, generation: Generation) -> None:
-        """Waits for new text, at most `WAIT_SECONDS`, and collects all that is there.
+        """Waits for new text, at most `WAIT_SECONDS`, and collects all that has arrived.
 
         Raises:
             GLMMultiUserError: the generation failed.
@@ -111,11 +111,11 @@ class Entry:
 
 
 Name = tuple[str, str]
-"""(key, cache_id): an id reaches only generations of its own key."""
+"""(key, cache_id): ids are scoped to their key."""
 
 
 class Entries:
-    """The generations that clients poll: keys share `limits.step_entries`."""
+    """The generations that clients poll; keys share `limits.step_entries`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -126,7 +126,7 @@ class Entries:
         return len(self._entries)
 
     def find(self, name: Name) -> Entry:
-        """The entry of this name, a new one if there is none.
+        """Returns the entry of this name; creates it if there is none.
 
         Raises:
             APIError: 409, it has ended or is being polled; 410, it has expired; 429, too many.
@@ -154,7 +154,7 @@ class Entries:
             )
 
     def drop(self, name: Name) -> None:
-        """Forgets an entry that never started."""
+        """Removes an entry whose generation never started."""
         self._entries.pop(name, None)
 
     def end(self, name: Name, how: str = "finished") -> None:
@@ -171,7 +171,7 @@ class Entries:
             self._ended.popitem(last=False)
 
     def wait_for_client(self, name: Name, entry: Entry) -> None:
-        """Lets the generation expire unless its client polls it in time."""
+        """Starts the timer that expires the generation; the client's next call cancels it."""
         loop = asyncio.get_running_loop()
         entry.timer = loop.call_later(self._limits.step_seconds, self.end, name, "expired")
 
@@ -189,7 +189,7 @@ class Entries:
     },
 )
 async def generate(request: Request, body: StepRequest) -> Any:
-    """Starts a generation, or returns what it has produced since the last call."""
+    """Starts or polls a generation; returns its text since the last call."""
     entries: Entries = request.app.state.step_entries
     caller = caller_of(request)
     name = (caller.key, body.cache_id)

@@ -1,4 +1,4 @@
-"""TLS: the certificate and its key, checked before anything is loaded."""
+"""Checks the TLS certificate and its key before anything is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_certificate(certificate: Optional[str], key: Optional[str]) -> None:
     """Checks that a server can use these PEM files; both None: no TLS.
 
     Raises:
-        ConfigError: a file is missing, cannot be read, or does not fit the other one.
+        ConfigError: a file is missing, unreadable, or does not match the other one.
     """
     if certificate is None and key is None:
         return
@@ -26,7 +26,7 @@ def check_certificate(certificate: Optional[str], key: Optional[str]) -> None:
         except OSError as error:
             raise ConfigError(f"{name} is {path!r}, which cannot be read: {error}") from error
     try:
-        # Without a password, a key that needs one would ask for it on the terminal.
+        # Otherwise, OpenSSL asks for an encrypted key's password on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(

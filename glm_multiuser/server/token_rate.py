@@ -9,7 +9,7 @@ WINDOW_SECONDS = 60
 
 
 class TokenRate:
-    """`sample` is called once a second."""
+    """Rates of the last minute; `sample` is called once a second."""
 
     def __init__(self) -> None:
         self._before: dict[str, int] = {}
@@ -17,8 +17,8 @@ class TokenRate:
         """Oldest first."""
 
     def sample(self, generated: Mapping[str, int]) -> None:
-        """Records how many tokens each model has generated so far."""
-        # A model that was loaded again counts from 0.
+        """Records the total of tokens that each model has generated so far."""
+        # A reloaded model counts from 0.
         new = [max(0, count - self._before.get(name, 0)) for name, count in generated.items()]
         self._before = dict(generated)
         self.per_second.append(sum(new))

@@ -1,6 +1,6 @@
-"""Whether this server sends OpenTelemetry traces, and where: the option and the `OTEL_*` variables.
+"""Configures OpenTelemetry traces from the option and the `OTEL_*` variables.
 
-OpenTelemetry's SDK, the extra `otel`, is imported only if it does.
+OpenTelemetry's SDK, the extra `otel`, is imported only if traces are enabled.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ DISABLED = "OTEL_SDK_DISABLED"
 
 
 def open_tracer(endpoint: Optional[str] = None) -> Optional[RequestTracer]:
-    """What records spans; None unless the option or a variable asks for traces.
+    """Creates the tracer; None unless the option or a variable enables traces.
 
     Args:
-        endpoint: base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318; None: what the
-            `OTEL_*` variables say.
+        endpoint: base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318; None: as
+            configured by the `OTEL_*` variables.
 
     Raises:
-        ConfigError: the extra is not installed, or an endpoint, exporter or protocol that is not
+        ConfigError: the extra is not installed, or an endpoint, exporter or protocol is not
             supported.
     """
     exporter = os.environ.get(EXPORTER) or ("otlp" if _first_of(ENDPOINTS) else "none")

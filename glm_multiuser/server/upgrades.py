@@ -1,7 +1,7 @@
-"""Requests that offer another protocol are answered in HTTP/1.1.
+"""Ignores `Upgrade`: requests that offer another protocol are answered in HTTP/1.1.
 
 Java's HttpClient and `curl --http2` send `Upgrade: h2c`, which a server may ignore (RFC 9110, 7.8).
-The parser takes what follows such a request's head for the other protocol, so it would lose its
+The parser treats data after the head of such a request as the other protocol's, and would lose the
 body.
 """
 
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class _RequestParser(httptools.HttpRequestParser):
-    """Keeps what follows the head of a request that offers another protocol."""
+    """Keeps the data after the head of an upgrade request."""
 
     rest: Optional[bytes] = None
 
@@ -27,7 +27,7 @@ class _RequestParser(httptools.HttpRequestParser):
 
 
 class UpgradesIgnored(HttpToolsProtocol):
-    """uvicorn's, which parses such a request again, without its header `Upgrade`."""
+    """uvicorn's protocol; parses upgrade requests again, without their header `Upgrade`."""
 
     parser: _RequestParser
 
@@ -38,7 +38,7 @@ class UpgradesIgnored(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         while self.parser is not None and self._is_offer and self.parser.rest is not None:
-            # Each turn takes one head off what was received.
+            # Each iteration consumes one head of the received data.
             head, rest = self._head_without_upgrade(), self.parser.rest
             self._use_new_parser()
             super().data_received(head + rest)
@@ -53,8 +53,8 @@ class UpgradesIgnored(HttpToolsProtocol):
 
     @property
     def _is_offer(self) -> bool:
-        """Whether the parser has read the head of such a request."""
-        # CONNECT is one whatever its headers are.
+        """Whether the parser has read the head of an upgrade request."""
+        # The parser treats every CONNECT as one.
         return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
 
     def _use_new_parser(self) -> None:

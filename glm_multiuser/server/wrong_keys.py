@@ -1,4 +1,4 @@
-"""Slows down addresses that send wrong API keys."""
+"""Throttles addresses that send wrong API keys."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections import OrderedDict
 FIRST_SECONDS = 0.1
 LONGEST_SECONDS = 3.2
 FORGET_SECONDS = 600.0
-"""After the last wrong key of an address."""
+"""Time after an address's last wrong key until its count restarts."""
 ADDRESSES = 4096
-"""How many are remembered; the one that is forgotten first has been quiet for longest."""
+"""Maximum number of addresses; the one inactive for longest is evicted first."""
 
 
 class WrongKeys:
-    """Who sent wrong keys, and how many."""
+    """Counts wrong keys by address."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def record(self, address: str) -> float:
-        """Counts a wrong key; the seconds that its response has to wait: twice as many each time.
+        """Counts a wrong key; returns its response's delay in seconds, which doubles each time.
 
         Args:
-            address: of the client; of IPv6, the network of 64 bits counts.
+            address: the client's; IPv6 addresses are counted by /64 network.
         """
         now = time.monotonic()
         name = _network(address)
@@ -41,9 +41,9 @@ def _network(address: str) -> str:
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
-        return address[:64]  # what a proxy says
+        return address[:64]  # from a proxy
     if isinstance(parsed, ipaddress.IPv4Address):
         return address
     if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)  # as a socket for both shows it
+        return str(parsed.ipv4_mapped)  # as a dual-stack socket reports it
     return str(ipaddress.IPv6Network((int(parsed), 64), strict=False))
