@@ -2,27 +2,27 @@
 
 `/tokenize` and `/detokenize` are vLLM's, `/v1/sessions` is this server's own.
 
-Where it differs from the original:
+Differences from OpenAI:
 
-- A field that is not given has the checkpoint's default, and `max_tokens` is what `seq_length`
-  leaves room for. A larger `max_tokens` is not rejected; the answer ends with "length".
-- `model` may be left out: the first model of the server answers.
-- Text in `/v1/completions` is a question, written as this family's chat writes one; token ids are
-  used as they are, and answered with the model's own words.
-- Choice i of a prompt has the seed `seed + i`, so that choice 0 is the answer with n=1, and several
-  prompts in one request are answered as each alone.
-- `user` names a session, whose answers share a slot; the header X-Session-Id goes first. Several
-  answers to one request run in any slots.
-- More than OpenAI has: `top_k`, `min_p`, `repetition_penalty`, `structured_outputs`, `min_tokens`,
+- Missing fields have the checkpoint's defaults, and `max_tokens` is limited by `seq_length`: a
+  larger value is not rejected; the answer ends with "length".
+- `model` is optional; the default is the first model of the server.
+- Text in `/v1/completions` is a question in the chat format of the model's family; token ids are
+  used unchanged, and their answer is the model's raw output.
+- Choice i of a prompt has the seed `seed + i`, so choice 0 equals the answer with n=1, and each of
+  several prompts in a request is answered as if sent alone.
+- `user` names a session, whose requests share a slot; the header X-Session-Id takes precedence.
+  Several answers to one request run in any slots.
+- Additional fields: `top_k`, `min_p`, `repetition_penalty`, `structured_outputs`, `min_tokens`,
   `ignore_eos`, `stop_token_ids`, `cache_prompt`, and `return_token_ids`, which adds `token_ids` to
   every choice.
-- A `tool_choice` of "none" leaves the tools out of the prompt. A forced answer is one call.
-- Streamed tool calls come whole, at the end, unless they are forced or strict: before, it is not
-  certain that they are calls.
-- Fields that would change the answer and are not implemented are rejected unless their
-  value changes nothing; unknown fields are rejected, too, but those of messages are ignored.
-- Log-probabilities are those of every generated token but a final stop token; the tokens of a stop
-  string, a header or a call are among them, although their text is not shown as content.
+- `tool_choice` "none" omits the tools from the prompt. A forced answer is one call.
+- Tool calls are streamed whole at the end, unless they are forced or strict, because until then
+  they may turn out to be text.
+- Unimplemented fields that would change the answer are rejected unless their value has no effect;
+  unknown fields are rejected, too, except in messages, where they are ignored.
+- Log-probabilities cover every generated token except a final stop token, including the tokens of
+  a stop string, a header or a call, whose text is not part of the content.
 """
 
 from fastapi import APIRouter

@@ -1,6 +1,6 @@
-"""Requests of other protocols as chats: all of them are answered as `/v1/chat/completions` is.
+"""Converts requests of other protocols to chats, which are served like `/v1/chat/completions`.
 
-Messages about errors name fields as the other protocol does.
+Error messages use the other protocol's field names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RUNS_NO_TOOL = (
 
 
 class CommonFields(Strict):
-    """What requests of other protocols have in common with a chat's; some are ours."""
+    """Fields that other protocols share with chats; some are extensions of this server."""
 
     stream: Optional[bool] = None
     temperature: Temperature = None
@@ -49,18 +49,18 @@ class CommonFields(Strict):
     service_tier: Hint[str] = None
 
     def chat_fields(self, *same: str) -> dict[str, Any]:
-        """Fields of a chat.
+        """Returns the chat's fields.
 
         Args:
-            same: more fields of this protocol that are as a chat's.
+            same: further fields that are the same in this protocol and in chats.
         """
         return self.model_dump(include={*CommonFields.model_fields, *same})
 
 
 class DescribedTool(Strict):
-    """What tools of other protocols have in common with a chat's.
+    """Fields that tools of other protocols share with those of chats.
 
-    `type` is the first field: of a tool of another type, that is what the error is about.
+    `type` comes first, so that a tool of another type gets an error about its type.
     """
 
     type: Any = None
@@ -73,25 +73,25 @@ class DescribedTool(Strict):
 
 
 def chat_tool(tool: DescribedTool, parameters: Optional[dict[str, Any]]) -> dict[str, Any]:
-    """A tool of a chat."""
+    """Returns a tool in the chat format."""
     named = {"name": tool.name, "description": tool.description}
     function = {**named, "parameters": parameters, "strict": tool.strict}
     return {"type": "function", "function": function}
 
 
 def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call of an assistant's message."""
+    """Returns a tool call of an assistant message."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A request in the form of a chat's.
+    """A request converted to a chat.
 
     Attributes:
-        fields: of `ChatRequest`; those that are None are left out.
-        names: what a field is called in the other protocol, where it has another name.
-        places: where each of its messages is in the other protocol's request.
+        fields: of `ChatRequest`; None counts as missing.
+        names: maps fields to their names in the other protocol, if these differ.
+        places: the location of each message in the other protocol's request.
     """
 
     fields: Mapping[str, Any]
@@ -99,10 +99,10 @@ class Chat:
     places: Sequence[str]
 
     async def start(self, request: Request) -> GenerationGroup:
-        """Puts it into the queue.
+        """Submits the chat.
 
         Raises:
-            APIError: a field that is not valid, or as `Service.start`.
+            APIError: an invalid field, or as `Service.start`.
         """
         try:
             return await start_chat(request, self._body(), ("", ""))
@@ -110,10 +110,10 @@ class Chat:
             raise self._renamed(error) from error
 
     async def count_tokens(self, request: Request) -> int:
-        """How long its prompt is.
+        """Returns the number of prompt tokens.
 
         Raises:
-            APIError: a field that is not valid, or a model that is not there or not ready.
+            APIError: an invalid field, or a model that is unknown or not ready.
         """
         service = service_of(request)
         try:
@@ -139,7 +139,7 @@ class Chat:
         return APIError(error.status, error.code, message, field, error.retry_after)
 
     def _rename(self, text: str) -> str:
-        """The text with the first name of a field that it has, as the other protocol calls it."""
+        """Replaces the first field name in the text by the other protocol's name."""
         message = MESSAGE.search(text)
         if message is not None and int(message[1] or message[2]) < len(self.places):
             place = self.places[int(message[1] or message[2])]

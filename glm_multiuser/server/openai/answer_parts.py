@@ -1,4 +1,4 @@
-"""An answer for protocols that send it in parts: a text, or calls, one after the other."""
+"""Splits an answer into consecutive parts, texts and calls, for protocols that stream parts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from glm_multiuser.server.openai.generation_group import GenerationGroup
 
 Event = dict[str, Any]
 TEXT = -1
-"""In the place of a call's index."""
+"""Stands for text, instead of a call's index."""
 
 
 class AnswerEvents(AsyncIterable[Event]):
-    """Makes the events of one answer, each with its type, and what they are together.
+    """Generates the typed events of one answer, and assembles the complete answer.
 
-    Iterating raises GLMMultiUserError when the answer failed, or the server ended it.
+    Iterating raises GLMMultiUserError if the answer failed or the server ended it.
 
     Args:
-        group: with its generation.
-        logprobs: whether log-probabilities are sent; they may come without text.
+        group: with a single generation.
+        logprobs: whether to send log-probabilities, which may arrive without text.
     """
 
     def __init__(self, group: GenerationGroup, logprobs: bool = False) -> None:
@@ -31,7 +31,7 @@ class AnswerEvents(AsyncIterable[Event]):
         self._open: Optional[int] = None
 
     def begin(self) -> Iterable[Event]:
-        """Before all parts, when the first token has come."""
+        """Returns the events before all parts, when the first token has arrived."""
         return ()
 
     @abstractmethod
@@ -46,11 +46,11 @@ class AnswerEvents(AsyncIterable[Event]):
     def add_arguments(self, text: str) -> Iterable[Event]: ...
     @abstractmethod
     def end_call(self) -> Iterable[Event]:
-        """Of an answer that ends inside a call, the arguments so far are no JSON."""
+        """Ends a call; if the answer ends inside it, the arguments are not valid JSON."""
 
     @abstractmethod
     def end(self, result: GenerationResult) -> Iterable[Event]:
-        """After all parts."""
+        """Returns the events after all parts."""
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         has_begun = False
@@ -67,12 +67,12 @@ class AnswerEvents(AsyncIterable[Event]):
             yield one
 
     async def encoded(self) -> AsyncIterator[bytes]:
-        """For an event stream."""
+        """Yields the events, encoded for an event stream."""
         async for one in self:
             yield event(one, one["type"])
 
     async def read(self) -> None:
-        """Reads to the end of the answer. Raises as iterating does."""
+        """Reads the answer to its end. Raises as iterating does."""
         async for _ in self:
             pass
 
@@ -93,7 +93,7 @@ class AnswerEvents(AsyncIterable[Event]):
                 yield from self.add_arguments(call.arguments)
 
     def _close(self, is_cut: bool = False) -> Iterable[Event]:
-        """Ends the open part, if there is one."""
+        """Ends the open part, if any."""
         is_open, is_text, self._open = self._open is not None, self._open == TEXT, None
         if not is_open:
             return ()

@@ -33,7 +33,7 @@ router = APIRouter()
 async def chat_completions(request: Request, body: ChatRequest) -> Any:
     """Answers the last message of a conversation.
 
-    With `stream` it is an event stream of `chat.completion.chunk` objects that ends with `[DONE]`.
+    With `stream`, returns an event stream of `chat.completion.chunk` objects, ended by `[DONE]`.
     """
     kind = ("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion")
     group = await start_chat(request, body, kind)
@@ -47,17 +47,17 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
 
 
 async def start_chat(request: Request, body: ChatRequest, kind: tuple[str, str]) -> GenerationGroup:
-    """Starts the answers to a conversation; arguments and errors as for `start`."""
+    """Starts the generations of a chat; arguments and errors are those of `start`."""
     wanted = generation_request(body)
     group = await start(request, body, [wanted], kind, _max_tokens(body), _logprobs(body))
     return replace(group, one_call=body.parallel_tool_calls is False)
 
 
 def generation_request(body: ChatRequest) -> GenerationRequest:
-    """The prompt of a conversation.
+    """Returns the prompt of a chat.
 
     Raises:
-        APIError: 400, its messages do not fit each other or its fields.
+        APIError: 400, inconsistent messages or fields.
     """
     return GenerationRequest(
         messages=conversation(body.messages),
@@ -145,14 +145,14 @@ def _tool_call(name: str, arguments: str) -> dict[str, Any]:
 
 
 class ChatChunks:
-    """Makes the choices of chunks: first the role, then text and calls, at last why it ended.
+    """Generates the choices of chunks: the role, then text and calls, then the finish reason.
 
-    With a grammar of tools, the arguments of calls come as they are written. Otherwise calls come
-    at the end, each of them whole: only then it is certain that they are some.
+    With a tool grammar, the arguments of calls are streamed. Otherwise each call is sent whole at
+    the end, because until then it may turn out to be text.
 
     Args:
-        group: that are streamed.
-        body: what was asked for.
+        group: the streamed generations.
+        body: of the request.
     """
 
     def __init__(self, group: GenerationGroup, body: ChatRequest) -> None:
@@ -162,7 +162,7 @@ class ChatChunks:
         self._begun: set[int] = set()
 
     def __call__(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        """The choices that a piece of the answer of this number makes."""
+        """Yields the choices for a piece of the answer with this index."""
         if index not in self._begun:
             self._begun.add(index)
             yield _chunk(index, {"role": "assistant", "content": ""})

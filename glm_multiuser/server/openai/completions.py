@@ -31,13 +31,13 @@ KIND = ("cmpl", "text_completion")
     responses={200: {"content": {"text/event-stream": {}}}, **OPENAI_ERRORS},
 )
 async def completions(request: Request, body: CompletionRequest) -> Any:
-    """Answers one or several prompts, each by itself.
+    """Answers one or several prompts independently.
 
-    With `stream` it is an event stream of `text_completion` objects that ends with `[DONE]`.
+    With `stream`, returns an event stream of `text_completion` objects, ended by `[DONE]`.
     """
     _check(body)
     prompts = await read_prompts(request, body)
-    # The mean log-probability of a token decides which answers are the best.
+    # `_best` ranks answers by the mean log-probability of their tokens.
     logprobs = 0 if body.logprobs is None and _chooses(body) else body.logprobs
     group = await start(
         request,
@@ -81,7 +81,7 @@ def _chooses(body: CompletionRequest) -> bool:
 
 
 def _best(answers: Sequence[Answer], place: int, body: CompletionRequest) -> list[Answer]:
-    """Of the prompt in this place, the `n` answers whose tokens are the likeliest, best first."""
+    """Returns the `n` answers to this prompt with the highest mean log-probability, best first."""
     of_prompt = list(answers[place * body.choices : (place + 1) * body.choices])
     if not _chooses(body):
         return of_prompt
@@ -108,12 +108,12 @@ def _choice(
 
 
 class CompletionChunks:
-    """Makes the choices of chunks: text, and at last why it ended.
+    """Generates the choices of chunks: text, then the finish reason.
 
     Args:
-        group: that are streamed.
-        body: what was asked for.
-        prompts: that are answered.
+        group: the streamed generations.
+        body: of the request.
+        prompts: of the request, for `echo`.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class CompletionChunks:
         self._offsets = [0] * len(group.generations)
 
     def __call__(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        """The choices that a piece of the answer of this number makes."""
+        """Yields the choices for a piece of the answer with this index."""
         if index not in self._begun:
             self._begun.add(index)
             prompt = self._prompts[index // self._body.choices]

@@ -1,4 +1,4 @@
-"""From a chat's messages to the conversation that the library answers."""
+"""Converts the messages of a chat to the library's format."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from glm_multiuser.server.openai.messages import ChatMessage
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as `MultiUserLLM.chat_token_ids` takes them, which checks their roles.
+    """Converts messages for `MultiUserLLM.chat_token_ids`, which checks their roles.
 
-    Models see no ids of calls: they take the first result for that of the first call. So results
-    are put into the order of their calls.
+    Models do not see call ids and match results to calls by position, so results are sorted in
+    the order of their calls.
 
     Raises:
-        APIError: 400, a result that belongs to no call before it, or to one that has a result.
+        APIError: 400, a result without a preceding call, or a second result of a call.
     """
     written: list[dict[str, Any]] = []
     places: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The prompt in front of a completion, for `echo`."""
+"""Implements `echo`: the prompt at the start of a completion."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from glm_multiuser.server.request_context import service_of
 
 
 async def read_prompts(request: Request, body: CompletionRequest) -> list[Prompt]:
-    """The prompts to be answered.
+    """Returns the prompts to answer.
 
-    Where their tokens get log-probabilities, a text is its own tokens alone: what the form of the
-    chat adds to it would be no part of what is echoed.
+    If prompt tokens get log-probabilities, text is tokenized without the chat format, whose tokens
+    would not be part of the echoed text.
 
     Raises:
-        APIError, InvalidParameterError: no such model, or a text that it cannot read.
+        APIError, InvalidParameterError: an unknown model, or text that it cannot encode.
     """
     if not body.scores_prompts:
         return body.prompt
@@ -37,7 +37,7 @@ async def read_prompts(request: Request, body: CompletionRequest) -> list[Prompt
 
 @dataclass(frozen=True)
 class Echoed:
-    """What a choice begins with."""
+    """The start of a choice."""
 
     text: str
     logprobs: Optional[dict[str, Any]]
@@ -49,13 +49,13 @@ def echoed(
     prompt: Prompt,
     logprobs: Optional[PromptLogprobs],
 ) -> Echoed:
-    """The prompt in front of its answer; "" where it is not wanted.
+    """Returns the echoed prompt; "" without `echo`.
 
     Args:
         group: of the answers.
-        body: what was asked for.
+        body: of the request.
         prompt: of this answer.
-        logprobs: of its tokens, where they are wanted.
+        logprobs: of the prompt tokens, if requested.
     """
     if not body.echo:
         return Echoed("", None)
@@ -70,7 +70,7 @@ def echoed(
 
 
 def _texts(group: GenerationGroup, token_ids: Sequence[int]) -> list[str]:
-    """What each token makes final of the prompt's text; "" without a tokenizer."""
+    """Returns the text that each token of the prompt completes; "" without a tokenizer."""
     if group.tokenizer is None:
         return [""] * len(token_ids)
     detokenizer = group.tokenizer.detokenizer()

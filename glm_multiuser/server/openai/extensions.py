@@ -1,7 +1,7 @@
-"""Fields of vLLM's and llama.cpp's servers that are not implemented.
+"""Unimplemented fields of vLLM's and llama.cpp's servers.
 
-Clients often send every field that their settings have. Each is accepted at the values that change
-nothing, and rejected otherwise. A field is listed once, for chat and completions.
+Clients often send every field of their settings, so each is accepted at values without effect, and
+rejected otherwise. A field is listed once, for chat and completions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from glm_multiuser.server.openai.fields import NoEffect, Only, Strict
 
 
 class Extensions(Strict):
-    """Their fields; `NoEffect` for what names, reports or tunes only, or needs another field here.
+    """Their fields; `NoEffect` if one only labels, reports or tunes, or depends on another here.
 
-    For example, `mirostat_tau` changes nothing as long as `mirostat` is 0.
+    For example, `mirostat_tau` has no effect while `mirostat` is 0.
     """
 
     # vLLM

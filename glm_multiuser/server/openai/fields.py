@@ -1,4 +1,4 @@
-"""Types of fields with validation or descriptions of their own."""
+"""Field types with custom validation or descriptions."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from glm_multiuser.server.bodies import ONE_OF
 from glm_multiuser.server.settings import Limits
 
 CHOICES_MAX = Limits.choices
-"""In the OpenAPI description; a server's own limit is checked for each request."""
+"""For the OpenAPI description; requests are checked against the limit of the running server."""
 
 
 class Strict(BaseModel):
-    """Rejects unknown fields, and values of another type."""
+    """Rejects unknown fields and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Lenient(BaseModel):
-    """A message or a part of one: clients send back what they know, so unknown fields are ignored.
+    """Ignores unknown fields, because clients send back messages and their parts with more fields.
 
-    Values of another type are rejected.
+    Values of the wrong type are rejected.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class MinusOne:
-    """A field that may be -1, too, as for vLLM and llama.cpp.
+    """Also accepts -1, like vLLM and llama.cpp.
 
     Args:
-        meaning: the value that it stands for.
-        described: for the OpenAPI description.
+        meaning: the value that -1 stands for.
+        described: its text in the OpenAPI description.
     """
 
     def __init__(self, meaning: Optional[int], described: str) -> None:
@@ -74,11 +74,11 @@ class MinusOne:
 
 
 class Only:
-    """A field of OpenAI's that is not implemented: accepted where its value changes nothing.
+    """An unimplemented field, accepted only at values without effect.
 
     Args:
-        neutral: such values, as JSON has them; null is always one.
-        why: the message about other values.
+        neutral: these values, as in JSON; null is always one of them.
+        why: the error message for other values.
     """
 
     def __init__(self, *neutral: Any, why: str = "is not implemented here") -> None:
@@ -88,7 +88,7 @@ class Only:
     def check(self, value: Any) -> Any:
         """Rejects every other value."""
         for one in self.neutral:
-            # For Python, False is 0 and True is 1; for a client they are something else.
+            # False == 0 and True == 1 in Python, but not in JSON.
             if value == one and isinstance(value, bool) == isinstance(one, bool):
                 return value
         raise PydanticCustomError(
@@ -105,13 +105,13 @@ class Only:
 
 
 def one_of(wanted: str, default: Optional[str] = None) -> Discriminator:
-    """For a union of objects, each of which is `Annotated` with the `Tag` of its type.
+    """Discriminates a union of objects, each `Annotated` with the `Tag` of its type.
 
-    A member that is no object has the tag of its type in Python: "str".
+    The tag of any other value is the name of its Python type, such as "str".
 
     Args:
-        wanted: the message about objects of other types.
-        default: the type of an object without one.
+        wanted: the error message for other types.
+        default: the type of objects without one.
     """
 
     def type_of(value: Any) -> Any:
@@ -123,10 +123,10 @@ def one_of(wanted: str, default: Optional[str] = None) -> Discriminator:
 
 
 class OrText:
-    """A list of parts that may also be a text.
+    """A list of parts, given as such or as a text.
 
     Args:
-        part: makes the only part of a text.
+        part: converts a text to the only part.
     """
 
     def __init__(self, part: Callable[[str], dict[str, Any]]) -> None:
@@ -146,7 +146,7 @@ class OrText:
 
 Value = TypeVar("Value")
 Hint = Annotated[Optional[Value], Field(description="Accepted, without effect.")]
-"""A field that changes no answer here; values of another type are rejected."""
+"""A field without effect on answers; values of the wrong type are rejected."""
 NoEffect = Hint[Any]
 """The same, of any type."""
 
@@ -162,7 +162,7 @@ def _check_json(value: Value) -> Value:
 
 
 ValidJSON = AfterValidator(_check_json)
-"""For what a response repeats. Python reads more from a body than JSON in UTF-8 can have."""
+"""For fields that a response echoes: Python parses more than JSON in UTF-8 can represent."""
 
 
 def _as_list(value: Any) -> Any:
@@ -192,7 +192,7 @@ Stop = Annotated[
 
 
 def _biases(value: Any) -> Any:
-    """{token id: bias}; JSON writes ids as texts, and llama.cpp's clients nothing as []."""
+    """Returns {token id: bias}; JSON keys are strings, and llama.cpp's clients send [] for none."""
     if not isinstance(value, dict):
         return None if value == [] else value
     return biases_by_id(value)
@@ -220,7 +220,7 @@ LogitBias = Annotated[
 
 
 def _joined(value: Any) -> Any:
-    """The text of a message's content, if there is one."""
+    """Returns the text of a message's content, if any."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -259,7 +259,7 @@ OptionalContent = Annotated[
         }
     ),
 ]
-"""A text, or parts of one, which are joined."""
+"""Text, or text parts, which are joined."""
 
 Prompt = Union[str, list[int]]
 
@@ -280,7 +280,7 @@ def _as_prompts(value: Any) -> list[Prompt]:
 
 
 def _are_token_ids(value: Any) -> bool:
-    # A bool is an int for Python, so it is the exact type that counts.
+    # bool is a subclass of int, so the exact type is compared.
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 

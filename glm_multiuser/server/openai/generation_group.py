@@ -1,4 +1,4 @@
-"""From a request's body to its running generations."""
+"""Starts the generations of a request and collects their answers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from glm_multiuser.server.settings import most_answers
 from glm_multiuser.tokenizers import AnswerTokens, ChatTokenizer
 
 LIBRARY_PROMPT = ("prompt", "text")
-"""What the library calls the text that a body has in its `prompt_field`."""
+"""The library's names of a body's `prompt_field`."""
 
 
 @dataclass(frozen=True)
 class GenerationGroup:
-    """The generations of one request: `per_prompt` of its first prompt, then those of the next.
+    """The generations of one request: `per_prompt` for its first prompt, then for the next.
 
     Attributes:
         head: the first fields of the response and of every chunk.
         tokenizer: of the model.
-        continued: whether the prompts end with the beginning of the answer.
-        raw: whether the answers are shown as the model writes them.
-        exact: whether they have a grammar of content.
-        silent_token_ids: whose log-probabilities are left out: those that end an answer.
-        one_call: whether an answer has at most one call; others are dropped.
-        prompt_only: the answers are left out; each is one token, because a request has that many
-            at least.
+        continued: whether the prompts contain the start of the answer.
+        raw: whether answers are returned as generated.
+        exact: whether a grammar constrains their content.
+        silent_token_ids: stop tokens, whose log-probabilities are omitted.
+        one_call: whether to drop all calls of an answer but the first.
+        prompt_only: whether to omit the answers, which have one token each, the minimum of a
+            request.
     """
 
     head: dict[str, Any]
@@ -56,7 +56,7 @@ class GenerationGroup:
     prompt_only: bool = False
 
     def tokens(self) -> Optional[AnswerTokens]:
-        """The bytes of an answer's tokens; None without a tokenizer."""
+        """Returns a decoder of an answer's tokens to bytes; None without a tokenizer."""
         if self.tokenizer is None:
             return None
         return self.tokenizer.answer_tokens(
@@ -64,7 +64,7 @@ class GenerationGroup:
         )
 
     async def pieces(self) -> AsyncIterator[Arrival]:
-        """Pieces as they come, without log-probabilities of stop tokens.
+        """Yields pieces as they arrive, without log-probabilities of stop tokens.
 
         Raises:
             GLMMultiUserError: an answer failed, or the server ended it.
@@ -77,7 +77,7 @@ class GenerationGroup:
             yield index, _without_answer(piece) if self.prompt_only else piece
 
     async def whole(self, request: Request) -> list[tuple[GenerationResult, list[Piece]]]:
-        """Every answer with its pieces; they are closed then.
+        """Returns every answer with its pieces, and closes the generations.
 
         Raises:
             ClientDisconnected: the client disconnected.
@@ -93,7 +93,7 @@ class GenerationGroup:
         return list(zip(self.results(), pieces))
 
     async def run(self, request: Request, reading: Coroutine[Any, Any, None]) -> None:
-        """Runs what reads every piece; the generations are closed then.
+        """Runs `reading`, which reads every piece, and closes the generations.
 
         Raises:
             ClientDisconnected: the client disconnected.
@@ -106,7 +106,7 @@ class GenerationGroup:
                 generation.close()
 
     def results(self) -> list[GenerationResult]:
-        """Of all answers, once their last pieces have been read.
+        """Returns the results of all answers, once their last pieces have been read.
 
         Raises:
             GenerationError: an answer has not ended.
@@ -119,7 +119,7 @@ class GenerationGroup:
         return [_without_tokens(one) for one in results] if self.prompt_only else results
 
     def usage(self) -> dict[str, Any]:
-        """Counts of tokens, once the last pieces have been read."""
+        """Returns the token counts, once the last pieces have been read."""
         usages = [result.usage for result in self.results()]
         prompts = usages[:: self.per_prompt]
         prompt_tokens = sum(one.prompt_tokens for one in prompts)
@@ -141,21 +141,21 @@ async def start(
     logprobs: Optional[int],
     prompt_logprobs: Optional[int] = None,
 ) -> GenerationGroup:
-    """Puts all generations of a request into the queue.
+    """Submits all generations of a request.
 
     Args:
         request: the HTTP request.
         body: its body.
-        prompts: to be answered; their sampling parameters are filled in here.
-        kind: how the response's id begins, and its `object`.
-        max_tokens: of each answer; 0: the prompts alone are wanted.
-        logprobs: how many likeliest tokens to return for each token.
-        prompt_logprobs: the same for those of the prompts; then tokens that end an answer have
-            log-probabilities, too.
+        prompts: their sampling parameters are filled in here.
+        kind: the prefix of the response's id, and its `object`.
+        max_tokens: of each answer; 0 returns the prompts alone.
+        logprobs: number of most likely tokens to return for each token.
+        prompt_logprobs: the same for prompt tokens; if given, stop tokens have log-probabilities,
+            too.
 
     Raises:
-        APIError: a field that is not valid, or as `Service.start`.
-        ClientDisconnected: the client disconnected while a grammar waited to be compiled.
+        APIError: an invalid field, or as `Service.start`.
+        ClientDisconnected: the client disconnected before a grammar was compiled.
     """
     service = service_of(request)
     model = service.models.get(body.model)
@@ -252,7 +252,7 @@ async def _unless_disconnected(
     try:
         await unless_disconnected(request, start())
     except BaseException:
-        for generation in started:  # just as the client disconnected
+        for generation in started:  # if the client disconnected at the same moment
             generation.close()
         raise
     return started
@@ -269,8 +269,8 @@ def _without_tokens(result: GenerationResult) -> GenerationResult:
 
 
 def _grammar(body: BaseRequest, tokenizer: Optional[ChatTokenizer]) -> Optional[Grammar]:
-    """What the answers must be. Of a family that writes calls in a form of its own, free calls
-    stay as they are: a form that it was not trained on would spoil them."""
+    """Returns the grammar of the answers. Optional calls of a family with its own call format stay
+    unconstrained, because a format that it was not trained on would degrade them."""
     grammar = body.answer_grammar()
     if grammar and grammar.is_free and tokenizer and not tokenizer.calls_are_json:
         return None

@@ -1,4 +1,4 @@
-"""Log-probabilities, as chat and as completions write them."""
+"""Formats log-probabilities for chat and for completions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from glm_multiuser.answer import Logprob, Piece, PromptLogprobs
 from glm_multiuser.tokenizers import AnswerTokens
 
 LOWEST = -9999.0
-"""For what has no probability at all: JSON knows no infinity. It is OpenAI's number."""
+"""OpenAI's stand-in for a probability of 0, because JSON has no infinity."""
 
 
 def chat_logprobs(tokens: Optional[AnswerTokens], logprobs: Iterable[Logprob]) -> dict[str, Any]:
-    """The `logprobs` of a chat choice, whole or of one chunk.
+    """Returns the `logprobs` of a chat choice, complete or of one chunk.
 
     Args:
-        tokens: of this answer, up to the first of these; None: they are shown by their number.
-        logprobs: of the tokens, in their order.
+        tokens: decoder of this answer, after all earlier tokens; None shows token ids.
+        logprobs: of the tokens, in order.
     """
     content = []
     for one in logprobs:
@@ -32,16 +32,16 @@ def chat_logprobs(tokens: Optional[AnswerTokens], logprobs: Iterable[Logprob]) -
 def completion_logprobs(
     answer: Optional[AnswerTokens], pieces: Sequence[Piece], offset: int, with_top: bool
 ) -> dict[str, Any]:
-    """The `logprobs` of a completion choice, whole or of one chunk.
+    """Returns the `logprobs` of a completion choice, complete or of one chunk.
 
-    The offset of a token is how much text was final before it came: where its own text begins, or
-    that of earlier tokens which was held back until it came.
+    The offset of a token is the length of the text that was final before it: the start of its own
+    text, or of earlier tokens' text that was held back until it arrived.
 
     Args:
-        answer: its tokens up to the first of these; None: they are shown by their number.
+        answer: its decoder, after all earlier tokens; None shows token ids.
         pieces: of the answer.
-        offset: characters of the answer before the first of these pieces.
-        with_top: whether likeliest tokens were asked for; the chosen one is always among them.
+        offset: characters of the answer before these pieces.
+        with_top: whether to return the most likely tokens, always including the chosen one.
     """
     tokens: list[str] = []
     values: list[float] = []
@@ -71,13 +71,13 @@ def echoed_logprobs(
     logprobs: PromptLogprobs,
     with_top: bool,
 ) -> dict[str, Any]:
-    """The `logprobs` of a prompt in front of a completion: null for its first token.
+    """Returns the `logprobs` of an echoed prompt, with null for its first token.
 
     Args:
-        tokens: of a text that begins; None: they are shown by their number.
+        tokens: decoder before the first token; None shows token ids.
         token_ids: of the prompt.
-        texts: what each of them makes final.
-        logprobs: one for each.
+        texts: the text that each token completes.
+        logprobs: one per token.
         with_top: as in `completion_logprobs`.
     """
     pieces = [
@@ -92,7 +92,7 @@ def echoed_logprobs(
 
 
 def joined(first: Optional[dict[str, Any]], second: dict[str, Any]) -> dict[str, Any]:
-    """The `logprobs` of a completion from those of its two parts."""
+    """Concatenates the `logprobs` of the two parts of a completion."""
     if first is None:
         return second
     return {name: known and [*known, *second[name]] for name, known in first.items()}
@@ -112,13 +112,13 @@ def _chat_token(tokens: Optional[AnswerTokens], token_id: int, logprob: float) -
 def _unique_names(tokens: Optional[AnswerTokens], logprobs: dict[int, float]) -> dict[str, float]:
     named: dict[str, float] = {}
     for token_id, logprob in logprobs.items():
-        # Two ids can write the same text; the likelier one came first.
+        # Two ids can have the same text; the likelier one comes first.
         named.setdefault(_unique_name(tokens, token_id), _finite(logprob))
     return named
 
 
 def _unique_name(tokens: Optional[AnswerTokens], token_id: int) -> str:
-    """Parts of characters have names of their own here, because they are keys: bytes:\\xe4."""
+    """Returns a key for the token; partial characters get distinct ones, such as bytes:\\xe4."""
     if tokens is None:
         return _number_name(token_id)
     written = tokens.shown(token_id)

@@ -9,14 +9,14 @@ from typing import Union
 from glm_multiuser.answer import Piece
 
 Arrival = tuple[int, Piece]
-"""Which answer it belongs to, and the piece."""
+"""Index of the answer, and the piece."""
 
 
 async def merged(answers: Sequence[AsyncIterator[Piece]]) -> AsyncGenerator[Arrival, None]:
-    """The pieces of all answers as they come; those of one answer in their order.
+    """Yields the pieces of all answers as they arrive, those of one answer in order.
 
     Raises:
-        Exception: what the first answer that failed raised; the others are read no further.
+        Exception: that of the first answer to fail; the others are not read further.
     """
     if len(answers) == 1:
         async for piece in answers[0]:

@@ -1,4 +1,4 @@
-"""Messages and tools of a chat, as requests have them."""
+"""Messages and tools in chat requests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TOOLS_MAX = 128
 
 
 class CalledFunction(Lenient):
-    """Which function is called; `arguments` is the text of a JSON object."""
+    """The called function; `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 class CalledTool(Lenient):
-    """One call of an assistant's message."""
+    """A tool call in an assistant message."""
 
     id: str
     type: Literal["function"] = "function"
@@ -28,10 +28,10 @@ class CalledTool(Lenient):
 
 
 class ChatMessage(Lenient):
-    """One message of a conversation; a developer is a system.
+    """A message of a conversation; the role developer is the same as system.
 
-    Only an assistant's message with `tool_calls` can be without content. What models never see
-    (`name`, `refusal`, `reasoning_content`, what clients add for themselves) is ignored.
+    Only an assistant message with `tool_calls` may omit its content. Fields that models never see
+    (`name`, `refusal`, `reasoning_content`, those that clients add) are ignored.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -82,13 +82,13 @@ class ToolFunction(Strict):
 
 
 class Tool(Strict):
-    """What the model may call."""
+    """A tool that the model may call."""
 
     type: Literal["function"]
     function: ToolFunction
 
     def offered(self) -> dict[str, Any]:
-        """As the library takes it: what was given, without what changes no answer."""
+        """Returns the tool for the library: the given fields that affect answers."""
         function = self.function
         given = {
             "name": function.name,

@@ -19,7 +19,7 @@ OWNER = "glm_multiuser"
 
 @router.get("/v1/models", responses=OPENAI_ERRORS)
 async def models(request: Request) -> ModelList:
-    """The models that answer requests now."""
+    """Lists the models that are ready."""
     cards = [_card(model) for model in service_of(request).models.ready()]
     first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
     return ModelList(data=cards, first_id=first, last_id=last)
@@ -27,7 +27,7 @@ async def models(request: Request) -> ModelList:
 
 @router.get("/v1/models/{name}", responses=OPENAI_ERRORS)
 async def model(request: Request, name: str) -> ModelCard:
-    """One of them."""
+    """Returns a model that is ready."""
     found = service_of(request).models.get(name)
     if found.state != "ready":
         raise APIError(404, "model_not_found", f"model {name!r} is {found.state}", field="model")

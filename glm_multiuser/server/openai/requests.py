@@ -1,4 +1,4 @@
-"""The bodies of requests. A value of another type is rejected, not converted."""
+"""Request bodies. Values of the wrong type are rejected, not converted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from glm_multiuser.server.openai.structured import (
 )
 
 ALL_TOKENS = 2**31 - 1
-"""More than `seq_length` leaves room for, whatever the checkpoint's default is."""
+"""Overrides the checkpoint's default with more than any `seq_length`."""
 
 TokenId = Annotated[int, Field(ge=0)]
 LogprobsCount = Annotated[Optional[int], Field(ge=0, le=LOGPROBS_MAX)]
@@ -54,9 +54,9 @@ UNLIMITED = MinusOne(ALL_TOKENS, "as many as there is room for")
 
 
 class StreamOptions(Strict):
-    """What a stream has besides the text.
+    """Additions to a stream.
 
-    `continuous_usage_stats`, which some benchmarks send, is accepted; the usage comes at the end.
+    `continuous_usage_stats`, which some benchmarks send, is accepted; usage is sent at the end.
     """
 
     include_usage: Optional[bool] = None
@@ -65,9 +65,9 @@ class StreamOptions(Strict):
 
 
 class BaseRequest(Extensions):
-    """What chat and completions have in common.
+    """Fields of both chat and completions.
 
-    prompt_field: the field with what is to be answered.
+    prompt_field: name of the field with the prompt.
     """
 
     prompt_field: ClassVar[str]
@@ -115,14 +115,14 @@ class BaseRequest(Extensions):
 
     @property
     def grammar_field(self) -> str:
-        """Where the grammar comes from, for messages about it."""
+        """The field that the grammar comes from, for error messages."""
         return "structured_outputs"
 
     def answer_grammar(self) -> Optional[Grammar]:
-        """What the answers must be.
+        """Returns the grammar of the answers, if any.
 
         Raises:
-            InvalidParameterError: what says so is not valid; names its field.
+            InvalidParameterError: an invalid grammar; names its field.
         """
         guided = StructuredOutputs(
             json=self.guided_json,
@@ -134,7 +134,7 @@ class BaseRequest(Extensions):
 
     @property
     def choices(self) -> int:
-        """Answers to each prompt."""
+        """Number of answers per prompt."""
         return self.n or 1
 
     @property
@@ -144,7 +144,7 @@ class BaseRequest(Extensions):
 
 
 class ChatRequest(BaseRequest):
-    """A conversation whose last message is to be answered."""
+    """A conversation to answer."""
 
     prompt_field: ClassVar[str] = "messages"
 
@@ -194,7 +194,7 @@ class ChatRequest(BaseRequest):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools in the prompt: those that the model may call."""
+        """The tools that the model may call, which are in the prompt."""
         return [tool.offered() for tool in callable_tools(self.tools or (), self.tool_choice)]
 
     @property
@@ -214,7 +214,7 @@ class ChatRequest(BaseRequest):
 
 
 class CompletionRequest(BaseRequest):
-    """Prompts to be answered, each by itself."""
+    """Prompts to answer independently."""
 
     prompt_field: ClassVar[str] = "prompt"
 
@@ -244,5 +244,5 @@ class CompletionRequest(BaseRequest):
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether the prompts' tokens get log-probabilities."""
+        """Whether prompt tokens get log-probabilities."""
         return bool(self.echo) and self.logprobs is not None

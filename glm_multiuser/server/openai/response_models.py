@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI description."""
+"""Response schemas for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ModelCard(BaseModel):
-    """A model that answers requests, for clients of OpenAI and, from `type` on, of Anthropic.
+    """A model that is ready, for clients of OpenAI and, from `type` on, of Anthropic.
 
     created: when it was loaded, in Unix time.
-    max_model_len: tokens of a prompt and its answer together.
+    max_model_len: maximum number of tokens of a prompt and its answer together.
     """
 
     id: str
@@ -30,7 +30,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The models that answer requests, all on one page."""
+    """All models that are ready, on one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -41,13 +41,13 @@ class ModelList(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """Tokens of the prompt whose keys and values were still there."""
+    """Prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionUsage(BaseModel):
-    """Counts of tokens: every prompt once, and all choices."""
+    """Token counts, of every prompt once and of all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -56,7 +56,7 @@ class CompletionUsage(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A token and its log-probability; `bytes` are its UTF-8, perhaps a part of a character."""
+    """A token and its log-probability; `bytes` is its UTF-8, possibly a partial character."""
 
     token: str
     logprob: float
@@ -64,7 +64,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A generated token and the likeliest ones in its place."""
+    """A generated token and the most likely ones at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -77,14 +77,14 @@ class ChatLogprobs(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """Which function is called; `arguments` is the text of a JSON object."""
+    """The called function; `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 class ToolCallCard(BaseModel):
-    """One call; the message with its result names its id."""
+    """A tool call; the message with its result refers to its id."""
 
     id: str
     type: Literal["function"] = "function"
@@ -92,7 +92,7 @@ class ToolCallCard(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """The answer; `tool_calls` only if there are any, and then the content may be null."""
+    """The answer; `tool_calls` is omitted if empty, otherwise the content may be null."""
 
     role: Literal["assistant"] = "assistant"
     content: Optional[str]
@@ -122,9 +122,9 @@ class ChatCompletion(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry per token in every list; `text_offset` is in characters of the text.
+    """One entry per token in every list; `text_offset` counts characters of the text.
 
-    With `echo` the prompt's tokens come first; nothing is known of the first one.
+    With `echo`, the prompt tokens come first; the first one has no log-probability.
     """
 
     tokens: list[str]
@@ -144,7 +144,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Answers to all prompts: first those to the first one."""
+    """Answers to all prompts, in the order of the prompts."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -1,6 +1,6 @@
-"""`GET /v1/sessions` and `DELETE /v1/sessions/{id}`: what is kept for the caller's own key.
+"""`GET /v1/sessions` and `DELETE /v1/sessions/{id}`: the stored sessions of the caller's key.
 
-They are this server's own; OpenAI has no such thing.
+An extension of this server; OpenAI has no such endpoints.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ router = APIRouter()
 
 
 class SessionCard(BaseModel):
-    """A session; `id` is null where this server has not heard its name since it started, because
-    files hold no names, and `tokens` where it is only on disk."""
+    """A session; `id` is null if no request has named it since the server started, because files
+    contain no names, and `tokens` is null if it is only on disk."""
 
     id: Optional[str]
     object: Literal["session"] = "session"
@@ -43,7 +43,7 @@ class SessionDeleted(BaseModel):
 
 @router.get("/v1/sessions", responses=OPENAI_ERRORS)
 async def sessions(request: Request) -> SessionList:
-    """The sessions of the caller's key that are not in use, of all models."""
+    """Lists the idle sessions of the caller's key, for all models."""
     service, caller = service_of(request), caller_of(request)
     cards = []
     for model in service.models.ready():
@@ -63,8 +63,8 @@ async def sessions(request: Request) -> SessionList:
 
 @router.delete("/v1/sessions/{session:path}", responses=OPENAI_ERRORS)
 async def delete_session(request: Request, session: str) -> SessionDeleted:
-    """Drops what is kept of a session of the caller's key, for all models: in its slot, in memory
-    and on disk. It succeeds, too, where nothing is kept."""
+    """Deletes a session of the caller's key, for all models: from its slot, memory and disk.
+    Succeeds even if nothing is stored."""
     service, caller = service_of(request), caller_of(request)
     user = caller.user(session)
     if user is None:

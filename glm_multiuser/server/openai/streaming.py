@@ -1,4 +1,4 @@
-"""Chunks of a response, as an event stream."""
+"""Streams the chunks of a response."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from glm_multiuser.server.openai.generation_group import GenerationGroup
 DONE = b"data: [DONE]\n\n"
 
 ChoicesOf = Callable[[int, Piece], Iterable[dict[str, Any]]]
-"""The entries of `choices`, one for each chunk that a piece of the answer of this number makes."""
+"""Returns the choices for a piece of the answer with this index, each for a chunk of its own."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def stream(group: GenerationGroup, choices_of: ChoicesOf, include_usage: bool) -> EventStream:
-    """The response to a request with `stream`."""
+    """Returns the response to a request with `stream`."""
     return EventStream(_events(group, choices_of, include_usage), group.generations, error_event)
 
 
@@ -28,7 +28,7 @@ async def _events(
     group: GenerationGroup, choices_of: ChoicesOf, include_usage: bool
 ) -> AsyncIterator[bytes]:
     usage: dict[str, Any] = {"usage": None} if include_usage else {}
-    # Every chunk but the last is the same around its only choice.
+    # Chunks differ only in their choice, except the last, so the rest is encoded once.
     before, after = event({**group.head, "choices": ["here"], **usage}).split(b'"here"')
     async for index, piece in group.pieces():
         for choice in choices_of(index, piece):
@@ -39,5 +39,5 @@ async def _events(
 
 
 def error_event(error: APIError) -> bytes:
-    """The event for an error in the middle of a stream; nothing follows it."""
+    """Encodes an error in the middle of a stream, as its last event."""
     return event(openai_body(error))

@@ -1,7 +1,4 @@
-"""Fields that say what an answer must be, and the `Grammar` that they ask for.
-
-Adapters of other protocols call `response_grammar` and `tool_grammar`, too.
-"""
+"""Fields that constrain answers, and their conversion to a `Grammar`."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ SchemaOrText = Union[dict[str, Any], str]
 
 
 class NamedSchema(Strict):
-    """A JSON schema, which holds with and without `strict`; models do not see its name."""
+    """A JSON schema, enforced with and without `strict`; models do not see its name."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -32,7 +29,7 @@ class NamedSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the content of the answer must be. `schema` of a json_object is llama.cpp's."""
+    """The format of the answer's content. `schema` of a json_object is from llama.cpp."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -42,7 +39,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's field: one of the first five says what the answer must be."""
+    """vLLM's field: one of the first five constrains the answer."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -59,7 +56,7 @@ class StructuredOutputs(Strict):
     whitespace_pattern: NoEffect = None
 
     def grammars(self) -> list[Grammar]:
-        """What is given; an empty text or list is as good as null."""
+        """Returns the given grammars; an empty text or list counts as null."""
         given = []
         if self.content or self.content == {}:
             given.append(Grammar.json_schema(self.content))
@@ -86,14 +83,14 @@ class ChosenTool(Lenient):
 
 
 class AllowedTools(Lenient):
-    """The only tools that may be called; required: one of them has to be."""
+    """The only tools that may be called; with mode required, one must be called."""
 
     mode: Literal["auto", "required"]
     tools: list[ChosenTool]
 
 
 class AllowedToolChoice(Lenient):
-    """Some of the tools."""
+    """Allows some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -101,7 +98,7 @@ class AllowedToolChoice(Lenient):
 
 CallMode = Annotated[Literal["none", "auto", "required"], Tag("str")]
 CHOICE_TYPES = one_of('must be "none", "auto", "required", or of type function or allowed_tools')
-"""For a union of `CallMode` and objects of these types."""
+"""Discriminator of a union of `CallMode` and objects of these types."""
 
 ToolChoice = Annotated[
     Union[
@@ -114,10 +111,10 @@ ToolChoice = Annotated[
 
 
 def response_grammar(wanted: Optional[ResponseFormat]) -> Optional[Grammar]:
-    """What a `response_format` asks for; None for any text.
+    """Returns the grammar of a `response_format`; None for any text.
 
     Raises:
-        InvalidParameterError: no schema, or one that cannot be served.
+        InvalidParameterError: a missing or unsupported schema.
     """
     if wanted is None or wanted.type == "text":
         return None
@@ -130,10 +127,10 @@ def response_grammar(wanted: Optional[ResponseFormat]) -> Optional[Grammar]:
 
 
 def structured_grammar(*given: Optional[StructuredOutputs]) -> Optional[Grammar]:
-    """What `structured_outputs` and vLLM's older fields ask for.
+    """Returns the grammar of `structured_outputs` and vLLM's older fields.
 
     Raises:
-        InvalidParameterError: more than one of them, or what cannot be served.
+        InvalidParameterError: several grammars, or an unsupported one.
     """
     with _field("structured_outputs"):
         grammars = [one for outputs in given if outputs for one in outputs.grammars()]
@@ -145,10 +142,10 @@ def structured_grammar(*given: Optional[StructuredOutputs]) -> Optional[Grammar]
 
 
 def callable_tools(tools: Sequence[Tool], choice: Optional[ToolChoice]) -> list[Tool]:
-    """The tools that the model may call.
+    """Returns the tools that the model may call.
 
     Raises:
-        InvalidParameterError: a function that is allowed is not one of them.
+        InvalidParameterError: an allowed function is not one of the tools.
     """
     if not isinstance(choice, AllowedToolChoice):
         return [] if choice == "none" else list(tools)
@@ -159,22 +156,22 @@ def callable_tools(tools: Sequence[Tool], choice: Optional[ToolChoice]) -> list[
 
 
 def call_mode(choice: Optional[ToolChoice]) -> Union[str, ChosenTool, None]:
-    """How the callable tools may be called: "auto", "none", "required", or one of them has to."""
+    """Returns "auto", "none", "required", or the tool that must be called; None if not given."""
     return choice.allowed_tools.mode if isinstance(choice, AllowedToolChoice) else choice
 
 
 def tool_grammar(
     tools: Sequence[Tool], mode: Union[str, ChosenTool, None], content: Optional[Grammar] = None
 ) -> Optional[Grammar]:
-    """What tools ask for: an answer that must be a call, or calls that must fit a schema.
+    """Returns the grammar of answers that must be a call, or whose calls must fit a schema.
 
     Args:
         tools: that the model may call; the arguments of strict ones must fit their `parameters`.
         mode: "required" or a function: the answer is exactly one call.
-        content: what the answer must be where it is no call.
+        content: grammar of an answer that is not a call.
 
     Raises:
-        InvalidParameterError: no tool, or a function that is not offered.
+        InvalidParameterError: no tools, or a function that is not among them.
     """
     if mode in (None, "auto", "none"):
         if not tools or (content is None and not any(tool.function.strict for tool in tools)):
@@ -202,10 +199,10 @@ def tool_grammar(
 def only_one(
     structured: Optional[Grammar], other: Optional[Grammar], field: str
 ) -> Optional[Grammar]:
-    """The grammar that is given.
+    """Returns the given grammar, if any.
 
     Raises:
-        InvalidParameterError: both are.
+        InvalidParameterError: both are given.
     """
     if structured and other:
         raise InvalidParameterError(
@@ -230,7 +227,7 @@ def _any_arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _field(name: str) -> Iterator[None]:
-    """Errors inside name this field of the request."""
+    """Makes errors name this field of the request."""
     try:
         yield
     except InvalidParameterError as error:

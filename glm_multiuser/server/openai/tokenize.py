@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class TokenizeRequest(Strict):
-    """A text, or a conversation with its tools; one of the two."""
+    """Either a text or a conversation with its tools."""
 
     model: Optional[str] = Field(None, description="null: the first model of the server.")
     prompt: Optional[str] = Field(
@@ -52,7 +52,7 @@ class TokenizeRequest(Strict):
 
 
 class TokenizeResponse(BaseModel):
-    """Token ids; `max_model_len` is how many a prompt and its answer may have together."""
+    """Token ids; `max_model_len` is the maximum of a prompt and its answer together."""
 
     count: int
     max_model_len: int
@@ -67,14 +67,14 @@ class DetokenizeRequest(Strict):
 
 
 class DetokenizeResponse(BaseModel):
-    """Their text, in which special tokens are written as their names."""
+    """The text, with special tokens as their names."""
 
     prompt: str
 
 
 @router.post("/tokenize", responses=ERRORS)
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
-    """The token ids of a text or of a conversation; a prompt may be longer than the model's."""
+    """Tokenizes a text or a conversation, which may be longer than the model's prompts."""
     service = service_of(request)
     model = service.models.get(body.model)
     if body.messages is not None and body.prompt is None:
@@ -97,7 +97,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
 
 @router.post("/detokenize", responses=ERRORS)
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
-    """The text of token ids."""
+    """Converts token ids to text."""
     model = service_of(request).models.get(body.model)
     tokenizer = _tokenizer_of(model, "tokens")
     highest = max(body.tokens, default=0)
@@ -111,11 +111,10 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
 
 
 async def text_token_ids(model: Model, text: str, field: str) -> list[int]:
-    """The tokens of a text alone, without the form of the model's chat.
+    """Tokenizes text without the chat format.
 
     Raises:
-        InvalidParameterError: the checkpoint has no tokenizer, or it cannot read this text; names
-            `field`.
+        InvalidParameterError: no tokenizer, or text that it cannot encode; names `field`.
     """
     tokenizer = _tokenizer_of(model, field)
     try:
@@ -125,7 +124,7 @@ async def text_token_ids(model: Model, text: str, field: str) -> list[int]:
 
 
 def _tokenizer_of(model: Model, field: str) -> ChatTokenizer:
-    """The tokenizer of a model.
+    """Returns the tokenizer of a model.
 
     Raises:
         InvalidParameterError: the checkpoint has none.
@@ -142,12 +141,12 @@ def _text_of(tokenizer: ChatTokenizer, token_ids: list[int]) -> str:
     text = ""
     for special, run in groupby(token_ids, tokenizer.special_ids.__contains__):
         ids = list(run)
-        # `decode` leaves special tokens out.
+        # `decode` omits special tokens.
         names = b"".join(map(tokenizer.token_bytes, ids)) if special else b""
         text += names.decode() if special else tokenizer.decode(ids)
     return text
 
 
 async def _run(size: int, function: Callable[[], Result]) -> Result:
-    """What takes milliseconds runs in another thread than the event loop's."""
+    """Runs calls that take milliseconds in another thread than the event loop's."""
     return await asyncio.to_thread(function) if size > LONG_PROMPT else function()
