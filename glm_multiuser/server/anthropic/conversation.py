@@ -1,4 +1,4 @@
-"""From a request of the Messages API to a chat."""
+"""Converts requests of the Messages API to chats."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def as_chat(body: CountTokensRequest) -> Chat:
-    """The same request as a chat.
+    """Converts a request to a chat.
 
     Raises:
-        APIError: 400, blocks that cannot be where they are.
+        APIError: 400, misplaced blocks, or tool input that cannot be written as JSON.
     """
     messages, places = [], []
     if body.system:
@@ -63,7 +63,7 @@ def as_chat(body: CountTokensRequest) -> Chat:
 
 
 def _chat_messages(message: Message, place: str) -> list[dict[str, Any]]:
-    """One message, but every result is one, too, and comes before the text."""
+    """Converts a message; each tool result becomes a message of its own, before the text."""
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     texts: list[TextBlock] = []

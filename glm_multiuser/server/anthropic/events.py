@@ -1,4 +1,4 @@
-"""An answer as events of the Messages API, and as the message that they make."""
+"""Converts an answer to events of the Messages API, and to a message."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PING = {"type": "ping"}
 
 
 class MessageEvents(AnswerEvents):
-    """Makes the events of one answer; the first one has the counts of the prompt's tokens.
+    """Generates the events of one answer; the first one has the token counts of the prompt.
 
     Attributes:
-        message: what the events so far make.
+        message: assembled from the events so far.
     """
 
     def __init__(self, group: GenerationGroup) -> None:
@@ -89,12 +89,12 @@ class MessageEvents(AnswerEvents):
 
 
 def error_event(error: APIError) -> bytes:
-    """The event for an error in the middle of a stream; nothing follows it."""
+    """Encodes an error in the middle of a stream, as its last event."""
     return event(anthropic_body(error), "error")
 
 
 def ping_event() -> ServerSentEvent:
-    """What keeps the connection alive."""
+    """Returns the event that keeps the connection alive."""
     return ServerSentEvent(json.dumps(PING), event="ping", sep="\n")
 
 

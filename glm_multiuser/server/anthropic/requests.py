@@ -1,8 +1,8 @@
-"""The bodies of requests of Anthropic's Messages API.
+"""Request bodies of Anthropic's Messages API.
 
-Fields that would change the answer and are not implemented are accepted at the value that changes
-nothing, and rejected otherwise, as for `openai.requests`. A `Hint` says how much effort, what is
-cached or what is counted: a model without that feature may ignore it.
+Unimplemented fields that would change the answer are accepted at values without effect, and
+rejected otherwise, as in `openai.requests`. A `Hint` concerns effort, caching or accounting, and
+may be ignored by a model without that feature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from glm_multiuser.server.openai.messages import TOOLS_MAX
 
 
 class CachedBlock(Lenient):
-    """What blocks have in common."""
+    """Base class of blocks."""
 
     cache_control: Hint[dict[str, Any]] = None
 
@@ -44,7 +44,7 @@ Texts = Annotated[list[TextBlock], OrText(lambda text: {"type": "text", "text": 
 
 
 class ToolUseBlock(CachedBlock):
-    """A call, of an assistant."""
+    """A tool call, in an assistant message."""
 
     type: Literal["tool_use"]
     id: str
@@ -53,7 +53,7 @@ class ToolUseBlock(CachedBlock):
 
 
 class ToolResultBlock(CachedBlock):
-    """What a call returned, of a user. Models do not see `is_error`."""
+    """The result of a call, in a user message. Models do not see `is_error`."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -62,13 +62,13 @@ class ToolResultBlock(CachedBlock):
 
 
 class ThinkingBlock(Lenient):
-    """What another model thought; ignored."""
+    """Thinking of another model; ignored."""
 
     type: Literal["thinking"]
 
 
 class RedactedThinkingBlock(Lenient):
-    """The same, encrypted."""
+    """Encrypted thinking of another model; ignored."""
 
     type: Literal["redacted_thinking"]
 
@@ -99,7 +99,7 @@ class Message(Lenient):
 
 
 class Tool(DescribedTool):
-    """What the model may call."""
+    """A tool that the model may call."""
 
     type: Annotated[Any, Only("custom", why=RUNS_NO_TOOL)] = None
     input_schema: dict[str, Any] = Field(description="A JSON schema.")
@@ -110,7 +110,7 @@ class Tool(DescribedTool):
 
 
 class ToolChoice(Strict):
-    """Whether tools are called: as the model decides, at least one, one by its name, or none."""
+    """Which tools to call: as the model decides, at least one, a named one, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Optional[str] = Field(None, validate_default=True, description="Of `tool`.")
@@ -125,7 +125,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Models here do not think apart from their answer, so none of this has an effect."""
+    """Has no effect, because models here have no separate thinking."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Hint[int] = None
@@ -133,7 +133,7 @@ class Thinking(Strict):
 
 
 class OutputConfig(Strict):
-    """The form of the answer."""
+    """The format of the answer."""
 
     format: Optional[dict[str, Any]] = Field(None, description="A JSON schema.")
     effort: Hint[str] = None
@@ -141,13 +141,13 @@ class OutputConfig(Strict):
 
 
 class ContextEdit(Lenient):
-    """What goes out of the conversation. Thoughts never come in, so they are always cleared."""
+    """An edit of the conversation. Thinking is always cleared: it never enters the prompt."""
 
     type: Annotated[Any, Only("clear_thinking_20251015", why=KEEPS_ALL)]
 
 
 class ContextManagement(Strict):
-    """What goes out of the conversation before it is answered."""
+    """Edits of the conversation before it is answered."""
 
     edits: Optional[list[ContextEdit]] = None
 
@@ -179,7 +179,7 @@ class CountTokensRequest(Strict):
 
 
 class MessagesRequest(CountTokensRequest, CommonFields):
-    """A conversation whose last message is to be answered, or continued if it is an assistant's."""
+    """A conversation to answer; if its last message is an assistant's, it is continued."""
 
     max_tokens: int = Field(ge=1, description="Tokens of the answer.")
     stop_sequences: Optional[list[StopText]] = Field(None, max_length=STOP_MAX)

@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI description."""
+"""Response schemas for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TextContent(BaseModel):
 
 
 class ToolUseContent(BaseModel):
-    """A call; the block with its result names its id."""
+    """A tool call; the block with its result refers to its id."""
 
     type: Literal["tool_use"]
     id: str
@@ -24,7 +24,7 @@ class ToolUseContent(BaseModel):
 
 
 class MessageUsage(BaseModel):
-    """Counts of tokens; those of the prompt that were cached are not among `input_tokens`."""
+    """Token counts; `input_tokens` does not include cached prompt tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -46,6 +46,6 @@ class MessageCard(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """How many tokens a prompt has."""
+    """The number of tokens of a prompt."""
 
     input_tokens: int

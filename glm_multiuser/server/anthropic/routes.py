@@ -23,7 +23,7 @@ router = APIRouter(tags=["anthropic"])
 async def messages(request: Request, body: MessagesRequest) -> Response:
     """Answers the last message of a conversation.
 
-    With `stream` it is an event stream, from `message_start` to `message_stop`.
+    With `stream`, returns an event stream from `message_start` to `message_stop`.
     """
     group = await as_chat(body).start(request)
     answer = MessageEvents(group)
@@ -35,5 +35,5 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
 async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
-    """How many tokens the prompt of `/v1/messages` has for the same conversation."""
+    """Counts the prompt tokens of the same conversation in `/v1/messages`."""
     return TokenCount(input_tokens=await as_chat(body).count_tokens(request))
