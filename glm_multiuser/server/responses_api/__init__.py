@@ -1,19 +1,19 @@
 """OpenAI's Responses API: `/v1/responses`.
 
-An adapter: requests become chats, and are answered as those of `/v1/chat/completions` are.
+An adapter: requests are converted to chats and served like `/v1/chat/completions`.
 
-Where it differs from the original:
+Differences from OpenAI:
 
-- Nothing is stored by default. With `store` a response is stored for its session, in memory; only
-  requests of the same key that name the same session find it: `previous_response_id`, GET, DELETE.
-- `model` may be left out: the first model of the server answers. `user` names a session; the
-  header X-Session-Id goes first.
-- More than OpenAI has: `seed`, `stop`, `top_k`, `repetition_penalty`, `cache_prompt`.
-- Streamed tool calls come whole, at the end, unless they are forced or strict: before, it is not
-  certain that they are calls.
-- All tools but functions, `background`, `conversation`, `prompt` and `truncation` "auto" are
-  rejected. Models do not reason apart from their answer: `reasoning` and such items of the input
-  have no effect, nor have hints such as `text.verbosity`.
+- Nothing is stored by default. With `store`, a response is kept in memory for its session, and only
+  requests with the same key and session find it: `previous_response_id`, GET, DELETE.
+- `model` is optional; the default is the first model of the server. `user` names a session; the
+  header X-Session-Id takes precedence.
+- Additional fields: `seed`, `stop`, `top_k`, `repetition_penalty`, `cache_prompt`.
+- Tool calls are streamed whole at the end, unless they are forced or strict, because until then
+  they may turn out to be text.
+- All tools except functions, `background`, `conversation`, `prompt` and `truncation` "auto" are
+  rejected. Models here have no separate reasoning: `reasoning`, reasoning items, and hints such as
+  `text.verbosity` have no effect.
 """
 
 from glm_multiuser.server.responses_api.routes import router as router

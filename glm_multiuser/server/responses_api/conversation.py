@@ -1,4 +1,4 @@
-"""From a request of `/v1/responses` to a chat, and from its response to the next one."""
+"""Converts requests of `/v1/responses` to chats, and responses to messages of the next chat."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NAMES = {
 
 
 def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
-    """The same request as a chat.
+    """Converts a request to a chat.
 
     Args:
         body: of the request.
-        before: the messages of the previous response's conversation, and its answer.
+        before: messages of the conversation up to the previous response, inclusive.
     """
     system = {"role": "system", "content": body.instructions}
     instructions = [system] if body.instructions is not None else []
@@ -44,9 +44,9 @@ def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
 
 
 def messages_after(chat: Chat, output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages that go before those of the next request: all but instructions.
+    """Returns the messages that precede those of the next request: all but instructions.
 
-    A call that was cut off is left out: its arguments are not JSON.
+    A truncated call is omitted, because its arguments are not valid JSON.
     """
     texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
     calls = [

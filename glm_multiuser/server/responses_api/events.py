@@ -1,4 +1,4 @@
-"""An answer as events of `/v1/responses`, and as the response that they make."""
+"""Converts an answer to events of `/v1/responses`, and to a response."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ECHOED = {
     *("instructions", "max_output_tokens", "previous_response_id", "temperature", "tool_choice"),
     *("top_logprobs", "top_p", "user"),
 }
-"""Fields of a request that its response has, too."""
+"""Request fields that the response repeats."""
 TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
 OnEnd = Callable[[dict[str, Any]], None]
 
 
 class ResponseEvents(AnswerEvents):
-    """Makes the events of one answer.
+    """Generates the events of one answer.
 
     Args:
-        group: with its generation.
-        body: what was asked for.
-        on_end: called with the response when it is complete, before its last event.
+        group: with a single generation.
+        body: of the request.
+        on_end: called with the complete response, before its last event.
 
     Attributes:
-        response: what the events so far make.
+        response: assembled from the events so far.
     """
 
     def __init__(self, group: GenerationGroup, body: ResponseRequest, on_end: OnEnd) -> None:
@@ -98,7 +98,7 @@ class ResponseEvents(AnswerEvents):
         yield self._event(status, response=self.response)
 
     def error_event(self, error: APIError) -> bytes:
-        """The event for an error in the middle of a stream; nothing follows it."""
+        """Encodes an error in the middle of a stream, as its last event."""
         failed = {"code": "server_error", "message": str(error)}
         self.response.update(status="failed", error=failed)
         last = self._event("failed", response=self.response)
@@ -127,7 +127,7 @@ class ResponseEvents(AnswerEvents):
 
 
 def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
-    """A response without output: what was asked for."""
+    """Returns a response without output, from the fields of the request."""
     given = body.model_dump(include=ECHOED)
     return {
         **given,
@@ -153,7 +153,7 @@ def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_bytes(logprobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As events have them."""
+    """Converts log-probabilities for events, which omit `bytes`."""
     return [
         {**_plain(one), "top_logprobs": [*map(_plain, one["top_logprobs"])]} for one in logprobs
     ]

@@ -1,4 +1,4 @@
-"""Items of a request's input, and the messages of a chat that they are."""
+"""Input items, and their conversion to the messages of a chat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glm_multiuser.server.openai.fields import Hint, Lenient, OrText, one_of
 
 
 class TextPart(Lenient):
-    """A text: a client's, or that of an answer."""
+    """Text of the client or of an answer."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -22,7 +22,7 @@ Texts = Annotated[list[TextPart], OrText(lambda text: {"type": "input_text", "te
 
 
 class MessageItem(Lenient):
-    """A message; its type may be left out."""
+    """A message; its type is optional."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -30,7 +30,7 @@ class MessageItem(Lenient):
 
 
 class CallItem(Lenient):
-    """A call, of an answer; `arguments` is the text of a JSON object."""
+    """A call in an answer; `arguments` is the text of a JSON object."""
 
     type: Literal["function_call"]
     call_id: str
@@ -39,7 +39,7 @@ class CallItem(Lenient):
 
 
 class CallOutputItem(Lenient):
-    """What a call returned."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -47,7 +47,7 @@ class CallOutputItem(Lenient):
 
 
 class ReasoningItem(Lenient):
-    """What another model reasoned; ignored."""
+    """Reasoning of another model; ignored."""
 
     type: Literal["reasoning"]
     summary: Hint[list[dict[str, Any]]] = None
@@ -71,9 +71,9 @@ InputItem = Annotated[
 
 
 def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], list[str]]:
-    """-> the messages of a chat, and where each of them is in the input.
+    """Returns the messages of a chat, and the location of each in the input.
 
-    Calls belong to the assistant's message before them, and text between calls and their results to
+    Calls are added to the preceding assistant message, and text between calls and their results to
     the message with the calls.
     """
     messages: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
-"""The bodies of requests of `/v1/responses`.
+"""Request bodies of `/v1/responses`.
 
-Fields that would change the answer and are not implemented are accepted at the value that changes
-nothing, and rejected otherwise, as for `openai.requests`. A `Hint` says how much effort, what is
-cached or what is counted: a model without that feature may ignore it.
+Unimplemented fields that would change the answer are accepted at values without effect, and
+rejected otherwise, as in `openai.requests`. A `Hint` concerns effort, caching or accounting, and
+may be ignored by a model without that feature.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ class FunctionTool(DescribedTool):
 
 
 class NamedFunction(Strict):
-    """The function that has to be called."""
+    """The function to call."""
 
     type: Literal["function"]
     name: str
 
     def as_chat(self) -> dict[str, Any]:
-        """The `tool_choice` of a chat."""
+        """Returns the `tool_choice` of a chat."""
         return {"type": "function", "function": {"name": self.name}}
 
 
 class AllowedTools(Strict):
-    """The functions that may be called, or one of which has to be."""
+    """The only functions that may be called; with mode required, one must be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: list[NamedFunction]
 
     def as_chat(self) -> dict[str, Any]:
-        """The `tool_choice` of a chat."""
+        """Returns the `tool_choice` of a chat."""
         allowed = {"mode": self.mode, "tools": [tool.as_chat() for tool in self.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
 class TextFormat(Strict):
-    """The form of the answer's text."""
+    """The format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[Optional[str], ValidJSON] = None
@@ -79,14 +79,14 @@ class TextFormat(Strict):
 
 
 class TextConfig(Strict):
-    """The answer's text."""
+    """Options of the answer's text."""
 
     format: Optional[TextFormat] = None
     verbosity: Hint[str] = None
 
 
 class Reasoning(Strict):
-    """Models here do not reason apart from their answer, so none of this has an effect."""
+    """Has no effect, because models here have no separate reasoning."""
 
     effort: Hint[str] = None
     context: Hint[str] = None
@@ -96,7 +96,7 @@ class Reasoning(Strict):
 
 
 class PromptCacheOptions(Lenient):
-    """Only that the answer is left out would be noticed."""
+    """Only `prewarm`, which omits the answer, would make a difference."""
 
     prewarm: Annotated[Any, Only(False)] = None
 
@@ -113,7 +113,7 @@ Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_l
 
 
 class ResponseRequest(CommonFields):
-    """A conversation whose last message is to be answered."""
+    """A conversation to answer."""
 
     model: Optional[str] = Field(None, description="null: the first model of the server.")
     input: Annotated[
@@ -156,7 +156,7 @@ class ResponseRequest(CommonFields):
 
     @property
     def text_format(self) -> TextFormat:
-        """The form of the answer's text."""
+        """The format of the answer's text."""
         return (self.text and self.text.format) or TextFormat(type="text", schema=None)
 
     @property

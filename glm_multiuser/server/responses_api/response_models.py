@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI description."""
+"""Response schemas for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class ResponseUsage(BaseModel):
-    """Counts of tokens."""
+    """Token counts."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -18,7 +18,7 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseCard(BaseModel):
-    """An answer: items of type message and function_call. Its other fields were asked for."""
+    """An answer: items of type message and function_call. Other fields repeat the request."""
 
     id: str
     object: Literal["response"]
@@ -31,7 +31,7 @@ class ResponseCard(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """A response that is stored no more."""
+    """A deleted response."""
 
     id: str
     object: Literal["response"] = "response"
@@ -39,7 +39,7 @@ class DeletedResponse(BaseModel):
 
 
 class InputTokens(BaseModel):
-    """How long a prompt is."""
+    """The number of tokens of a prompt."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int

@@ -32,7 +32,7 @@ router = APIRouter(tags=["responses"])
 async def responses(request: Request, body: ResponseRequest) -> Response:
     """Answers the last item of a conversation.
 
-    With `stream` it is an event stream, from `response.created` to `response.completed`,
+    With `stream`, returns an event stream from `response.created` to `response.completed`,
     `response.incomplete` or `response.failed`.
     """
     store, user = _store_of(request), _user_of(request, body.user)
@@ -55,7 +55,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
 
 @router.post("/v1/responses/input_tokens", responses=OPENAI_ERRORS)
 async def input_tokens(request: Request, body: ResponseRequest) -> InputTokens:
-    """How many tokens the prompt of `/v1/responses` has for the same conversation."""
+    """Counts the prompt tokens of the same conversation in `/v1/responses`."""
     user = _user_of(request, body.user)
     before = _store_of(request).messages_before(user, body.previous_response_id)
     return InputTokens(input_tokens=await as_chat(body, before).count_tokens(request))
@@ -63,9 +63,9 @@ async def input_tokens(request: Request, body: ResponseRequest) -> InputTokens:
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseCard, responses=OPENAI_ERRORS)
 async def stored_response(request: Request, response_id: str, stream: bool = False) -> Response:
-    """A stored response of the session that the header X-Session-Id names."""
+    """Returns a stored response of the session in the header X-Session-Id."""
     if stream:
-        # OpenAI's client would read a stream without events.
+        # OpenAI's client would parse the JSON as a stream without events.
         why = "stored responses are not streamed; it can only be false"
         raise APIError(400, BAD_REQUEST, f"stream: {why}", field="stream")
     found = _store_of(request).get(_user_of(request), response_id)
@@ -74,7 +74,7 @@ async def stored_response(request: Request, response_id: str, stream: bool = Fal
 
 @router.delete("/v1/responses/{response_id}", responses=OPENAI_ERRORS)
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
-    """Deletes a stored response of the session that the header X-Session-Id names."""
+    """Deletes a stored response of the session in the header X-Session-Id."""
     _store_of(request).delete(_user_of(request), response_id)
     return DeletedResponse(id=response_id)
 
