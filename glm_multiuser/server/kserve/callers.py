@@ -13,11 +13,11 @@ MICROSECONDS = 1e-6
 
 
 def session_in(request: Request, parameters: Parameters) -> Optional[str]:
-    """The session inside the caller's key."""
+    """Returns the session within the caller's key."""
     return session_of(request, parameters.session)
 
 
 def seconds_in(request: Request, parameters: Parameters) -> Optional[float]:
-    """The earlier one of the deadlines of header and body; None without one."""
+    """Returns the earlier deadline of header and body, in seconds; None without one."""
     given = [deadline_of(request), (parameters.timeout or 0) * MICROSECONDS or None]
     return min((seconds for seconds in given if seconds is not None), default=None)

@@ -1,4 +1,4 @@
-"""Triton's switches for logs, traces and shared memory: what they show, and that they are fixed."""
+"""Triton's settings of logs, traces and shared memory, which are read-only here."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TRACES = {"trace_level": ["OFF"]}
 
 
 class Settings(RootModel[dict[str, Any]]):
-    """Settings by their names."""
+    """Settings by name."""
 
 
 @router.get("/v2/logging")
 async def log_settings() -> dict[str, Any]:
-    """Which levels are logged; the log goes to the standard error stream."""
+    """Returns the logged levels; the log goes to the standard error stream."""
     root = logging.getLogger()
     return {
         "log_file": "",
@@ -79,7 +79,7 @@ async def region_status(region: str) -> list[dict[str, Any]]:
 
 @memory_router.post("/region/{region}/register")
 async def register(region: str) -> dict[str, Any]:
-    """Rejected: this server reads no memory of its clients."""
+    """Rejected: this server does not read clients' memory."""
     raise APIError(400, "not_supported", f"region {region!r} is not registered; {SHARED_MEMORY}")
 
 

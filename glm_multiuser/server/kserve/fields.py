@@ -13,12 +13,12 @@ UNSIGNED_MAX = 2**64 - 1
 
 
 def none_if_empty(value: Any) -> Any:
-    """An empty text stands for the default."""
+    """Returns None, for the default, instead of an empty text."""
     return None if isinstance(value, str) and not value.strip() else value
 
 
 def writable(text: str) -> str:
-    """Raises ValueError for half of a surrogate pair: JSON can say it, UTF-8 cannot."""
+    """Raises ValueError for a lone surrogate, which JSON can represent but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -51,11 +51,10 @@ TextOrTokens = Annotated[
 
 
 class Parameters(BaseModel):
-    """The parameters of a request besides its inputs.
+    """The parameters of a request, besides its inputs.
 
-    Others are ignored, as Triton ignores what a model does not know. `priority` is one of them:
-    all requests have the same. So are `sequence_start` and `sequence_end`: every request carries
-    its own history.
+    Unknown ones are ignored, as in Triton. So are `priority`, because all requests have the same
+    one, and `sequence_start` and `sequence_end`, because every request contains its history.
     """
 
     temperature: TextOrTemperature = None
@@ -79,7 +78,7 @@ class Parameters(BaseModel):
 
     @property
     def session(self) -> Optional[str]:
-        """Whose slot the request takes; None: any."""
+        """The session whose slot the request uses; None for any slot."""
         return str(self.sequence_id) if self.sequence_id else None
 
 
@@ -97,7 +96,7 @@ class Fields(Parameters):
     ] = None
 
     def sampling(self) -> dict[str, Any]:
-        """What `Service.sampling` takes; `max_token` counts before `max_tokens`."""
+        """Returns arguments of `Service.sampling`; `max_token` takes precedence."""
         return {
             "temperature": self.temperature,
             "max_tokens": self.max_token or self.max_tokens,

@@ -24,14 +24,14 @@ model_router = APIRouter()
 
 
 class GenerateRequest(Fields):
-    """A question; its fields may stand beside `parameters` or inside."""
+    """A question; its fields may be inside `parameters` or next to it."""
 
     id: Optional[Text] = None
     parameters: Fields = Fields()
 
 
 class GenerateResponse(BaseModel):
-    """The outputs by their names, and `text_output` where the question came as `text_input`."""
+    """The outputs by name, and `text_output` if the question was in `text_input`."""
 
     id: Optional[str] = None
     model_name: str
@@ -43,7 +43,7 @@ class GenerateResponse(BaseModel):
 
 @model_router.post("/generate", response_model_exclude_none=True)
 async def generate(request: Request, model: ServedModel, body: GenerateRequest) -> GenerateResponse:
-    """Answers one question when the answer is complete."""
+    """Answers one question; returns the complete answer."""
     question, generation = await _start(request, model, body)
     try:
         result = await unless_disconnected(request, generation.finish())
@@ -59,10 +59,10 @@ async def generate(request: Request, model: ServedModel, body: GenerateRequest) 
     responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def generate_stream(request: Request, model: ServedModel, body: GenerateRequest) -> Response:
-    """Answers one question piece by piece, as an event stream.
+    """Streams the answer to one question as an event stream.
 
-    Every event is JSON with what is new; the last one has also `history` and `finish_reason`, or
-    it is `{"error": ...}`.
+    Every event is JSON with the new text; the last one also has `history` and `finish_reason`, or
+    is `{"error": ...}`.
     """
     question, generation = await _start(request, model, body)
     return EventStream(_events(body, model, question, generation), [generation], _error_event)

@@ -32,8 +32,8 @@ class Loading(BaseModel):
 class Ready(BaseModel):
     """Whether the server accepts requests.
 
-    state: "starting", "ready", "restarting", "draining", "failed", or "unloaded" when no model is
-    there.
+    state: "starting", "ready", "restarting", "draining", "failed", or "unloaded" if no model is
+    ready.
     """
 
     ready: bool
@@ -52,7 +52,7 @@ class ModelReady(BaseModel):
     "/v2/health/live", responses={503: {"model": Live, "description": "Restart the process."}}
 )
 async def live(request: Request, response: Response) -> Live:
-    """503 when a model failed for good: only a new process can help."""
+    """Returns 503 if a model failed permanently: only a new process can help."""
     service = service_of(request)
     response.status_code = 200 if service.live else 503
     return Live(live=service.live)
@@ -60,7 +60,7 @@ async def live(request: Request, response: Response) -> Live:
 
 @router.get("/v2/health/ready", responses={503: {"model": Ready, "description": "Not ready."}})
 async def ready(request: Request, response: Response) -> Ready:
-    """503 while the server starts, drains, restarts a failed model, or has none that answers."""
+    """Returns 503 while the server starts, drains, restarts a failed model, or has none ready."""
     service = service_of(request)
     response.status_code = 200 if service.ready else 503
     loading = [
@@ -74,7 +74,7 @@ async def ready(request: Request, response: Response) -> Ready:
 
 @model_router.get("/ready")
 async def model_ready(request: Request, model: ServedModel) -> ModelReady:
-    """400, as Triton answers, when the model does not accept requests now."""
+    """Returns 400, like Triton, while the model does not accept requests."""
     service = service_of(request)
     if model.state != "ready" or service.state != "ready":
         raise APIError(

@@ -1,4 +1,4 @@
-"""`POST /v2/models/{name}/infer`: a batch of questions as tensors, answered when all are done."""
+"""`POST /v2/models/{name}/infer`: answers a batch of questions, given as tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BINARY: dict[str, Any] = {
 
 
 def inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without `$defs`, which would point to nowhere inside an OpenAPI description."""
+    """Inlines `$defs`, because references to them do not resolve inside an OpenAPI description."""
     definitions = schema.pop("$defs", {})
 
     def inline(part: Any) -> Any:
@@ -84,9 +84,9 @@ def inlined(schema: dict[str, Any]) -> dict[str, Any]:
 async def infer(request: Request, model: ServedModel) -> Response:
     """Answers N questions.
 
-    Inputs are `prompt`, and where wanted `history` (JSON of earlier rounds), `temperature`,
-    `max_token` and `history_len` (rounds that count). Outputs are `response`, and `history` with
-    the new round. The body is read as bytes, whatever its Content-Type says.
+    Inputs are `prompt` and optionally `history` (earlier rounds as JSON), `temperature`,
+    `max_token` and `history_len` (number of rounds to use). Outputs are `response`, and `history`
+    with the new round. The body is read as bytes; its Content-Type is ignored.
     """
     service = service_of(request)
     limits = service.settings.limits

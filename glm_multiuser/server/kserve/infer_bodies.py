@@ -1,4 +1,4 @@
-"""The JSON parts of an inference request and of its answer."""
+"""The JSON parts of inference requests and responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Input(BaseModel):
 
 
 class RequestedOutputParameters(BaseModel):
-    """How an output's data is wanted."""
+    """How to send an output's data."""
 
     binary_data: Annotated[
         Optional[bool], Field(description="As bytes after the JSON, instead of `data`.")
@@ -46,20 +46,20 @@ class RequestedOutputParameters(BaseModel):
 
 
 class RequestedOutput(BaseModel):
-    """One output tensor that is wanted."""
+    """One requested output tensor."""
 
     name: str
     parameters: RequestedOutputParameters = RequestedOutputParameters()
 
 
 class InferParameters(Parameters):
-    """`Parameters`, and the default form of the outputs."""
+    """`Parameters`, and the default encoding of the outputs."""
 
     binary_data_output: bool = False
 
 
 class InferRequest(BaseModel):
-    """Tensors in; the outputs that are wanted, all of them if none is named."""
+    """Input tensors, and the requested outputs: all of them if none is named."""
 
     id: Optional[str] = None
     inputs: list[Input]
@@ -74,7 +74,7 @@ class OutputParameters(BaseModel):
 
 
 class Output(BaseModel):
-    """One output tensor, with `data`, or with bytes after the JSON."""
+    """One output tensor, with `data` or with bytes after the JSON."""
 
     name: str
     datatype: str
@@ -84,7 +84,7 @@ class Output(BaseModel):
 
 
 class InferResponse(BaseModel):
-    """Tensors out."""
+    """Output tensors."""
 
     model_name: str
     model_version: str

@@ -1,4 +1,4 @@
-"""From the bytes of an inference request to its tensors, and from tensors to those of an answer."""
+"""Decodes inference requests to tensors, and encodes tensors as responses."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse(body_class: type[Body], data: bytes) -> Body:
-    """JSON that must fit a class.
+    """Parses JSON as a model class.
 
     Raises:
-        RequestValidationError: it does not; answered as for every other body.
+        RequestValidationError: invalid JSON, as FastAPI raises it for other bodies.
     """
     try:
         return body_class.model_validate_json(data)
@@ -46,14 +46,14 @@ def parse(body_class: type[Body], data: bytes) -> Body:
 
 
 def decompress(body: bytes, encoding: Optional[str], limit: int) -> bytes:
-    """The body as it was before it was compressed.
+    """Returns the decompressed body.
 
     Args:
         encoding: the header Content-Encoding.
-        limit: bytes that the body may have then.
+        limit: maximum number of bytes after decompression.
 
     Raises:
-        APIError: 413, too large; 400, broken or of another encoding.
+        APIError: 413, too large; 400, corrupt or of an unsupported encoding.
     """
     encoding = (encoding or "identity").lower()
     if encoding == "identity":
@@ -76,13 +76,13 @@ def decompress(body: bytes, encoding: Optional[str], limit: int) -> bytes:
 
 
 def split(body: bytes, json_length: Optional[str]) -> tuple[bytes, bytes]:
-    """-> the JSON, and the bytes after it.
+    """Returns the JSON and the bytes after it.
 
     Args:
-        json_length: the header Inference-Header-Content-Length; None: all is JSON.
+        json_length: the header Inference-Header-Content-Length; without it, all is JSON.
 
     Raises:
-        APIError: 400, the header is no number, or larger than the body.
+        APIError: 400, the header is not a number, or exceeds the body.
     """
     if json_length is None:
         return body, b""
@@ -97,15 +97,15 @@ def split(body: bytes, json_length: Optional[str]) -> tuple[bytes, bytes]:
 def read_inputs(
     inputs: Sequence[Input], binary: bytes, most: int
 ) -> tuple[dict[str, list[Element]], list[int]]:
-    """-> {name: N elements}, and the shape that outputs have.
+    """Returns {name: N elements}, and the shape of the outputs.
 
     Args:
-        inputs: as the JSON describes them.
-        binary: their raw bytes, one after the other.
-        most: the largest N.
+        inputs: their descriptions in the JSON.
+        binary: their concatenated raw bytes.
+        most: maximum of N.
 
     Raises:
-        APIError: 400, a tensor that is unknown, missing, there twice, or not what its shape says.
+        APIError: 400, an unknown, missing or duplicate tensor, or one that contradicts its shape.
     """
     specs = {spec.name: spec for spec in INPUTS}
     elements: dict[str, list[Element]] = {}
@@ -160,10 +160,10 @@ def _checked_shape(tensor: Input, count: int, most: int) -> list[int]:
 
 
 def wanted_outputs(request: InferRequest) -> dict[str, bool]:
-    """{name: whether as binary data}, in the order of the request.
+    """Returns {name: whether as binary data}, in the order of the request.
 
     Raises:
-        APIError: 400, no such output, or one in a form that this server does not have.
+        APIError: 400, an unknown or duplicate output, or an unsupported encoding.
     """
     known = [spec.name for spec in OUTPUTS]
     default = request.parameters.binary_data_output
@@ -187,13 +187,13 @@ def response_of(
     shape: list[int],
     wanted: Mapping[str, bool],
 ) -> Response:
-    """The answer with its tensors.
+    """Returns the response with its tensors.
 
     Args:
-        head: names of the model; its outputs are filled in.
+        head: names of the model; its outputs are filled in here.
         texts: the elements of every output.
         shape: of every output.
-        wanted: as of `wanted_outputs`.
+        wanted: from `wanted_outputs`.
     """
     raw = {name: tensors.to_binary(texts[name]) for name, binary in wanted.items() if binary}
     for name in wanted:

@@ -1,4 +1,4 @@
-"""What the server and its models are, and how a model is configured."""
+"""Metadata of the server and its models, and model configurations."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ EXTENSIONS = [
     "statistics",
 ]
 PARAMETERS = ("users", "seq_length", "max_queue")
-"""Settings in a model's configuration that loading it again can change."""
+"""Settings in a model's configuration that reloading can change."""
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "INT16": "TYPE_INT16"}
 
 
 class ServerMetadata(BaseModel):
-    """Which server this is, and which of Triton's extensions it has."""
+    """Name and version of the server, and its Triton extensions."""
 
     name: str
     version: str
@@ -41,7 +41,7 @@ class ServerMetadata(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """A tensor; -1 in a shape stands for the size of the batch."""
+    """A tensor; -1 in a shape is the batch size."""
 
     name: str
     datatype: str
@@ -60,13 +60,13 @@ class ModelMetadata(BaseModel):
 
 @router.get("/v2")
 async def server_metadata() -> ServerMetadata:
-    """Which server this is."""
+    """Returns name, version and extensions of the server."""
     return ServerMetadata(name=NAME, version=own_version(), extensions=EXTENSIONS)
 
 
 @model_router.get("")
 async def model_metadata(model: ServedModel) -> ModelMetadata:
-    """The tensors of a model, whether it is loaded or not."""
+    """Returns the tensors of a model, whether loaded or not."""
     return ModelMetadata(
         name=model.name,
         versions=[VERSION],
@@ -78,9 +78,9 @@ async def model_metadata(model: ServedModel) -> ModelMetadata:
 
 @model_router.get("/config")
 async def model_config(request: Request, model: ServedModel) -> dict[str, Any]:
-    """A model's configuration, in the form of Triton's `config.pbtxt`.
+    """Returns a model's configuration, with the fields of Triton's `config.pbtxt`.
 
-    Loading accepts it back with other `parameters`.
+    Loading accepts it with other `parameters`.
     """
     return config_of(model, service_of(request).settings)
 

@@ -1,4 +1,4 @@
-"""From the fields of a question to a request, and from its answer to the next history."""
+"""Converts the fields of a question to a request, and its answer to the next history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Question:
 
     Attributes:
         prompt: its text.
-        history: all earlier rounds, also those that `history_len` leaves out.
+        history: all earlier rounds, including those that `history_len` omits.
         request: to the model.
     """
 
@@ -44,22 +44,22 @@ class Question:
     request: GenerationRequest
 
     def history_with(self, answer: str) -> str:
-        """The history with this round at its end, as a request gives it: JSON text."""
+        """Returns the history with this round appended, as JSON text for the next request."""
         return HISTORY.dump_json(with_round(self.history, self.prompt, answer)).decode()
 
 
 def rows_of(tensors: Mapping[str, Sequence[Element]]) -> Iterator[dict[str, Element]]:
-    """The inputs of each question of a batch; an empty text stands for a missing tensor."""
+    """Yields the inputs of each question of a batch; an empty text counts as a missing tensor."""
     for elements in zip(*tensors.values()):
         row = dict(zip(tensors, elements))
         yield {name: one for name, one in row.items() if one != "" or name == "prompt"}
 
 
 def fields_of(given: Mapping[str, Any]) -> Fields:
-    """The fields of a question from values of any origin.
+    """Validates the fields of a question.
 
     Raises:
-        InvalidParameterError: a value that is not valid.
+        InvalidParameterError: an invalid value.
     """
     try:
         return Fields.model_validate(given)
@@ -70,14 +70,14 @@ def fields_of(given: Mapping[str, Any]) -> Fields:
 
 
 def question_of(fields: Fields, sampling: Callable[..., SamplingParams]) -> Question:
-    """The question and its request to the model.
+    """Returns the question with its request to the model.
 
     Args:
-        fields: that were given.
-        sampling: makes `SamplingParams` of the sampling fields.
+        fields: of the question.
+        sampling: converts the sampling fields to `SamplingParams`.
 
     Raises:
-        InvalidParameterError: a field that is not valid.
+        InvalidParameterError: an invalid field.
     """
     prompt = fields.text_input if fields.prompt is None else fields.prompt
     if prompt is None or (fields.prompt is not None and fields.text_input is not None):
@@ -106,7 +106,7 @@ def _read_history(text: str) -> Items:
 
 
 def _last_rounds(items: list[Any], count: Optional[int]) -> list[Any]:
-    """A system message always counts."""
+    """Returns the last `count` rounds, always with the system message."""
     if count is None:
         return items
     system, rounds = rounds_of(items)

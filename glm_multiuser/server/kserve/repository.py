@@ -38,7 +38,7 @@ class IndexRequest(BaseModel):
 
 
 class IndexEntry(BaseModel):
-    """One model: READY, LOADING, UNLOADING or UNAVAILABLE, and why."""
+    """A model's state (READY, LOADING, UNLOADING or UNAVAILABLE) and its reason."""
 
     name: str
     version: str
@@ -47,7 +47,7 @@ class IndexEntry(BaseModel):
 
 
 class LoadParameters(BaseModel):
-    """How to load; files cannot be given."""
+    """How to load; files are not supported."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,20 +67,20 @@ class LoadRequest(BaseModel):
 
 
 class UnloadParameters(BaseModel):
-    """No model depends on another one here."""
+    """Without effect: models do not depend on each other here."""
 
     unload_dependents: bool = False
 
 
 class UnloadRequest(BaseModel):
-    """Nothing in it matters to this server."""
+    """Accepted, without effect."""
 
     parameters: UnloadParameters = UnloadParameters()
 
 
 @router.post("/index")
 async def index(request: Request, body: Optional[IndexRequest] = None) -> list[IndexEntry]:
-    """Every model that can be loaded, and what it is doing."""
+    """Lists all models that can be loaded, with their states."""
     ready_only = body is not None and body.ready
     return [
         IndexEntry(name=model.name, version=VERSION, state=STATES[model.state], reason=model.reason)
@@ -91,10 +91,10 @@ async def index(request: Request, body: Optional[IndexRequest] = None) -> list[I
 
 @router.post("/models/{name}/load")
 async def load(request: Request, name: str, body: Optional[LoadRequest] = None) -> dict[str, Any]:
-    """Loads a model, or loads it again when its configuration changes; returns when it is ready.
+    """Loads a model, or reloads it if its configuration changes; returns when it is ready.
 
-    Its running requests end first. A number out of range, or a model for which there is no memory,
-    is rejected before anything changes; when loading fails, the model is loaded as it was.
+    Running requests are drained first. A number out of range, or a model that does not fit into
+    memory, is rejected before any change; if loading fails, the model is reloaded as it was.
     """
     _check_control(request)
     service = service_of(request)
@@ -112,17 +112,17 @@ async def load(request: Request, name: str, body: Optional[LoadRequest] = None) 
 async def unload(
     request: Request, name: str, body: Optional[UnloadRequest] = None
 ) -> dict[str, Any]:
-    """Accepts no more requests for a model, drains the running ones, and frees its memory."""
+    """Rejects new requests for a model, drains the running ones, and frees its memory."""
     _check_control(request)
     await service_of(request).models.unload(_known(request, name, "unload").name)
     return {}
 
 
 def changes_of(config: str, model: Model, settings: ServerSettings) -> dict[str, int]:
-    """What a configuration changes of a model's settings.
+    """Returns the `parameters` of a configuration as settings of the model.
 
     Raises:
-        APIError: 400, it is no JSON object, or changes what cannot be changed.
+        APIError: 400, not a JSON object, or a change of another setting.
     """
     try:
         given = JSON_OBJECT.validate_json(config)
@@ -169,7 +169,7 @@ def _check_control(request: Request) -> None:
 
 
 def _known(request: Request, name: str, verb: str) -> Model:
-    """Triton answers 400, not 404, to loading a model that is not in its repository."""
+    """Returns the model; like Triton, answers 400 instead of 404 if there is none."""
     try:
         return service_of(request).models.get(name)
     except APIError as error:

@@ -1,4 +1,4 @@
-"""The routes of KServe v2. Those of one model exist with its version in the path, too."""
+"""The routes of KServe v2. Routes of a model exist with and without a version in the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that a path names."""
+"""The model named in a path."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ VERSION = "1"
 
 
 async def served_model(request: Request, name: str) -> Model:
-    """The model of this name, whatever it is doing.
+    """Returns the model of this name, in any state.
 
     Raises:
-        APIError: 404, there is none.
+        APIError: 404, unknown model.
     """
     return service_of(request).models.get(name)
 
 
 async def check_version(name: str, version: str) -> None:
-    """Rejects every version but the only one.
+    """Rejects every version except `VERSION`.
 
     Raises:
         APIError: 404.

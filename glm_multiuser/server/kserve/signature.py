@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Union
 
 Element = Union[str, int]
-"""Of a BYTES or an INT16 tensor."""
+"""An element of a BYTES or an INT16 tensor."""
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,9 @@ class TensorSpec:
     """One input or output, of shape [N, 1].
 
     Attributes:
-        name: by which requests give or ask for it.
+        name: its name in requests.
         datatype: of KServe v2: "BYTES" (text in UTF-8) or "INT16".
-        optional: whether a request may leave it out.
+        optional: whether a request may omit it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Statistics of models, as far as they are measured."""
+"""Model statistics, as far as they are measured."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Count(BaseModel):
 
 
 class Duration(Count):
-    """How often something happened, and how long it took all together."""
+    """How often something happened, and its total duration."""
 
     ns: int
 
 
 class InferenceStatistics(BaseModel):
-    """Requests that ended with their answer, those that did not, and steps of the engine.
+    """Requests that ended with an answer, those that did not, and engine steps.
 
     Requests are counted since the server started, steps since the model was loaded.
     """
@@ -41,10 +41,10 @@ class InferenceStatistics(BaseModel):
 
 
 class ModelStatistics(BaseModel):
-    """Of one model.
+    """Statistics of one model.
 
-    inference_count: answers that were completed.
-    execution_count: steps of the engine: prefills, and decode steps for all users at once.
+    inference_count: completed answers.
+    execution_count: engine steps: prefills, and decode steps, which all users share.
     """
 
     name: str
@@ -55,14 +55,14 @@ class ModelStatistics(BaseModel):
 
 
 class Statistics(BaseModel):
-    """Of one model, or of all that are loaded."""
+    """Statistics of one model, or of all that are loaded."""
 
     model_stats: list[ModelStatistics]
 
 
 @router.get("/v2/models/stats")
 async def all_statistics(request: Request) -> Statistics:
-    """Of every model that is ready."""
+    """Returns the statistics of every model that is ready."""
     service = service_of(request)
     ready = service.models.ready()
     return Statistics(model_stats=[_statistics(service, model) for model in ready])
@@ -70,7 +70,7 @@ async def all_statistics(request: Request) -> Statistics:
 
 @model_router.get("/stats")
 async def model_statistics(request: Request, model: ServedModel) -> Statistics:
-    """Of one model. What this server does not measure is left out, not reported as 0."""
+    """Returns the statistics of one model. Unmeasured values are omitted, not reported as 0."""
     return Statistics(model_stats=[_statistics(service_of(request), model)])
 
 
@@ -100,7 +100,7 @@ def _statistics(service: Service, model: Model) -> ModelStatistics:
 
 
 def _waiting(service: Service, model: Model) -> Duration:
-    """How many requests have waited for a slot, and how long all together."""
+    """Returns how many requests have waited for a slot, and their total waiting time."""
     sums = {
         sample.name: sample.value
         for metric in service.metrics.queue_seconds.collect()

@@ -1,7 +1,7 @@
 """Tensor data: as JSON, and as raw bytes after it (Triton's binary tensor data extension).
 
-BYTES elements are 4 bytes of length, little-endian, and as many bytes of UTF-8; INT16 elements
-are 2 bytes, little-endian.
+A BYTES element is its length, 4 bytes little-endian, followed by its UTF-8; an INT16 element is 2
+bytes, little-endian.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ INT16_RANGE = range(-(2**15), 2**15)
 
 
 def wrong(name: str, problem: str) -> APIError:
-    """400 about a tensor."""
+    """Returns an error 400 about a tensor or another field."""
     return APIError(400, BAD_REQUEST, f"{name} {problem}", field=name)
 
 
 def from_json(name: str, datatype: str, data: Sequence[Any]) -> list[Element]:
-    """The elements of a tensor's `data`, which may be nested as its shape is.
+    """Returns the elements of a tensor's `data`, which may be nested like its shape.
 
     Raises:
-        APIError: 400, an element of another type.
+        APIError: 400, an element of the wrong type or out of range.
     """
     elements = list(_flat(data))
     for place, element in enumerate(elements):
@@ -44,10 +44,10 @@ def from_json(name: str, datatype: str, data: Sequence[Any]) -> list[Element]:
 
 
 def from_binary(name: str, datatype: str, data: bytes) -> list[Element]:
-    """The elements of a tensor's raw bytes.
+    """Decodes the elements of a tensor's raw bytes.
 
     Raises:
-        APIError: 400, lengths that do not fit the bytes, or bytes that are no UTF-8.
+        APIError: 400, lengths that do not match the bytes, or invalid UTF-8.
     """
     if datatype == "INT16":
         if len(data) % INT16.size:
@@ -57,7 +57,7 @@ def from_binary(name: str, datatype: str, data: bytes) -> list[Element]:
 
 
 def to_binary(texts: Sequence[str]) -> bytes:
-    """A BYTES tensor's raw bytes."""
+    """Encodes the raw bytes of a BYTES tensor."""
     encoded = [text.encode() for text in texts]
     return b"".join(LENGTH.pack(len(one)) + one for one in encoded)
 
