@@ -1,1 +1,1 @@
-"""Beyond one process: behind NVIDIA Triton, and on many devices with Ray Serve."""
+"""Deployment with NVIDIA Triton, and on several devices with Ray Serve."""

@@ -1,4 +1,4 @@
-"""What a configuration file for Ray Serve may say."""
+"""Arguments of a Ray Serve configuration file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glm_multiuser.settings import check, pick, setting, settings_of
 
 @dataclass(frozen=True)
 class Scale:
-    """How many replicas there are.
+    """Number of replicas, their resources, and autoscaling.
 
     Raises:
         ConfigError: a field out of its range.
@@ -56,14 +56,14 @@ WITHOUT = {
         "Ray's proxy receives the requests",
     ),
 }
-"""Settings that an application cannot have, and why."""
+"""Settings that an application does not accept, and why."""
 
 
 def arguments_model() -> type[BaseModel]:
-    """The `args` of an application: names and meanings as of the settings.
+    """Builds the schema of an application's `args`, with a field for each setting.
 
-    `generation` means nothing: Ray replaces the replicas when an argument changes, so that a new
-    number loads new weights from the same folder.
+    `generation` has no meaning of its own: Ray replaces the replicas when an argument changes, so a
+    new number loads new weights from the same folder.
     """
     limits = create_model("Limits", __config__=STRICT, **_fields(Limits))
     return create_model(
@@ -82,11 +82,10 @@ def arguments_model() -> type[BaseModel]:
 
 
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[ServerSettings, Scale]:
-    """The settings of every replica, and how many replicas there are.
+    """Parses `args` into the settings of every replica and the scale of the deployment.
 
     Raises:
-        ConfigError: an argument that is unknown, missing or out of its range, or keys that cannot
-            be read.
+        ConfigError: an unknown, missing or out-of-range argument, or invalid API keys.
     """
     try:
         given = vars(arguments_model().model_validate(arguments))

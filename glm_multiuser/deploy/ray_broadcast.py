@@ -1,4 +1,4 @@
-"""Requests that go to every replica, and merging the responses."""
+"""Broadcast requests, and merging the responses of the replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ = ("/metrics", "/status", SESSIONS)
 HEALTH = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 STATISTICS = re.compile(r"/v2/models(/[^/]+)?(/versions/[^/]+)?/stats")
 SHARED = ("on_disk", "disk_bytes")
-"""Of sessions: replicas share the folder, so each has counted the same files."""
+"""Session counts that are not summed: replicas share the folder and count the same files."""
 CHANGES = re.compile(r"/v2/repository/models/[^/]+/(load|unload)")
 
 
@@ -67,15 +67,15 @@ def is_broadcast(method: str, path: str) -> bool:
 def merge_responses(
     path: str, responses: Sequence[ReplicaResponse], ingress: IngressMetrics
 ) -> Response:
-    """One response for the client.
+    """Merges the responses of the replicas into one for the client.
 
     A deployment is ready when one replica is. For other paths the highest status wins, and bodies
-    are merged when every status is 200. What is only read is that of the replicas that answer.
+    are merged if every status is 200. Reads skip replicas that did not answer, unless none did.
 
     Args:
         path: of the request.
         responses: at least one.
-        ingress: for `/metrics`.
+        ingress: metrics to update, and to add to `/metrics`.
     """
     missing = [one.replica for one in responses if one.status == NO_ANSWER]
     if path in READ or STATISTICS.fullmatch(path):
@@ -103,7 +103,7 @@ def _relayed(chosen: ReplicaResponse) -> Response:
 
 
 def merged_metrics(responses: Iterable[ReplicaResponse], ingress: IngressMetrics) -> bytes:
-    """Every sample of every replica, with a label that names the replica."""
+    """Renders the metrics of all replicas, with a label `replica`, and those of the ingress."""
     families: dict[str, Metric] = {}
     for response in responses:
         for family in text_string_to_metric_families(response.body.decode("utf-8")):
@@ -118,7 +118,7 @@ def merged_metrics(responses: Iterable[ReplicaResponse], ingress: IngressMetrics
 
 
 class _Collected(CollectorRegistry):
-    """A registry of what has been collected elsewhere."""
+    """A registry of metrics that are already collected."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class _Collected(CollectorRegistry):
 
 
 def _status(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Slots are numbered through, replica by replica; numbers are sums."""
+    """Sums numbers, and renumbers each model's slots across replicas."""
     first, *_ = contents.values()
     states = [one["state"] for one in contents.values()]
     slots = [
@@ -141,7 +141,7 @@ def _status(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
         seen[slot["model"]] = slot["slot"] + 1
     rates = [one["tokens_per_second"] for one in contents.values()]
     longest = max(len(rate["last_minute"]) for rate in rates)
-    # Replicas that started later have a shorter past.
+    # Replicas that started later have a shorter history.
     padded = [[0] * (longest - len(one["last_minute"])) + one["last_minute"] for one in rates]
     sessions = [one["sessions"] for one in contents.values()]
     return {
@@ -166,7 +166,7 @@ def _status(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _models(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """A model is in the best state that a replica has it in; its slots are those of all."""
+    """A model is ready if it is ready on any replica; its slots are summed."""
     models: dict[str, dict[str, Any]] = {}
     for model in (model for models in lists for model in models):
         known = models.setdefault(model["name"], {**model, "users": 0})
@@ -177,7 +177,7 @@ def _models(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _statistics(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Counts of equal models, added; what loading and unloading say is empty."""
+    """Sums the counts of each model; responses to load and unload are empty."""
     if not any(contents.values()):
         return {}
     by_name: dict[str, list[dict[str, Any]]] = {}
@@ -188,7 +188,7 @@ def _statistics(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Numbers added, also inside objects; of texts, the first."""
+    """Sums numbers, also nested in objects; takes the first of other values."""
     first = values[0]
     if isinstance(first, dict):
         return {name: _sum([value[name] for value in values]) for name in first}
@@ -196,9 +196,9 @@ def _sum(values: Sequence[Any]) -> Any:
 
 
 def _sessions(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Those of all replicas; of a session on a disk that they share, the place nearest to a slot.
+    """Merges sessions by model and id; of several places, the first of slot, memory, disk wins.
 
-    Files whose names no replica has heard are listed as the replica that lists most of them does.
+    Files without a known id are taken from the replica that lists most of them.
     """
     places = ("slot", "memory", "disk")
     named: dict[tuple[str, str], dict[str, Any]] = {}
@@ -217,4 +217,4 @@ def _sessions(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 MERGES = {"/status": _status, SESSIONS: _sessions}
-"""How the responses to a path become one; those to others are statistics."""
+"""Merge functions by path; other paths use `_statistics`."""

@@ -25,20 +25,19 @@ from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
 from glm_multiuser.server.settings import Limits
 
 ATTEMPTS = 3
-"""Replicas that are tried until a response has started: not all of them, because a request may be
-what kills them."""
+"""Replicas tried until a response has started; few, because the request itself may kill them."""
 PAUSE_SECONDS = 0.25
-"""After a replica has died: Ray notices it a moment later."""
+"""Linear backoff after a replica has died, because Ray notices it with a delay."""
 HOLDERS_MAX = 8192
-"""Generations of the step API whose replica is known."""
+"""Maximum number of step API generations whose replica is remembered."""
 FORWARDED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string")
 
 
 class Replicas(Protocol):
-    """How the ingress reaches replicas."""
+    """Transport from the ingress to the replicas."""
 
     def send(self, request: ReplicaRequest, route: Route) -> AsyncGenerator[list[Message], None]:
-        """Messages of one replica's response.
+        """Sends a request to one replica; yields the messages of its response.
 
         Raises:
             ReplicaLost: it died.
@@ -46,7 +45,7 @@ class Replicas(Protocol):
         """
 
     async def broadcast(self, request: ReplicaRequest) -> Sequence[ReplicaResponse]:
-        """The responses of all available replicas.
+        """Returns the responses of all available replicas.
 
         Raises:
             APIError: no replica is available.
@@ -57,8 +56,8 @@ class Ingress:
     """ASGI application inside the middleware; it holds no model.
 
     Args:
-        replicas: where requests go.
-        limits: of one client, as for a single server.
+        replicas: transport to the replicas.
+        limits: per client, as for a single server.
     """
 
     def __init__(self, replicas: Replicas, limits: Limits) -> None:
@@ -86,7 +85,7 @@ class Ingress:
             await error_response(scope["path"], refusal)(scope, receive, send)
 
     async def _forward(self, request: ReplicaRequest, caller: Caller, send: Send) -> None:
-        """Relays the response of one replica; tries another until a response has started.
+        """Relays the response of one replica; tries others until a response has started.
 
         Raises:
             APIError: no replica responded.
@@ -144,12 +143,12 @@ class Ingress:
 
 
 def no_replica() -> APIError:
-    """The error when no replica is available, or every one that was tried has died."""
+    """The error if no replica is available, or all that were tried have died."""
     return APIError(503, "no_replica", "no replica takes requests now")
 
 
 def _forwarded_scope(scope: Scope) -> dict[str, Any]:
-    """What a replica needs of the ASGI scope; the origin has been checked here."""
+    """The ASGI scope for a replica, without `Origin`, which the ingress has checked."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"origin"]
     sent = {**{name: scope[name] for name in FORWARDED if name in scope}, "headers": headers}
     MutableHeaders(scope=sent)[REQUEST_ID_HEADER] = request_id.get() or ""

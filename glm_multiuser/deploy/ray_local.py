@@ -1,4 +1,4 @@
-"""Serving with a local Ray instance that starts and ends with the command."""
+"""Serves with a local Ray instance that starts and stops with the command."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ APPLICATION = "glm"
 OBJECT_STORE_BYTES = 100 * 2**20
 """Ray's minimum is 75 MiB; responses are small and do not go through it."""
 LOGGING = {"log_level": "WARNING", "enable_access_log": False}
-"""Of Ray Serve itself; replicas and ingress have their own."""
+"""Logging of Ray Serve itself; replicas and ingress configure their own."""
 POLL_SECONDS = 0.5
 LOG_SECONDS = 5.0
-"""Between two log lines about the start, where there is no terminal for a progress bar."""
+"""Interval of progress lines in the log, without a terminal for a progress bar."""
 
 
 def require_ray() -> None:
     """Checks that Ray Serve is installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not, or this Python is too old for it.
     """
     if sys.version_info < (3, 10):
         raise ConfigError(
@@ -61,11 +61,11 @@ def require_ray() -> None:
 def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.socket) -> None:
     """Serves with several replicas on this machine until SIGTERM or SIGINT.
 
-    Each replica gets its share of the processors. SIGHUP is a rolling update, for new weights in
-    the same folder. The second SIGTERM or SIGINT ends the process without draining.
+    Each replica gets an equal share of the CPU cores. SIGHUP starts a rolling update, for new
+    weights in the same folder. A second SIGTERM or SIGINT exits without draining.
 
     Args:
-        listening: reserves the address; closed here, because Ray opens it itself.
+        listening: reserves the address; closed here, because Ray binds it itself.
 
     Raises:
         GLMMultiUserError: a replica did not start.
@@ -76,7 +76,7 @@ def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.so
     listening.close()
     cores = os.cpu_count() or 1
     scale = Scale(replicas, cpus=cores / replicas)
-    # Ray sets a handler for SIGTERM, so ours are set after it.
+    # Ray installs a SIGTERM handler, so ours are installed after it.
     with local_ray(host, port, cores), _signals() as received:
         for generation in itertools.count():
             fields = {"url": url, "replicas": replicas, "generation": generation}
@@ -85,7 +85,7 @@ def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.so
             except GLMMultiUserError as error:
                 if not generation:
                     raise
-                # The replicas that have not been replaced go on.
+                # Replicas that were not replaced keep serving.
                 logger.error("update failed", extra={FIELDS: {**fields, "error": str(error)}})
             else:
                 logger.info("ready", extra={FIELDS: fields})
@@ -99,17 +99,17 @@ def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.so
 
 @contextmanager
 def local_ray(host: str, port: int, cores: int) -> Iterator[None]:
-    """A local Ray with Serve's proxy at an address; the end of the block drains it."""
+    """Runs a local Ray with Serve's proxy at an address; drains it on exit."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    # Ray's default is 15, with which replicas get next to nothing of a busy machine.
+    # Ray's default is 15, which starves replicas on a busy machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # For Ray's own sockets; without it, Ray writes a token file to the home directory.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
     from ray import serve
 
-    # A short path, because Ray puts sockets there. Its last process may still write to it.
+    # A short path, because Ray puts sockets there; its last process may still write to it.
     with tempfile.TemporaryDirectory(prefix="glm-", ignore_cleanup_errors=True) as folder:
         try:
             ray.init(
@@ -129,12 +129,12 @@ def local_ray(host: str, port: int, cores: int) -> Iterator[None]:
         finally:
             if ray.is_initialized():
                 serve.shutdown()
-            # Not `ray stop`, which ends other users' Ray on this machine, too.
+            # Not `ray stop`, which also stops other users' Ray on this machine.
             ray.shutdown()
 
 
 def deploy(settings: ServerSettings, scale: Scale, end: threading.Event) -> None:
-    """Deploys, or does a rolling update; returns when all replicas are ready.
+    """Deploys, or performs a rolling update; returns when all replicas are ready.
 
     Args:
         end: returns early when it is set.
@@ -180,12 +180,12 @@ def _running(status: ApplicationStatusOverview) -> int:
 
 def _reason(status: ApplicationStatusOverview) -> str:
     messages = [one.message for one in status.deployments.values() if one.message]
-    # Above it is the traceback.
+    # The lines above are the traceback.
     return str((messages or [status.message])[0]).strip().splitlines()[-1]
 
 
 class _Received:
-    """Signals that have arrived."""
+    """Received signals: `end` to stop, `any` to stop or update."""
 
     def __init__(self) -> None:
         self.end = threading.Event()

@@ -1,4 +1,4 @@
-"""One replica: the server of one device, without a socket."""
+"""A replica: the server application of one device, without a socket."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ReplicaRequest:
     """A request from the ingress to a replica.
 
     Attributes:
-        scope: ASGI scope, what can be pickled.
-        body: complete.
+        scope: the picklable part of the ASGI scope.
+        body: the complete body.
         holder: the only replica that can handle it; empty: any.
     """
 
@@ -55,18 +55,18 @@ class ReplicaResponse:
 
 
 def no_answer(replica: str, path: str, seconds: float) -> ReplicaResponse:
-    """What stands for the response of a replica that hangs."""
+    """The substitute for the response of a replica that hangs."""
     message = f"replica {replica!r} did not answer in {seconds:g} seconds"
     error = error_response(path, APIError(NO_ANSWER, "deadline_exceeded", message))
     return ReplicaResponse(replica, NO_ANSWER, error.raw_headers, bytes(error.body))
 
 
 class Replica:
-    """Handles the requests of the ingress, on one event loop.
+    """Handles requests from the ingress on one event loop.
 
     Args:
         name: of the replica.
-        settings: as of a single server.
+        settings: as for a single server.
         open_llm: opens a model; tests replace it.
     """
 
@@ -80,7 +80,7 @@ class Replica:
         """Loads the models.
 
         Raises:
-            GLMMultiUserError: one cannot be loaded.
+            GLMMultiUserError: a model cannot be loaded.
         """
         for model in self.service.settings.models:
             if model.load:
@@ -90,7 +90,7 @@ class Replica:
         logger.info("replica ready", extra={FIELDS: {"replica": self.name, "pid": os.getpid()}})
 
     async def close(self) -> None:
-        """Cancels what still runs and closes the models."""
+        """Cancels running requests and closes the models."""
         self.service.state = "draining"
         self.service.abort_all(APIError(503, "shutting_down", "the replica ended"))
         if self._maintenance is not None:
@@ -98,7 +98,7 @@ class Replica:
         await self.service.close()
 
     def check_health(self) -> None:
-        """Ray restarts a replica that raises here.
+        """Called by Ray, which restarts the replica if this raises.
 
         Raises:
             GLMMultiUserError: a model failed and cannot be restarted in this process.
@@ -107,9 +107,9 @@ class Replica:
             raise GLMMultiUserError("a model failed and could not be started again")
 
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message], None]:
-        """The ASGI messages of the response, in batches of those that are available.
+        """Yields the ASGI messages of the response, in batches of the available ones.
 
-        Closing or cancelling it is like a client that disconnects.
+        Closing or cancelling the generator acts as a client disconnect.
         """
         messages: asyncio.Queue[Optional[Message]] = asyncio.Queue()
         disconnected = asyncio.Event()
@@ -131,7 +131,7 @@ class Replica:
             await asyncio.gather(running, return_exceptions=True)
 
     async def call(self, request: ReplicaRequest) -> ReplicaResponse:
-        """The complete response."""
+        """Returns the complete response."""
         messages = [message async for some in self.stream(request) for message in some]
         start, *parts = messages
         body = b"".join(part.get("body", b"") for part in parts)
@@ -158,7 +158,7 @@ class Replica:
 
         app = self._app
         if request.holder not in ("", self.name):
-            # It would start again from the beginning, and its client has read a part of it already.
+            # It would start from the beginning, but the client has already read a part.
             lost = f"replica {request.holder!r}, which held this generation, has ended"
             app = error_response(request.scope["path"], APIError(410, "replica_ended", lost))
         await app(dict(request.scope), receive, send)

@@ -1,4 +1,4 @@
-"""A response that is relayed from a replica to the client, also when the replica dies."""
+"""Relays the response of a replica to the client, also if the replica dies."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Rejected(Exception):
 
 
 class RelayedResponse:
-    """A response on its way to the client. Its head is held back until the body starts.
+    """A response relayed to the client; its head is held back until the body starts.
 
     Args:
         send: to the client.
         route: of the request.
-        last: whether a rejection is relayed, too.
+        last: whether this is the last attempt, which relays a rejection.
     """
 
     def __init__(self, send: Send, route: Route, last: bool) -> None:
@@ -51,7 +51,7 @@ class RelayedResponse:
         return int(self._head.get("status", 0))
 
     async def relay(self, messages: Sequence[Message]) -> None:
-        """Sends messages on to the client.
+        """Forwards messages to the client.
 
         Raises:
             Rejected: another replica should be tried; nothing was sent.
@@ -69,10 +69,10 @@ class RelayedResponse:
             self.complete = not message.get("more_body", False)
 
     async def interrupt(self, path: str) -> None:
-        """Ends a stream with an error event, because its replica died.
+        """Ends the stream of a dead replica with an error event.
 
         Raises:
-            ReplicaLost: it is no stream; the connection must be closed.
+            ReplicaLost: not an event stream; the connection must be closed.
         """
         if self.complete:
             return
@@ -91,7 +91,7 @@ class RelayedResponse:
     def _is_rejection(self, first: Message) -> bool:
         """Whether the replica is full or unavailable, and another one should be tried.
 
-        Not when the session has too many concurrent requests: they run on this replica.
+        False if the session has too many concurrent requests: they run on this replica.
         """
         if self._last or self.route.holder or self.replica in self.route.excluded:
             return False
@@ -102,7 +102,7 @@ class RelayedResponse:
 
 
 def _code_of(body: bytes) -> object:
-    """The code of an error, in OpenAI's or KServe's shape."""
+    """The code of an error in OpenAI's or KServe's format."""
     content = json.loads(body)
     error = content.get("error")
     return error.get("code") if isinstance(error, dict) else content.get("code")

@@ -17,12 +17,12 @@ from glm_multiuser.server.request_context import session_named
 
 STEP_PATH = "/llm/generate"
 STORED_PATH = "/v1/responses/"
-"""What the paths of stored responses begin with."""
+"""Path prefix of stored responses."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """What the router goes by. Ray transports it as the session id of a call, a text.
+    """Input of the router, which Ray transports as the session id of a call.
 
     Attributes:
         user: requests of one user go to the same replica; empty: to the least busy one.
@@ -50,18 +50,18 @@ class Route:
 
 
 def user_of(path: str, headers: Headers, body: bytes, caller: Caller, most: int) -> str:
-    """The user whose slot a request will take in the replica; empty: any slot.
+    """Returns the user whose slot a request takes in the replica; empty: any slot.
 
-    A body that cannot be parsed has no user: the replica rejects it with its reason.
+    An invalid body has no user: the replica rejects it with the reason.
 
     Args:
-        most: bytes of a decompressed body.
+        most: maximum size of a decompressed body, in bytes.
 
     Raises:
         APIError: 400, an invalid session name.
     """
     if path == STEP_PATH:
-        # The text so far is in the replica that started: the id decides, not the session.
+        # The replica that started holds the text so far: the id decides, not the session.
         return f"{caller.key}/{_member(_json(body), 'cache_id')}"
     session = session_named(headers) or _session_in(path, headers, body, most)
     return caller.user(session) or ""

@@ -1,4 +1,4 @@
-"""How Ray Serve chooses the replica of a call."""
+"""Replica selection for Ray Serve."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from glm_multiuser.deploy.ray_route import Route
 
 
 class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]
-    """Consistent hashing on the user, so that a user's prefix cache is found again.
+    """Consistent hashing by user, so that requests find their user's prefix cache.
 
-    When a replica is added or removed, only its neighbours on the hash ring move.
+    Adding or removing a replica moves only the users next to it on the hash ring.
     """
 
     async def choose_replicas(
@@ -21,7 +21,7 @@ class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: Optional[PendingRequest] = None,
     ) -> list[list[RunningReplica]]:
-        """Groups of replicas, the best first; of a group, the least busy one is taken."""
+        """Returns groups of replicas, best first; Ray takes the least busy one of a group."""
         ranked = await super().choose_replicas(candidate_replicas, pending_request)
         route = _route_of(pending_request)
         holders = [one for one in candidate_replicas if _name(one) == route.holder]

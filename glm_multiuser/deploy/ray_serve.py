@@ -39,20 +39,20 @@ from glm_multiuser.server.run import FLUSH_SECONDS
 from glm_multiuser.server.settings import ServerSettings
 
 INGRESS, REPLICA = "Ingress", "Replica"
-"""Names of the two deployments."""
+"""Deployment names."""
 UNLIMITED = 1_000_000
-"""Concurrent requests per process for Ray: admission control is our own."""
+"""Concurrent requests per process for Ray, because admission control is our own."""
 ENVIRONMENT = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
-"""MindSpore cannot be imported after protobuf without it, and sets it too late here."""
+"""Required to import MindSpore after protobuf; MindSpore itself sets it too late here."""
 STATUS_TIMEOUT_SECONDS = 5.0
-"""Of a GET to all replicas; they answer within milliseconds, and Prometheus waits 10 seconds."""
+"""Timeout of a broadcast GET; replicas answer within milliseconds, and Prometheus waits 10 s."""
 
 
 class RayReplica:
     """The deployment that holds the models.
 
     Args:
-        settings: as of a single server.
+        settings: as for a single server.
     """
 
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc]
@@ -75,14 +75,14 @@ class RayReplica:
         self._replica.check_health()
 
     async def __del__(self) -> None:
-        """Ray awaits it after the running requests have ended."""
+        """Awaited by Ray after running requests have ended."""
         if hasattr(self, "_replica"):
             await self._replica.close()
 
 
 @serve.ingress()
 class RayIngress:
-    """The deployment that clients reach."""
+    """The deployment that receives requests of clients."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: ServerSettings) -> None:
         configure_logging(as_json=True)
@@ -95,18 +95,18 @@ class RayIngress:
 
 
 class RayReplicas:
-    """How the ingress reaches the replicas.
+    """Transport from the ingress to the replicas, by Ray's handles.
 
     Args:
         handle: of their deployment.
-        settings: for the limits of a request.
+        settings: for the request timeout.
     """
 
     def __init__(self, handle: DeploymentHandle[Any], settings: ServerSettings) -> None:
         self._handle = handle
         self._settings = settings
         self._names: set[str] = set()
-        """Of the replicas that answered the last broadcast, or hung: Ray does not say whose
+        """Replicas that answered the last broadcast, or hung: Ray does not report whose
         answer is missing."""
 
     async def send(
@@ -135,12 +135,12 @@ class RayReplicas:
         reads = request.scope["method"] in ("GET", "HEAD")
         seconds = STATUS_TIMEOUT_SECONDS if reads else self._settings.limits.request_seconds
         try:
-            # `results_async` would give up those of all replicas for one that hangs.
+            # `results_async` would drop all results if one replica hangs.
             fetched = pending._fetch_replica_results_async()
             results = await asyncio.wait_for(fetched, seconds)
         except (RayError, RayServeException, asyncio.TimeoutError) as error:
             raise no_replica() from error
-        if not results:  # they have died, and Ray does not know it yet
+        if not results:  # all have died, and Ray has not noticed yet
             raise no_replica()
         calls = [asyncio.ensure_future(one.get_async()) for one in results]
         try:
@@ -150,7 +150,7 @@ class RayReplicas:
         finally:
             for call in calls:
                 call.cancel()
-        # The others died meanwhile.
+        # The rest are errors of replicas that died meanwhile.
         responses = [one for one in ended if isinstance(one, ReplicaResponse)]
         names = {one.replica for one in responses}
         missing = sorted(self._names - names)[: len(late)]
@@ -163,7 +163,7 @@ class RayReplicas:
 
 
 def _without_request_id(app: ASGIApp) -> ASGIApp:
-    """Ray's proxy adds the request id itself."""
+    """Removes the request id header, which Ray's proxy adds itself."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
@@ -177,10 +177,10 @@ def _without_request_id(app: ASGIApp) -> ASGIApp:
 
 
 def application(settings: ServerSettings, scale: Scale) -> serve.Application:
-    """The two deployments, ready for `serve.run`.
+    """Returns both deployments, bound for `serve.run`.
 
     Args:
-        settings: of every replica; keys, limits and origins are checked by the ingress, too.
+        settings: of every replica; the ingress also checks keys and limits, and only it origins.
         scale: number and resources of the replicas.
     """
     drain = settings.drain_seconds + FLUSH_SECONDS
@@ -192,7 +192,7 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
         autoscaling_config=AutoscalingConfig(
             min_replicas=scale.replicas,
             max_replicas=scale.max_replicas,
-            # Running and queued ones: at this mean, slots are about to run out.
+            # Running and queued requests: at this mean, slots are about to run out.
             target_ongoing_requests=max(1.0, scale.busy * users),
             upscale_delay_s=scale.upscale_delay_seconds,
             downscale_delay_s=scale.downscale_delay_seconds,
@@ -204,7 +204,7 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
             "resources": _device(settings),
             "runtime_env": {"env_vars": ENVIRONMENT},
         },
-        max_constructor_retry_count=3,  # a model that cannot be loaded cannot be loaded later
+        max_constructor_retry_count=3,  # a load that fails will fail again
         max_ongoing_requests=UNLIMITED,
         max_queued_requests=settings.limits.requests_per_key,
         graceful_shutdown_timeout_s=drain,
@@ -228,15 +228,15 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
-    """The application that a configuration file describes; see `arguments_model`.
+    """Builds the application from the `args` of a configuration file; see `arguments_model`.
 
     Raises:
-        ConfigError: an argument that is unknown, missing or out of its range.
+        ConfigError: as in `read_arguments`.
     """
     settings, scale = read_arguments(arguments)
     return application(settings, scale)
 
 
 def _device(settings: ServerSettings) -> dict[str, float]:
-    """Ray gives each replica a device of its own, which is number 0 for MindSpore."""
+    """Reserves an NPU for each replica, which is device 0 for its MindSpore; none on CPU."""
     return {"NPU": 1.0} if settings.models[0].engine.device_target == "Ascend" else {}

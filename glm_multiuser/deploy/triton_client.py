@@ -31,7 +31,7 @@ class TritonClient:
             return False
 
     def state(self, model: str) -> str:
-        """READY, LOADING, UNLOADING, UNAVAILABLE, or "" for a model that was never loaded.
+        """Returns READY, LOADING, UNLOADING, UNAVAILABLE, or "" for a model that was never loaded.
 
         Raises:
             OSError, HTTPException: the server does not respond.
@@ -41,7 +41,7 @@ class TritonClient:
         return str(entries.get(model, {}).get("state", ""))
 
     def load(self, model: str) -> None:
-        """Returns when the model is ready.
+        """Loads a model; returns when it is ready.
 
         Raises:
             ConfigError: it cannot be loaded.
@@ -50,12 +50,12 @@ class TritonClient:
         path = f"/v2/repository/models/{model}/load"
         status, body = self._request("POST", path, {}, LOAD_SECONDS)
         if status != 200:
-            # The rest is the place in the code.
+            # The rest is the source location.
             message = str(json.loads(body)["error"]).partition("\n\nAt:")[0]
             raise ConfigError(message.replace("\n", " "))
 
     def unload(self, model: str) -> None:
-        """Returns immediately; running requests end first.
+        """Unloads a model after its running requests have ended; returns immediately.
 
         Raises:
             OSError, HTTPException: the server does not respond.
@@ -66,7 +66,7 @@ class TritonClient:
         """Whether a model generates a token, or rejects the request because it is busy.
 
         Raises:
-            OSError, HTTPException: no response within these seconds.
+            OSError, HTTPException: no response within `seconds`.
         """
         request = {"prompt": "hi", "temperature": "0", "max_token": "1", PROBE: True}
         path = f"/v2/models/{model}/generate_stream"

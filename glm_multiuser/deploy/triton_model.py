@@ -1,9 +1,9 @@
-"""The models of the Triton repository: one `MultiUserLLM` behind Triton's Python backend.
+"""The models of the Triton repository: a `MultiUserLLM` in Triton's Python backend.
 
-Triton's Python backend runs this in a process of its own, its stub, and calls `execute` with the
-requests that have arrived. It submits each of their rows to the engine and returns: batching is
-continuous. A thread waits for each request's result and sends it through the request's response
-sender, so no request waits for a longer one.
+The backend runs this in a separate process, the stub, and calls `execute` with the requests that
+have arrived. `execute` submits their rows to the engine and returns (continuous batching). A thread
+per request waits for the result and sends it through the request's response sender, so no request
+waits for a longer one.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from glm_multiuser.server.logs import FIELDS, configure_logging
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.2
-"""Between two checks for disconnected clients."""
+"""Interval of checks for disconnected clients."""
 
 
 class TritonPythonModel:
-    """The class that Triton's Python backend expects; it calls the three methods, one at a time."""
+    """The class that Triton's Python backend expects; its methods are called one at a time."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the checkpoint that the model's configuration names.
+        """Loads the checkpoint named in the model's configuration.
 
         Raises:
-            GLMMultiUserError: it cannot be opened; Triton rejects the load with its message.
+            GLMMultiUserError: it cannot be loaded; Triton rejects the load with this message.
         """
         config = json.loads(args["model_config"])
         arguments = engine_arguments(config.get("parameters", {}), Path(args["model_repository"]))
@@ -67,7 +67,7 @@ class TritonPythonModel:
         self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Submits every request and returns; responses are sent when they are complete."""
+        """Submits every request and returns; other threads send the responses."""
         for request in requests:
             self._start(request)
 
@@ -88,7 +88,7 @@ class TritonPythonModel:
             rows = [fields_of(row) for row in given]
             sampling = partial(sampling_of, self._llm.default_params)
             questions = [question_of(fields, sampling) for fields in rows]
-            # Rows of one request do not wait for each other, so they run in any slots.
+            # Rows of one request run concurrently; in the slot of a session, they could not.
             session = rows[0].session if len(rows) == 1 else None
             for question in questions:
                 wanted = question.request
@@ -160,7 +160,7 @@ class TritonPythonModel:
         results: Sequence[GenerationResult],
         texts: Sequence[str],
     ) -> dict[str, Sequence[str]]:
-        """The outputs of the last response."""
+        """Returns the outputs of the last response."""
         pairs = zip(questions, results)
         outputs: dict[str, Sequence[str]] = {
             "response": texts,
@@ -190,10 +190,10 @@ def _no_log(result: Optional[GenerationResult]) -> None:
 
 
 def _rows_of(request: Any) -> Iterator[dict[str, Any]]:
-    """Inputs of every row, with the parameters of the request.
+    """Yields the inputs of each row, merged with the parameters of the request.
 
     Raises:
-        InvalidParameterError: an input that is not text.
+        InvalidParameterError: an input that is not UTF-8.
     """
     parameters = json.loads(request.parameters() or "{}")
     if request.correlation_id():

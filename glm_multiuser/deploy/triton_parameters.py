@@ -1,4 +1,4 @@
-"""How the engine behind a Triton model is set up: the `parameters` of its `config.pbtxt`."""
+"""Engine settings of a Triton model: the `parameters` of its `config.pbtxt`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from glm_multiuser.settings import settings_of
 
 
 def parameters_model() -> type[BaseModel]:
-    """`checkpoint`, and the settings of an engine."""
+    """Builds the schema of `parameters`: `checkpoint`, and the engine settings."""
     settings: dict[str, Any] = {
         one.name: (one.type, one.default) for one in settings_of(EngineConfig)
     }
@@ -25,14 +25,14 @@ def parameters_model() -> type[BaseModel]:
 
 
 def engine_arguments(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What `MultiUserLLM.from_pretrained` is called with.
+    """Returns the arguments of `MultiUserLLM.from_pretrained`.
 
     Args:
         parameters: of the model's configuration, {name: {"string_value": text}}.
-        folder: of the model; a relative checkpoint is seen from there.
+        folder: of the model; a relative checkpoint is relative to it.
 
     Raises:
-        ConfigError: a parameter that is unknown, missing, or of another type.
+        ConfigError: an unknown, missing or invalid parameter.
     """
     texts = {name: value["string_value"].strip() for name, value in parameters.items()}
     # Names in capitals belong to Triton's Python backend.

@@ -1,4 +1,4 @@
-"""Our Triton model repository: where it is, and a copy of it with other parameters."""
+"""Our Triton model repository: its location, and copies with other parameters."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MODELS = ("chatglm", "chatglm_stream")
 
 
 def find_repository() -> Path:
-    """The repository as it is shipped."""
+    """Returns the path of the shipped repository."""
     return package_data.ROOT / package_data.TRITON_REPOSITORY
 
 
 def write_repository(folder: Path, parameters: Mapping[str, object]) -> None:
-    """A copy of the repository whose models have these parameters (None: left empty).
+    """Copies the repository and sets the parameters of its models.
 
     Args:
-        folder: that is made.
-        parameters: {name: value}.
+        folder: created by this call.
+        parameters: {name: value}; None is written as an empty text.
     """
     shutil.copytree(find_repository(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     for model in MODELS:

@@ -1,4 +1,4 @@
-"""Sending the responses of one Triton request."""
+"""Sends the responses to one Triton request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from glm_multiuser.handle import Handle
 
 logger = logging.getLogger(__name__)
 
-# (class, name of Triton's code): the first match counts, so subclasses come first. Names, because
-# Triton fills its module only after it has imported the model.
+# (class, name of Triton's code): the first match wins, so subclasses come first. Names, because
+# Triton populates its module only after importing the model.
 CODES: tuple[tuple[type[Exception], str], ...] = (
     (TooManyRequestsError, "UNAVAILABLE"),
     (RequestError, "INVALID_ARG"),
@@ -25,10 +25,9 @@ CODES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class TritonResponse:
-    """The response to one request, sent in one part or more.
+    """The response to one request, in one or more parts.
 
-    Whether a request is cancelled can be queried only until its last part has been sent, so both
-    happen under a lock.
+    Cancellation can be queried only until the last part has been sent, so both happen under a lock.
 
     Args:
         sender: Triton's response sender.
@@ -46,7 +45,7 @@ class TritonResponse:
 
         Args:
             outputs: {name: a text for each row}.
-            last: whether nothing follows.
+            last: whether this is the last part.
         """
         tensors = [
             pb_utils.Tensor(name, np.array([[text.encode()] for text in texts], np.object_))
@@ -55,7 +54,7 @@ class TritonResponse:
         self._send(pb_utils.InferenceResponse(output_tensors=tensors), last)
 
     def fail(self, error: Exception) -> None:
-        """Ends the request with an error; an internal one is logged and not sent."""
+        """Ends the request with an error; internal errors are logged and not sent."""
         message = str(error)
         if not isinstance(error, GLMMultiUserError):
             logger.error("request failed", exc_info=error)

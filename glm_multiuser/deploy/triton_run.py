@@ -73,7 +73,7 @@ def _run(server: TritonServer, repository: Path, stop: threading.Event) -> None:
 
 
 def _ended(server: TritonServer, stop: threading.Event) -> bool:
-    """Waits a moment; whether a signal arrived.
+    """Waits `POLL_SECONDS`; returns whether a signal arrived.
 
     Raises:
         EngineClosedError: the server ended by itself.

@@ -18,8 +18,8 @@ from typing import Optional, Union
 from glm_multiuser.errors import ConfigError
 
 END_SECONDS = 20
-"""Graceful shutdown: for running requests, and for the models' processes after them. A request that
-was lost with a killed process takes all of it."""
+"""Shutdown timeout of running requests, and then of the models' processes. A request lost with a
+killed process uses all of it."""
 
 SHARED_MEMORY = Path("/dev/shm")
 LAST_PORT = 65535
@@ -27,7 +27,7 @@ LAST_PORT = 65535
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the server listens."""
+    """Ports of the server."""
 
     http: int
     grpc: int
@@ -35,10 +35,10 @@ class Ports:
 
 
 def choose_ports(host: str, port: int) -> Ports:
-    """`port` and the next two, as Triton's own 8000, 8001, 8002; for 0 any free ones.
+    """Returns `port` and the next two, like Triton's 8000, 8001, 8002; for 0, any free ones.
 
     Raises:
-        ConfigError: a port in use, or an address that is not local.
+        ConfigError: a port that is in use or too high, or an address that is not local.
     """
     if port > LAST_PORT - 2:
         raise ConfigError(
@@ -57,7 +57,7 @@ def choose_ports(host: str, port: int) -> Ports:
 
 
 def find_tritonserver() -> Path:
-    """The folder of the wheel with `bin/tritonserver`.
+    """Returns the folder of the wheel that has `bin/tritonserver`.
 
     Raises:
         ConfigError: it is not installed.
@@ -79,8 +79,7 @@ class TritonServer:
     Args:
         repository: of models.
         scratch: folder for temporary files.
-        host: to listen on.
-        ports: to listen on.
+        host, ports: to listen on.
 
     Raises:
         ConfigError: the wheel is not installed, or not for this Python.
@@ -101,22 +100,22 @@ class TritonServer:
         )
 
     def exit_code(self) -> Optional[int]:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self.process.poll()
 
     def stub(self, model: str) -> Optional[int]:
-        """The id of the process that runs a model; None if there is none."""
+        """The PID of a model's process; None if there is none."""
         return find_stub(self.process.pid, model)
 
     def stop(self) -> None:
-        """Graceful shutdown; then kills what is left and removes its shared memory."""
+        """Shuts down gracefully, kills remaining processes, and removes their shared memory."""
         self.process.terminate()
         try:
             self.process.wait(2 * END_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        with suppress(ProcessLookupError):  # the stubs that are left, of the server's own group
+        with suppress(ProcessLookupError):  # remaining stubs, in the server's process group
             os.killpg(self.process.pid, signal.SIGKILL)
         for region in SHARED_MEMORY.glob(self._region + "*"):
             region.unlink(missing_ok=True)
@@ -142,7 +141,7 @@ class TritonServer:
 
 
 def make_backends(folder: Path, scratch: Path) -> Path:
-    """A backend directory with the Python backend and the stub for this Python.
+    """Creates a backend directory with the Python backend and the stub for this Python.
 
     Raises:
         ConfigError: the wheel has no stub for this Python.
@@ -158,7 +157,7 @@ def make_backends(folder: Path, scratch: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Environment variables with the library paths and this Python's packages."""
+    """Returns the environment, with the library paths and this Python's packages."""
     packages = folder.parents[1]
     # This interpreter's own library first: another version is not compatible with its modules.
     libraries = [sysconfig.get_config_var("LIBDIR"), str(packages / "nvidia_pytriton.libs")]
@@ -173,23 +172,23 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def find_stub(server: int, model: str) -> Optional[int]:
-    """The id of the process that runs a model, a child of the server; None if there is none."""
+    """The PID of a model's process, a child of the server; None if there is none."""
     file = f"/{model}/1/model.py"
     for pid in children(server):
-        # Empty for a process that has ended and was not waited for.
+        # Empty for a zombie.
         if any(part.endswith(file) for part in _read(f"/proc/{pid}/cmdline").split("\0")):
             return pid
     return None
 
 
 def children(pid: int) -> list[int]:
-    """Ids of the processes that a process has started, from whichever of its threads."""
+    """PIDs of the children of a process, started by any of its threads."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in _read(task).split()]
 
 
 def _read(path: Union[str, Path]) -> str:
-    """A file of /proc; empty when its process has ended."""
+    """Reads a file of /proc; empty if its process has ended."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 CHECK_SECONDS = 0.5
 PROBE_SECONDS = 3.0
 PROBE_TIMEOUT_SECONDS = 60.0
-"""A model that does not respond for longer is stuck."""
+"""A model that takes longer to respond is stuck."""
 UNLOAD_SECONDS = 1.0
-"""For the dead version to unload; one with unfinished requests never does, which is harmless."""
+"""Wait for the dead version to unload; with unfinished requests it never does: harmless."""
 RETRY_SECONDS = 5.0
 
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
@@ -39,13 +39,13 @@ class Stubs(Protocol):
 class Supervisor:
     """Watches one model: its process must exist, and it must generate a token.
 
-    A model that was unloaded, or is being loaded, is left alone.
+    Models that are unloaded or loading are left alone.
 
     Args:
         client: of the server.
         stubs: finds the model's process.
         model: its name.
-        config: its `config.pbtxt`, which is touched: Triton reloads only what has changed.
+        config: its `config.pbtxt`, touched because Triton reloads only what has changed.
     """
 
     def __init__(self, client: TritonClient, stubs: Stubs, model: str, config: Path) -> None:
@@ -57,7 +57,7 @@ class Supervisor:
         self._recoveries = 0
 
     def watch(self, stop: threading.Event) -> None:
-        """Until `stop` is set."""
+        """Watches the model until `stop` is set."""
         probing = threading.Thread(target=self._probe, args=(stop,), daemon=True)
         probing.start()
         while not stop.wait(CHECK_SECONDS):
@@ -65,7 +65,7 @@ class Supervisor:
                 self._recover("its process has died", self._recoveries, stop)
 
     def _has_died(self) -> bool:
-        # Twice, because it may have been loaded in between.
+        # Checked twice, because it may have been loaded in between.
         return (
             self._stubs.stub(self._model) is None
             and self._is_ready()
@@ -93,10 +93,10 @@ class Supervisor:
                 self._recover(problem, recoveries, stop)
 
     def _recover(self, problem: str, recoveries: int, stop: threading.Event) -> None:
-        """Unloads and loads until that succeeds.
+        """Reloads the model until that succeeds or `stop` is set.
 
         Args:
-            recoveries: their number when the problem was found; a later one may have solved it.
+            recoveries: their count when the problem was found; a later one may have solved it.
         """
         with self._recovering:
             if self._recoveries != recoveries or stop.is_set():
