@@ -1,4 +1,4 @@
-/** A small chart of the last minute. Who draws it also labels it. */
+/** A small chart of the last minute. The caller adds the label. */
 
 import { svg } from "./dom.js";
 
@@ -16,9 +16,9 @@ export class Chart {
     this.node = svg("svg", attributes, this.#area, this.#line);
   }
 
-  /** Draws up to 60 values, the newest one at the right. Returns the number at the upper edge. */
+  /** Draws up to 60 values, the newest at the right. Returns the value at the upper edge. */
   draw(values) {
-    // Not before: an image without a label is an error to who cannot see it.
+    // Not earlier: an image without a label is an accessibility error.
     this.node.setAttribute("role", "img");
     const top = roundUp(Math.max(LOWEST_TOP, ...values));
     const first = SECONDS - values.length;
@@ -30,7 +30,7 @@ export class Chart {
   }
 }
 
-/** To 1, 2 or 5 times a power of ten: a scale that does not change with every value. */
+/** Rounds up to 1, 2 or 5 times a power of ten, so the scale rarely changes. */
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);

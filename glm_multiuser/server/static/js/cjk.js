@@ -1,8 +1,8 @@
-/** Markdown beside Chinese, Japanese and Korean, which have no spaces around words and signs.
+/** Emphasis next to Chinese, Japanese and Korean text, which has no spaces around punctuation.
  *
- * CommonMark would show the asterisks of `**注意：**请看`: a delimiter between a sign and a letter is
- * one that opens. Here CJK characters count as letters, and signs beside their delimiters, too, as
- * https://github.com/tats-u/markdown-cjk-friendly/blob/main/specification.md has it. */
+ * CommonMark leaves the asterisks in `**注意：**请看`: a delimiter between punctuation and a letter
+ * can only open. Here CJK punctuation, and punctuation across a delimiter from CJK, count as letters:
+ * https://github.com/tats-u/markdown-cjk-friendly/blob/main/specification.md */
 
 import { Tokenizer } from "../vendor/marked/marked.esm.js";
 
@@ -16,7 +16,7 @@ const END_OF_ADDRESS = /(?=[\u3000-\u303f\uff01-\uffee“”])\p{P}/u;
 let lastLine = "";
 let lastLetters = "";
 
-/** The line with its signs beside CJK as letters. Marked asks at each delimiter of the same line. */
+/** The line with such punctuation as letters. Cached: Marked asks at each delimiter of a line. */
 function lettersOf(line) {
   if (line === lastLine) return lastLetters;
   lastLine = line;
@@ -24,9 +24,9 @@ function lettersOf(line) {
   return lastLetters;
 }
 
-/** For Marked. */
+/** Tokenizer extension for Marked. */
 export const tokenizer = {
-  /** @param masked the whole line, in which delimiters are looked for; `src` is the rest of it. */
+  /** @param masked the whole line, searched for delimiters; `src` is the rest of it. */
   emStrong(src, masked, before = "") {
     if (!src.startsWith("*")) return false;
     const letters = lettersOf(masked);
@@ -34,7 +34,7 @@ export const tokenizer = {
     return Tokenizer.prototype.emStrong.call(this, src, letters, opens ? "" : before);
   },
 
-  /** A bare address ends before a full-width sign. */
+  /** Ends a bare URL before full-width punctuation. */
   url(src) {
     return Tokenizer.prototype.url.call(this, src.split(END_OF_ADDRESS, 1)[0]);
   },

@@ -1,4 +1,4 @@
-/** Copying that also works over plain http, where browsers have no navigator.clipboard. */
+/** Copying to the clipboard, also over plain http, where navigator.clipboard is missing. */
 
 import { element } from "./dom.js";
 

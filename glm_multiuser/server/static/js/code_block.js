@@ -1,16 +1,16 @@
-/** A block of code: its language, a button that copies it, and the code itself. */
+/** A code block with its language and a copy button. */
 
 import { copyTextButton } from "./copy_button.js";
 import { element } from "./dom.js";
 
-/** `pre` in a frame; wide code scrolls by itself, also for those who have only a keyboard. */
+/** Wraps `pre` in a frame; wide code scrolls inside it, also by keyboard. */
 export function codeBlock(pre) {
   const code = pre.firstElementChild ?? pre;
   const language = /(?:^|\s)language-(\S+)/.exec(code.className)?.[1] ?? "";
   const frame = element("div", { class: "scroll", tabindex: 0 });
   const copy = copyTextButton("copyCode", () => code.textContent.replace(/\n$/, ""));
   const bar = element("div", { class: "code-bar" }, element("span", {}, language), copy);
-  // Code is written from left to right, also in an answer that is not.
+  // Code runs left to right, also in a right-to-left answer.
   pre.replaceWith(element("div", { class: "code", dir: "ltr" }, bar, frame));
   frame.append(pre);
 }

@@ -1,4 +1,4 @@
-/** Where a question is typed, with the button that sends it or stops its answer. */
+/** The input field, with a button that sends the question or stops its answer. */
 
 import { element, icon } from "./dom.js";
 import { describe, say } from "./i18n.js";
@@ -10,7 +10,7 @@ export class Composer {
   #button = element("button", { type: "submit", class: "send" });
   #shown = "";
 
-  /** `onSend` gets the question that was typed. */
+  /** `onSend` receives the question. */
   constructor(conversation, onSend) {
     this.#conversation = conversation;
     const id = `message-${conversation.id}`;
@@ -28,14 +28,14 @@ export class Composer {
       this.#sendOrStop(onSend);
     });
     this.#button.addEventListener("click", (event) => {
-      // The second click of a double click would stop what the first one has sent.
+      // The second click of a double click would stop the answer again.
       if (event.detail > 1) event.preventDefault();
     });
     this.#field.addEventListener("keydown", (event) => this.#onKey(event, onSend));
     this.update();
   }
 
-  /** Shows whether the button sends or stops now. */
+  /** Switches the button between send and stop. */
   update() {
     const action = this.#conversation.busy ? "stop" : "send";
     if (action === this.#shown) return;
@@ -53,7 +53,7 @@ export class Composer {
     if (event.key !== "Enter" || event.shiftKey) return;
     if (isComposing(event)) return;
     event.preventDefault();
-    // What was typed during an answer stays until the answer has ended.
+    // Text typed during an answer stays until the answer has ended.
     if (!this.#conversation.busy) this.#send(onSend);
   }
 

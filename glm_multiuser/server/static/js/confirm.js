@@ -1,11 +1,11 @@
-/** Asks before something is lost. */
+/** Confirmation before data is lost. */
 
 import { say } from "./i18n.js";
 
 /**
  * Resolves to whether the user agrees.
- * @param question the name of the text that asks.
- * @param action the name of the text on the button that agrees.
+ * @param question text key of the question.
+ * @param action text key of the confirm button.
  */
 export function confirmed(question, action, values) {
   const dialog = document.querySelector("#confirm");

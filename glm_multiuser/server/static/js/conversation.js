@@ -1,5 +1,5 @@
-/** One conversation: what was asked and answered, and the answer that is on its way. To the server
- * each conversation is a user of its own. */
+/** One conversation: its questions and answers, including a streaming one. To the server each
+ * conversation is a separate user. */
 
 import { Failure } from "./failures.js";
 import { lanes } from "./lanes.js";
@@ -24,8 +24,8 @@ const LONGEST_TITLE = 60;
  * "waiting", "streaming", "done", "stopped" (by the user), "interrupted" (the page went away),
  * "elsewhere" (another tab receives it) or "failed".
  *
- * Events: "rounds" (rounds came or went), "round" (detail: the round that changed), "name" (or what
- * takes its place, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round).
+ * Events: "rounds" (rounds were added or removed), "round" (detail: the changed round), "name" (or its
+ * substitute, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round).
  */
 export class Conversation extends EventTarget {
   #controller = null;
@@ -39,7 +39,7 @@ export class Conversation extends EventTarget {
     this.rounds = rounds;
   }
 
-  /** What the user called it, else the beginning of its first question; "" before that. */
+  /** The user's name for it, else the beginning of its first question; "" without questions. */
   get title() {
     if (this.name || this.rounds.length === 0) return this.name;
     const words = this.rounds[0].question.replaceAll(/\s+/g, " ").trim();
@@ -52,20 +52,20 @@ export class Conversation extends EventTarget {
     return this.#controller !== null;
   }
 
-  /** Asks a question, unless the last one is still being answered. */
+  /** Asks a question, unless an answer is running. */
   ask(question) {
     if (this.busy) return;
     this.#setRounds([...this.rounds, { question, ...UNANSWERED }]);
     return this.#answer(this.rounds.at(-1));
   }
 
-  /** Asks the last question once more, in place of the answer that it has. */
+  /** Asks the last question again and replaces its answer. */
   askAgain() {
     if (this.busy || this.rounds.length === 0) return;
     return this.#answer(this.rounds.at(-1));
   }
 
-  /** Asks another question in place of that of `round`; what came after it goes. */
+  /** Replaces the question of `round` and asks it; removes all later rounds. */
   edit(round, question) {
     const place = this.rounds.indexOf(round);
     if (this.busy || place < 0) return;
@@ -89,23 +89,23 @@ export class Conversation extends EventTarget {
     this.#emit("name");
   }
 
-  /** Talks to that model from now on; "" leaves it to the settings. */
+  /** Sets the model for further questions; "" means the one from the settings. */
   choose(model) {
     this.model = model;
     this.#emit("model");
   }
 
-  /** Takes over what another tab made of this conversation, during an answer only that it is cleared. */
+  /** Applies another tab's changes; during an answer, only that the conversation was cleared. */
   replace({ name, model, rounds }) {
     if (this.busy && rounds.length > 0) return;
     if (this.busy) this.clear();
-    // All of it before anybody hears of it: what is heard is kept, and the other tab reads that.
+    // Before any event: listeners save the conversation, and the other tab reads that.
     Object.assign(this, { name, model });
     this.#setRounds(this.#updated(rounds));
     this.#emit("model");
   }
 
-  /** Rounds that are there already stay the same objects: the user may be editing their question. */
+  /** Keeps the objects of existing rounds: the user may be editing their question. */
   #updated(rounds) {
     let same = true;
     return rounds.map((round, place) => {
@@ -132,7 +132,7 @@ export class Conversation extends EventTarget {
     } catch (error) {
       this.#endEarly(round, error, controller.signal);
     }
-    // A conversation that was cleared in between may already be answering something else.
+    // If the conversation was cleared meanwhile, another answer may be running.
     if (this.#controller === controller) this.#controller = null;
     this.#changed(round);
     this.#emit("busy");
@@ -173,9 +173,9 @@ export class Conversation extends EventTarget {
   }
 
   /**
-   * The whole conversation up to `round`. Rounds without a whole answer are left out together with
-   * their question: the model should not continue from half a sentence, nor from a call of a tool
-   * that was not run, and a server rejects two questions in a row.
+   * The messages up to `round`. Rounds without a complete answer are left out with their question:
+   * the model should not continue from half a sentence or from a tool call that was not run, and a
+   * server rejects two user messages in a row.
    */
   #messagesFor(round) {
     const messages = [];

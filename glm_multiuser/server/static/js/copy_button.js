@@ -1,4 +1,4 @@
-/** A button that copies a text, and says for a moment that it did. */
+/** A button that copies a text and briefly confirms it. */
 
 import { copy } from "./clipboard.js";
 import { element, icon } from "./dom.js";
@@ -7,7 +7,7 @@ import { notify } from "./notices.js";
 
 const COPIED_FOR = 1500;
 
-/** Shows an icon, with `hint` as its name. `textOf` gives what to copy. */
+/** Copy button with an icon and `hint` as its label. `textOf` returns the text to copy. */
 export function copyIconButton(hint, textOf) {
   const show = (button, name, image) => {
     button.replaceChildren(icon(image));
@@ -17,7 +17,7 @@ export function copyIconButton(hint, textOf) {
   return copying(button, textOf, show, hint);
 }
 
-/** Shows `label`. */
+/** Copy button with the text `label`. */
 export function copyTextButton(label, textOf) {
   const button = element("button", { type: "button", class: "copy-code" });
   return copying(button, textOf, (node, name) => say(node, name), label);

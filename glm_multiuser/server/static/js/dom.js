@@ -1,4 +1,4 @@
-/** Small helpers that make nodes. */
+/** Helpers that create nodes. */
 
 import { describe, say } from "./i18n.js";
 
@@ -19,7 +19,7 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** One of the symbols in index.html. */
+/** An icon from the symbols in index.html. */
 export function icon(name) {
   return svg(
     "svg",
@@ -28,7 +28,7 @@ export function icon(name) {
   );
 }
 
-/** A button that shows only an icon; its hint is its name for those who cannot see it. */
+/** An icon-only button; its hint is also its accessible name. */
 export function iconButton(name, hint, onClick) {
   const button = element("button", { type: "button", class: "icon-button" }, icon(name));
   button.addEventListener("click", onClick);

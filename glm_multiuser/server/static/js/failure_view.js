@@ -1,16 +1,16 @@
-/** The block that tells what went wrong with an answer, and what to do about it. */
+/** The error block of a failed answer, with advice. */
 
 import { element, icon, textButton } from "./dom.js";
 import { phrase, say } from "./i18n.js";
 
 const COUNTED_DOWN = ["full", "busy", "unavailable"];
 
-/** The failure as one sentence, as it is read aloud. */
+/** The failure as one sentence, for screen readers. */
 export function titleOf({ kind }) {
   return phrase(`failure_${kind}`);
 }
 
-/** `onAgain` asks the same question once more. */
+/** `onAgain` asks the same question again. */
 export function failureView(failure, onAgain) {
   const title = element("p", { class: "failure-title" });
   const detail = element("p", { class: "failure-detail" }, failure.detail);

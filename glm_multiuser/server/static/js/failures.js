@@ -1,6 +1,6 @@
-/** What can go wrong between the page and the server, each by a name that the texts know. */
+/** Failures between the page and the server. */
 
-/** Each has a text of its own, `failure_…`. */
+/** Each has its own text, `failure_…`. */
 export const KINDS = [
   "full",
   "busy",
@@ -17,8 +17,8 @@ export const KINDS = [
 export class Failure extends Error {
   /**
    * @param kind one of KINDS.
-   * @param detail what the server said itself, if it said anything.
-   * @param retryAfter seconds after which the server wants to be asked again, or null.
+   * @param detail the server's own message, if any.
+   * @param retryAfter seconds until a retry, as the server asks for, or null.
    */
   constructor(kind, detail = "", retryAfter = null) {
     super(detail || kind);
@@ -33,10 +33,10 @@ const KIND_OF_CODE = {
   user_busy: "busy",
   key_busy: "busy",
 };
-// 502 comes from a proxy that does not reach the server.
+// 502: a proxy cannot reach the server.
 const KIND_OF_STATUS = { 401: "key", 429: "full", 502: "unreachable", 503: "unavailable" };
 
-/** The failure that a response with an error status stands for. */
+/** The failure for a response with an error status. */
 export async function failureOf(response) {
   const text = await response.text().catch(() => "");
   const error = errorIn(text);
@@ -45,7 +45,7 @@ export async function failureOf(response) {
   return new Failure(kindOf(response.status, error), detail, retryAfter);
 }
 
-/** The failure inside a stream whose event is `{"error": {...}}`. */
+/** The failure for an `{"error": {...}}` event in a stream. */
 export function failureInStream(error) {
   return new Failure("broken", typeof error?.message === "string" ? error.message : "");
 }
@@ -55,7 +55,7 @@ function errorIn(text) {
     const { error } = JSON.parse(text);
     return typeof error?.message === "string" ? error : null;
   } catch {
-    // A proxy in between answers in HTML.
+    // Proxies answer in HTML.
     return null;
   }
 }

@@ -1,4 +1,4 @@
-/** The chosen theme, before anything is painted: modules run too late for that. */
+/** Sets the theme before the first paint; modules run too late for that. */
 
 (() => {
   try {
@@ -6,6 +6,6 @@
     const { theme } = JSON.parse(localStorage.getItem(`${prefix}settings`));
     if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
   } catch {
-    // Nothing kept, or nothing readable: the system's theme it is.
+    // Nothing stored, or unreadable: the system's theme applies.
   }
 })();

@@ -1,8 +1,8 @@
-/** Headings of an answer: they stand below those of the page, and none skips a level. */
+/** Heading levels of an answer: below the page's own headings, without skipping a level. */
 
 import { element } from "./dom.js";
 
-// "You" and "Answer" are of this level.
+// Level of "You" and "Answer".
 const ABOVE = 3;
 const LOWEST = 6;
 

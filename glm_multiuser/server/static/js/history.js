@@ -1,5 +1,5 @@
-/** Conversations in the browser's storage, each under a key of its own: two tabs that talk at the
- * same time then overwrite each other's conversations only where both talk in the same one. */
+/** Conversations in the browser's storage, each under its own key: two active tabs overwrite each
+ * other only if both use the same conversation. */
 
 import { Conversation } from "./conversation.js";
 import { KINDS } from "./failures.js";
@@ -9,19 +9,19 @@ const SAVE_EVERY = 500;
 const UNDER_WAY = ["held", "waiting", "streaming", "elsewhere"];
 const STATES = ["done", "stopped", "interrupted", "failed", ...UNDER_WAY];
 const waiting = new Map();
-/** Conversations that are kept with an answer under way. */
+/** Conversations saved with an unfinished answer. */
 const answering = new Set();
 let leaving = false;
 
 /** A conversation without messages. */
 export function newConversation(number) {
-  // Not crypto.randomUUID(): browsers have it only on https and on localhost.
+  // crypto.randomUUID() exists only on https and localhost.
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   const id = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   return new Conversation({ id, number, name: "", model: "", rounds: [] });
 }
 
-/** The conversations of the last visit, in their order. */
+/** The conversations of the last visit, in order. */
 export function keptConversations() {
   return keptIds().map(keptConversation).filter(Boolean);
 }
@@ -46,8 +46,8 @@ export function keptConversation(id) {
 }
 
 /**
- * What was kept, or null where it makes no sense.
- * @param underWay the state of an answer that was under way then.
+ * Parses a saved conversation; null if it is malformed.
+ * @param underWay state for answers that were unfinished when saved.
  */
 export function readConversation(value, underWay) {
   const { number, name, model, rounds } = value ?? {};
@@ -71,7 +71,7 @@ export function keepOrder(conversations) {
   );
 }
 
-/** Keeps a conversation soon: an answer changes it at every token. */
+/** Saves with a delay: an answer changes the conversation at every token. */
 export function keepSoon(conversation) {
   if (waiting.has(conversation)) return;
   waiting.set(
@@ -92,7 +92,7 @@ function write({ id, number, name, model }, rounds) {
   kept.write(keyOf(id), { number, name, model, rounds });
 }
 
-/** What still waits to be kept would come back after another tab has forgotten it. */
+/** Cancels a pending save, which would restore a conversation that another tab deleted. */
 export function stopKeeping(conversation) {
   cancel(conversation);
   answering.delete(conversation);
@@ -103,8 +103,8 @@ export function forget(conversation) {
 }
 
 /**
- * Keeps what is waiting to be kept when the page goes away, and that its answers end here. From then
- * on nothing is kept: the browser now cuts the connections, and no answer has failed by that.
+ * Flushes pending saves when the page is left, with running answers marked as interrupted. Nothing is
+ * saved after that: the browser closes the connections, which must not count as failed answers.
  */
 window.addEventListener("pagehide", () => {
   for (const conversation of new Set([...waiting.keys(), ...answering])) {
@@ -135,7 +135,7 @@ function isRound(round) {
   );
 }
 
-/** A round without anything that this page does not know. */
+/** Drops unknown fields and values. */
 function readRound(round, underWay) {
   const { question, answer, calls, state, failure, finish, usage, seconds } = round;
   return {

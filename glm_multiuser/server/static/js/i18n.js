@@ -1,5 +1,5 @@
-/** The page's texts in the chosen language. Nodes remember which text they show, so a change of
- * the language reaches all of them without building the page anew. */
+/** The page's texts in the chosen language. Nodes remember their text key, so the language can
+ * change without rebuilding the page. */
 
 import { en } from "./texts_en.js";
 import { zh } from "./texts_zh.js";
@@ -15,34 +15,34 @@ const ATTRIBUTES = {
 };
 const valuesOf = new WeakMap();
 
-/** The text of that name; where it has places for values, with `values` in them. */
+/** Returns a text by key, with `values` in its placeholders. */
 export function phrase(name, values = {}) {
   const text = TEXTS[settings.language][name];
   return typeof text === "function" ? text(values) : text;
 }
 
-/** A number the way the language writes it. */
+/** Formats a number for the language. */
 export function number(value, digits = 0) {
   return value.toLocaleString(LOCALES[settings.language], { maximumFractionDigits: digits });
 }
 
-/** Shows a text in `node`, and keeps it in the chosen language. Returns the node. */
+/** Shows a text in `node` and translates it when the language changes. Returns the node. */
 export function say(node, name, values) {
   return show(node, "text", name, values);
 }
 
-/** Shows no text there any more. */
+/** Removes the text. */
 export function unsay(node) {
   delete node.dataset.text;
   node.textContent = "";
 }
 
-/** The same as `say` for a label, a tooltip, a hint (a label that is also a tooltip) or a placeholder. */
+/** Like `say`, for a label, a tooltip, a hint (both label and tooltip) or a placeholder. */
 export function describe(node, kind, name, values) {
   return show(node, kind, name, values);
 }
 
-/** Puts every text of the document into the chosen language. */
+/** Translates all texts of the document. */
 export function translate() {
   document.documentElement.lang = LOCALES[settings.language];
   for (const kind of ["text", ...Object.keys(ATTRIBUTES)]) {

@@ -1,6 +1,6 @@
-/** Input methods, with which Chinese, Japanese and Korean are typed. */
+/** Input methods (IME) for Chinese, Japanese and Korean. */
 
-/** Whether this key chooses a word in one. Safari says so only by the key code. */
+/** Whether the key belongs to a composition. Safari reports this only by the key code. */
 export function isComposing(event) {
   return event.isComposing || event.keyCode === 229;
 }

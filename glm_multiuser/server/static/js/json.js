@@ -1,6 +1,6 @@
-/** JSON in an answer: a line for each value. */
+/** Pretty-prints JSON answers: one line per value. */
 
-// JavaScript would round it.
+// Numbers that JavaScript would round.
 const LONG_NUMBER = /\d{16}/;
 
 /** Whether a whole answer is a JSON object or list. */
@@ -14,7 +14,7 @@ export function isJson(text) {
   }
 }
 
-/** A block of Markdown: JSON with a line for each value, and text as it is where it is none. */
+/** Returns a Markdown block with indented JSON; text that is not JSON stays as it is. */
 export function jsonAsMarkdown(text) {
   let language = "";
   try {

@@ -1,5 +1,5 @@
-/** How many answers stream at once. A browser opens six connections to one server over HTTP/1.1 and
- * silently holds back every further request, the live panel's included. */
+/** Limits concurrent streams. Over HTTP/1.1 a browser opens six connections per server and silently
+ * queues every further request, including the live panel's. */
 
 const FOR_ANSWERS = 5;
 
@@ -32,7 +32,7 @@ class Lanes {
   }
 }
 
-/** Whether this page came over HTTP/1.x; a proxy may speak HTTP/2, which needs one connection. */
+/** Whether the page was loaded over HTTP/1.x; a proxy may offer HTTP/2 with one connection. */
 function connectionsAreFew() {
   const [navigation] = performance.getEntriesByType("navigation");
   return !/^h[23]/.test(navigation?.nextHopProtocol ?? "");

@@ -1,4 +1,4 @@
-/** Asks the server each second what it is doing, while the page is visible. */
+/** Polls the server's status every second while the page is visible. */
 
 import { Failure } from "./failures.js";
 import { status } from "./server.js";

@@ -1,4 +1,4 @@
-/** Puts the page together. */
+/** Builds the page. */
 
 import { translate } from "./i18n.js";
 import { live } from "./live.js";
@@ -11,7 +11,7 @@ import { Workspace } from "./workspace.js";
 
 settings.addEventListener("change", showSettings);
 showSettings();
-// The settings were read before anybody could listen.
+// The settings were read before there were listeners.
 kept.troubles.forEach(notify);
 kept.addEventListener("trouble", ({ detail }) => notify(detail));
 

@@ -1,5 +1,5 @@
-/** Answers as formatted text. What a model writes is not trusted: it can be made to repeat anything
- * that was put into its prompt. */
+/** Renders answers as Markdown. Model output is untrusted: a model can be made to repeat anything in
+ * its prompt. */
 
 import "../vendor/dompurify/purify.min.js";
 import { Marked } from "../vendor/marked/marked.esm.js";
@@ -29,9 +29,9 @@ const parser = new Marked({
   breaks: true,
   tokenizer,
   renderer: {
-    // Shown as it was written, so that no word of an answer gets lost.
+    // Shown as source, so no word of an answer gets lost.
     html: ({ text, block }) => (HARMLESS_TAG.test(text.trim()) ? text : literal(text, block)),
-    // Loading it would tell another machine that this answer is being read.
+    // Loading it would reveal to a third party that the answer is being read.
     image: ({ text, href }) => `<span class="picture">${escaped(text || href)}</span>`,
     code: ({ text, lang }) => {
       const language = /^\S*/.exec(lang ?? "")[0];
@@ -49,8 +49,8 @@ purifier.addHook("afterSanitizeAttributes", (node) => {
 });
 
 /**
- * Shows `markdown` in `node`. Only the blocks that changed are replaced, so text that is
- * selected in a growing answer stays selected.
+ * Renders `markdown` into `node`. Replaces only changed blocks, so selected text in a growing
+ * answer stays selected.
  */
 export function showMarkdown(node, markdown) {
   const fresh = fragmentOf(markdown);
@@ -74,7 +74,7 @@ function fragmentOf(markdown) {
   lowerHeadings(fragment);
   for (const pre of fragment.querySelectorAll("pre")) codeBlock(pre);
   for (const node of fragment.querySelectorAll("table")) {
-    // Wide ones scroll by themselves, also for those who have only a keyboard.
+    // Wide tables scroll inside their frame, also by keyboard.
     const frame = element("div", { class: "scroll", tabindex: 0 });
     node.replaceWith(frame);
     frame.append(node);

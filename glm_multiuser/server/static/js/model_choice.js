@@ -1,4 +1,4 @@
-/** Which model a conversation talks to. */
+/** The model selector of a conversation. */
 
 import { element } from "./dom.js";
 import { describe, phrase } from "./i18n.js";
@@ -19,7 +19,7 @@ export class ModelChoice {
     this.update();
   }
 
-  /** A choice where there is one: the default, every other model, and what was chosen before. */
+  /** Offers the default, every other model and the previous choice; a plain label if only one. */
   update() {
     const chosen = this.#conversation.model;
     const preset = settings.values.model ?? models.first;
@@ -36,7 +36,7 @@ export class ModelChoice {
   #offer(preset, others) {
     const label = phrase("modelDefault", { name: preset });
     const labels = [label, ...others.map((name) => this.#labelOf(name))];
-    // A list that is open stays as it is until it changes.
+    // An open list is not rebuilt without changes.
     if (String(labels) === this.#shown) return;
     this.#shown = String(labels);
     const values = ["", ...others];

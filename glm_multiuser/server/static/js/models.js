@@ -1,12 +1,12 @@
-/** The models that the server offers now. */
+/** The models currently offered by the server. */
 
 import { live } from "./live.js";
 
 /** Event "change". */
 class Models extends EventTarget {
-  /** Those that answer questions. */
+  /** Models that answer questions. */
   names = [];
-  /** The one that answers requests that name none. */
+  /** The default model, for requests without a model. */
   first = "";
 
   constructor() {
@@ -15,7 +15,7 @@ class Models extends EventTarget {
   }
 
   #take(models) {
-    // A server that cannot be reached for a moment has not lost its models.
+    // A server that is briefly unreachable still has its models.
     if (models.length === 0) return;
     const names = models.filter(({ state }) => state === "ready").map(({ name }) => name);
     if (models[0].name === this.first && String(names) === String(this.names)) return;

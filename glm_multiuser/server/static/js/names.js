@@ -1,13 +1,13 @@
-/** What a conversation is called: by its title, or its number in the page's language. */
+/** Display names of conversations: the title, or the number in the page's language. */
 
 import { describe, phrase, say, unsay } from "./i18n.js";
 
-/** What a sentence calls it: a question in the middle of a sentence would be hard to read. */
+/** The name inside a sentence, where a question as title would be hard to read. */
 export function nameOf({ name, number }) {
   return name || phrase("unnamed", { number });
 }
 
-/** Shows the title in `node`, and returns the node. */
+/** Shows the title in `node` and returns the node. */
 export function sayTitle(node, { title, number }) {
   node.dir = "auto";
   if (title === "") return say(node, "unnamed", { number });
@@ -16,7 +16,7 @@ export function sayTitle(node, { title, number }) {
   return node;
 }
 
-/** Labels `node` with number and title: two conversations may begin with the same question. */
+/** Labels `node` with number and title, because titles are not unique. */
 export function labelWithTitle(node, { title, number }) {
   return describe(node, "label", title ? "titled" : "unnamed", { number, title });
 }

@@ -1,9 +1,9 @@
-/** Short notices of the page itself, each shown once until it is dismissed. */
+/** Short notices of the page, each shown once until dismissed. */
 
 import { element, iconButton } from "./dom.js";
 import { say } from "./i18n.js";
 
-/** Shows the text of that name; a notice that is already there is not shown twice. */
+/** Shows a text by key; a visible notice is not shown twice. */
 export function notify(name) {
   const place = document.querySelector("#notices");
   if (place.querySelector(`[data-text="${name}"]`)) return;

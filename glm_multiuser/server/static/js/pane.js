@@ -1,4 +1,4 @@
-/** One conversation on the page: its header, its rounds, and the place to type. */
+/** The view of one conversation: header, rounds and composer. */
 
 import { Composer } from "./composer.js";
 import { confirmed } from "./confirm.js";
@@ -12,7 +12,7 @@ import { RoundView } from "./round_view.js";
 import { written } from "./tool_calls.js";
 
 const EXAMPLES = ["example1", "example2", "example3"];
-// Pixels; positions are fractions where the page is zoomed.
+// Pixels; positions are fractional on a zoomed page.
 const AT_END = 2;
 const NEARLY_AT_END = 40;
 
@@ -26,7 +26,7 @@ export class Pane {
   #news = element("p", { class: "visually-hidden", role: "status" });
   #log = element("div", { class: "log", role: "log", "aria-live": "off", tabindex: 0 });
 
-  /** `onClose` takes the conversation away. */
+  /** `onClose` removes the conversation. */
   constructor(conversation, onClose) {
     this.#conversation = conversation;
     this.#header = new PaneHeader(
@@ -49,7 +49,7 @@ export class Pane {
     this.update();
   }
 
-  /** Shows title and model as they are now. */
+  /** Updates title and model. */
   update() {
     labelWithTitle(this.node, this.#conversation);
     this.#header.update();
@@ -75,12 +75,12 @@ export class Pane {
     });
     this.#log.addEventListener("scroll", () => {
       const { scrollTop, scrollHeight, clientHeight } = this.#log;
-      // Slowly up is away from the end, too.
+      // Slow upward scrolling leaves the end, too.
       const near = scrollTop < this.#scrolledTo ? AT_END : NEARLY_AT_END;
       this.#followsEnd = scrollHeight - scrollTop - clientHeight < near;
       this.#scrolledTo = scrollTop;
     });
-    // It also gets another size, for example none behind a tab, and its first one after a reload.
+    // The size also changes behind a tab (to zero) and after a reload.
     new ResizeObserver(() => {
       if (this.#views.size > 0) this.#followEnd();
     }).observe(this.#log);
@@ -93,14 +93,14 @@ export class Pane {
 
   #askAgain() {
     this.#conversation.askAgain();
-    // The button that was pressed is gone, and the focus should not go with it.
+    // The pressed button is removed, which would lose the focus.
     this.#log.focus();
   }
 
   #edit(round, question) {
     this.#followsEnd = true;
     this.#conversation.edit(round, question);
-    // So is the field in which it was edited.
+    // The edit field is removed as well.
     this.#log.focus();
   }
 
@@ -175,7 +175,7 @@ export class Pane {
     return { canEdit: !busy, canRedo: !busy && round === rounds.at(-1) };
   }
 
-  /** The whole answer at once: read aloud token by token it would be noise. */
+  /** Announces the whole answer at once; token by token it would be noise. */
   #announceEnd({ state, answer, calls, failure }) {
     const name = this.#name;
     const all = [answer, ...calls.map(written)].filter(Boolean).join("\n");

@@ -1,4 +1,4 @@
-/** The title and the model of a conversation, and the buttons that concern all of it. */
+/** The header of a conversation: title, model and buttons. */
 
 import { element, iconButton } from "./dom.js";
 import { describe } from "./i18n.js";
@@ -13,7 +13,7 @@ export class PaneHeader {
   #name;
   #model;
 
-  /** `onClear` and `onClose` are what these buttons do. */
+  /** `onClear` and `onClose` are the handlers of these buttons. */
   constructor(conversation, onClear, onClose) {
     this.#conversation = conversation;
     this.#name = element("h2", { class: "pane-name" });
@@ -44,7 +44,7 @@ export class PaneHeader {
     field.value = this.#name.textContent;
     let open = true;
     const end = (name) => {
-      // Taking the field away blurs it, which would end it a second time.
+      // Removing the field blurs it, which would end the edit twice.
       if (!open) return;
       open = false;
       field.remove();
@@ -56,17 +56,17 @@ export class PaneHeader {
     field.addEventListener("keydown", (event) => {
       if (isComposing(event)) return;
       if (event.key === "Enter") {
-        // The button that gets the focus back would take it for a press.
+        // The refocused button would treat the key as a press.
         event.preventDefault();
         end(this.#changed(field.value));
       }
       if (event.key === "Escape") {
-        // The pane would take it for the wish to stop the answer.
+        // The pane would stop the answer.
         event.stopPropagation();
         end(null);
       }
     });
-    // The heading stays for those who cannot see it: without it a level would be missing.
+    // The heading stays for screen readers: without it a level would be missing.
     this.#name.classList.add("visually-hidden");
     this.#name.after(field);
     field.select();

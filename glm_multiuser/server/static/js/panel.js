@@ -1,4 +1,4 @@
-/** The live panel: what the server is doing. */
+/** The live panel: the server's current state. */
 
 import { Chart } from "./chart.js";
 import { describe, number, say } from "./i18n.js";
@@ -11,7 +11,7 @@ export class Panel {
   #chart = new Chart();
   #slots;
 
-  /** `find` gives the conversation of a session, if it is one of this page. */
+  /** `find` returns the conversation of a session, if it belongs to this page. */
   constructor(find) {
     this.#slots = new Slots(find);
     this.#part("chart-place").append(this.#chart.node);
@@ -55,7 +55,7 @@ export class Panel {
   }
 
   #showState(state) {
-    // Said only when it changes: it is read aloud.
+    // Updated only on change: screen readers announce it.
     if (this.#state.dataset.state === state) return;
     this.#state.dataset.state = state;
     say(this.#state.lastElementChild, `state_${state}`);

@@ -1,4 +1,4 @@
-/** A question on the page, which can be edited: the conversation then continues from there. */
+/** The view of a question; editing it continues the conversation from there. */
 
 import { element, iconButton, textButton } from "./dom.js";
 import { say } from "./i18n.js";
@@ -12,7 +12,7 @@ export class QuestionView {
   #send = say(element("button", { type: "submit", class: "button primary" }), "send");
   #shown;
 
-  /** `onEdit` gets the new question. */
+  /** `onEdit` receives the new question. */
   constructor(question, onEdit) {
     this.#question = question;
     this.#onEdit = onEdit;
@@ -26,7 +26,7 @@ export class QuestionView {
     this.node = element("div", {}, this.#shown);
   }
 
-  /** What is being edited during an answer stays, and can be sent after it. */
+  /** An edit stays open during an answer and can be sent afterwards. */
   update({ canEdit }) {
     this.#canEdit = canEdit;
     this.#open.hidden = !canEdit;
@@ -66,7 +66,7 @@ export class QuestionView {
       this.#submit(field);
     }
     if (event.key === "Escape") {
-      // The pane would take it for the wish to stop the answer.
+      // The pane would stop the answer.
       event.stopPropagation();
       this.#close();
     }

@@ -1,4 +1,4 @@
-/** A question and its answer on the page. */
+/** The view of a question and its answer. */
 
 import { copyIconButton } from "./copy_button.js";
 import { element, iconButton } from "./dom.js";
@@ -12,8 +12,8 @@ import { jsonView, toolCallsView } from "./tool_calls_view.js";
 
 const MARKS = { stopped: "stopped", interrupted: "interrupted", elsewhere: "elsewhere" };
 const NOT_YET = { held: "held", waiting: "waiting" };
-// A long answer takes long to draw. Between two drawings it leaves the page this many times as
-// long to everything else: other answers, keys, buttons.
+// Ratio of idle time to drawing time: long answers are slow to draw, and other answers, keys and
+// buttons need their share.
 const REST = 3;
 
 export class RoundView {
@@ -38,8 +38,8 @@ export class RoundView {
   #answer;
 
   /**
-   * `onAgain` asks the question once more; `onEdit` gets a question to ask in its place; `onGrow`
-   * hears that the node may be taller now.
+   * `onAgain` asks the question again; `onEdit` receives its replacement; `onGrow` is called when
+   * the node may have grown.
    */
   constructor(round, { onAgain, onEdit, onGrow }) {
     this.#round = round;
@@ -71,14 +71,14 @@ export class RoundView {
   }
 
   /**
-   * Shows the round as it is now. Only the last round of an idle conversation can be redone, and
-   * every one of them edited.
+   * Updates the view. In an idle conversation the last round can be regenerated, and every round
+   * edited.
    */
   update({ canEdit, canRedo }) {
     const { state, calls, failure } = this.#round;
     if (state === "streaming") this.#drawSoon();
     else this.#draw();
-    // Most changes are one more token, and those change nothing but the text.
+    // Most changes are one more token and affect only the text.
     if (state === "streaming" && this.#answer.dataset.state === state) return;
     this.#answer.dataset.state = state;
     this.#question.update({ canEdit });
@@ -87,7 +87,7 @@ export class RoundView {
     this.#showLine(this.#mark, this.#markOf(this.#round));
     this.#showFailure(state === "failed" ? failure : null);
     this.#copy.hidden = this.#asText() === "" || state === "streaming";
-    // A failure has a button of its own for that.
+    // A failure has its own button for that.
     this.#again.hidden = !canRedo || state === "failed" || state === "elsewhere";
     this.#showUsage();
     this.#onGrow();
@@ -101,7 +101,7 @@ export class RoundView {
     });
   }
 
-  /** Not left to a frame at the end: a tab in the background gets none. */
+  /** At the end called directly: background tabs get no frames. */
   #draw() {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;

@@ -1,17 +1,17 @@
-/** The server's routes. Paths are relative, so the page also works behind a proxy's prefix. */
+/** Client of the server's routes. Paths are relative, for proxies with a path prefix. */
 
 import { Failure, failureInStream, failureOf } from "./failures.js";
 import { settings } from "./settings.js";
 import { eventsOf } from "./stream.js";
 
-// The server writes a comment into an open stream more often than this; silence means that the
-// connection is gone without having been closed, as when a laptop changes its network.
+// The server sends keep-alive comments more often than this; silence means a connection that died
+// without being closed, as when a laptop changes its network.
 const LONGEST_SILENCE = 60_000;
 const STATUS_TIMEOUT = 5_000;
 
 /**
- * Asks for an answer and yields its parts: `{text}`, `{calls}`, `{finish}` and `{usage}`.
- * Without a model, the settings say which one, or else the server.
+ * Requests an answer and yields its parts: `{text}`, `{calls}`, `{finish}` and `{usage}`.
+ * The model defaults to the one in the settings, then to the server's.
  * Throws a Failure; when `signal` aborts, whatever fetch throws.
  */
 export async function* answerTo(messages, { user, model, signal }) {
@@ -52,14 +52,14 @@ export async function* answerTo(messages, { user, model, signal }) {
   if (!finished) throw new Failure("lost");
 }
 
-/** The names of the models that the server offers. */
+/** The names of the models offered by the server. */
 export async function modelNames() {
   const response = await request("v1/models", {});
   const { data } = await response.json();
   return data.map((model) => model.id);
 }
 
-/** What the server is doing now. */
+/** The server's status. */
 export async function status() {
   const response = await request("status", { signal: AbortSignal.timeout(STATUS_TIMEOUT) });
   return response.json();

@@ -1,4 +1,4 @@
-/** The user's settings. An empty one means that the server decides. */
+/** The user's settings. An empty value means the server's default. */
 
 import { kept, session } from "./store.js";
 
@@ -15,7 +15,7 @@ class Settings extends EventTarget {
     this.#read();
     kept.watch((name) => {
       if (name !== "settings" && name !== "key") return;
-      // Saved here later, older ones would undo what another tab has changed.
+      // Saving stale values later would undo the other tab's changes.
       this.#read();
       this.dispatchEvent(new Event("change"));
     });
@@ -29,12 +29,12 @@ class Settings extends EventTarget {
     return this.#values.system ?? "";
   }
 
-  /** The values as they are kept: only the ones that were set. */
+  /** The stored form: only values that were set. */
   get values() {
     return this.#values;
   }
 
-  /** The fields that these settings add to a request. */
+  /** The request fields for these settings. */
   forRequest() {
     const fields = NUMBERS.filter((name) => name in this.#values);
     const numbers = Object.fromEntries(fields.map((name) => [name, this.#values[name]]));
@@ -59,7 +59,7 @@ class Settings extends EventTarget {
   }
 }
 
-/** Only what has the right form: kept values can be older than this page, or damaged. */
+/** Keeps only well-formed values: stored ones may be outdated or damaged. */
 function readable(values) {
   const good = {};
   for (const name of NUMBERS) {

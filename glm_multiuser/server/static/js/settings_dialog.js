@@ -1,4 +1,4 @@
-/** The dialog in which settings are changed. */
+/** The settings dialog. */
 
 import { element } from "./dom.js";
 import { Failure } from "./failures.js";
@@ -55,7 +55,7 @@ export class SettingsDialog {
     }
   }
 
-  /** The chosen model stays chosen, even if the server does not offer it now. */
+  /** Keeps the chosen model, even if the server does not offer it now. */
   #offerModels(names, chosen) {
     const options = names.map((name) => element("option", { value: name }, name));
     if (chosen && !names.includes(chosen)) {

@@ -26,8 +26,8 @@ export class SlotRow {
 
   /**
    * @param slot as in the server's status.
-   * @param conversation of this page that has the slot, if one has.
-   * @param length tokens that the slot can hold.
+   * @param conversation this page's conversation in the slot, if any.
+   * @param length capacity of the slot in tokens.
    */
   show(slot, conversation, length) {
     this.node.dataset.state = slot.state;

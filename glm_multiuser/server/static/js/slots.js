@@ -1,4 +1,4 @@
-/** The list of slots: whose each one is, and what it does. */
+/** The list of slots with their users and states. */
 
 import { element } from "./dom.js";
 import { say } from "./i18n.js";
@@ -12,12 +12,12 @@ export class Slots {
   #none = say(element("p", { class: "soft" }), "noSlots");
   node = element("div", { class: "slots" });
 
-  /** `find` gives the conversation of a session, if it is one of this page. */
+  /** `find` returns the conversation of a session, if it belongs to this page. */
   constructor(find) {
     this.#find = find;
   }
 
-  /** Shows the slots of each model under its name. */
+  /** Shows the slots grouped by model. */
   update({ slots, models }) {
     const nodes = [];
     for (const model of models) {
@@ -61,7 +61,7 @@ function entry(map, key, make) {
   return map.get(key);
 }
 
-/** Leaves the nodes alone where they are the right ones already. */
+/** Replaces the children only if they differ. */
 function replaceIfOther(parent, nodes) {
   const old = parent.children;
   const same = old.length === nodes.length && nodes.every((node, at) => node === old[at]);

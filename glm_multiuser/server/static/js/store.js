@@ -1,25 +1,25 @@
-/** What the browser keeps between visits. Nothing here throws: a page that cannot keep its history
- * is still a page to talk in, so errors are reported to the listeners and work goes on. */
+/** The browser's storage. Nothing here throws: a page without storage is still usable, so errors are
+ * only reported to the listeners. */
 
-// Servers under two paths of one proxy have the same storage. As in first_paint.js.
+// Servers under two paths of one proxy share the storage. Same prefix as in first_paint.js.
 const PREFIX = `glm-multiuser${location.pathname.replace(/\/$/, "")}.`;
 
 class Store extends EventTarget {
   #area;
-  /** What has gone wrong so far, by the name of the text that says so. */
+  /** Errors so far, as text keys. */
   troubles = new Set();
 
   constructor(nameOfArea) {
     super();
     try {
-      // Where cookies are blocked, already reading the property throws.
+      // With cookies blocked, even reading the property throws.
       this.#area = window[nameOfArea];
     } catch {
       this.#area = null;
     }
   }
 
-  /** The value kept under `name`, or undefined when there is none or it cannot be read. */
+  /** Returns the value stored under `name`; undefined if missing or unreadable. */
   read(name) {
     let text;
     try {
@@ -48,7 +48,7 @@ class Store extends EventTarget {
     }
   }
 
-  /** Forgets a value that is there but makes no sense. */
+  /** Removes a malformed value. */
   reject(name) {
     this.remove(name);
     this.#report("notReadable");
@@ -64,7 +64,7 @@ class Store extends EventTarget {
   }
 
   #report(trouble) {
-    // Once: who has dismissed it need not hear of it at every token.
+    // Once: a dismissed notice must not return at every token.
     if (this.troubles.has(trouble)) return;
     this.troubles.add(trouble);
     this.dispatchEvent(new CustomEvent("trouble", { detail: trouble }));

@@ -1,18 +1,18 @@
-/** Server-sent events, read from the bytes of a response. */
+/** Parses server-sent events from the bytes of a response. */
 
 /**
- * Takes a stream of text apart into the data of its events. Pieces may end anywhere, also between
- * the two characters of a line end.
+ * Splits a text stream into the data of its events. Chunks may end anywhere, also between \r and
+ * \n.
  */
 export class EventParser {
   #line = "";
   #data = [];
   #afterReturn = false;
 
-  /** Returns the data of every event that `text` completes. */
+  /** Returns the data of the events completed by `text`. */
   push(text) {
     const complete = [];
-    // A \r that ended the last piece has already ended its line; its \n must not end another one.
+    // A \r at the end of the last chunk already ended its line; its \n must not end another.
     if (this.#afterReturn && text.startsWith("\n")) {
       text = text.slice(1);
       this.#afterReturn = false;
@@ -37,7 +37,7 @@ export class EventParser {
     }
     const colon = line.indexOf(":");
     const field = colon < 0 ? line : line.slice(0, colon);
-    // An empty field name is a comment: servers send those to keep the connection open.
+    // An empty field name is a comment, sent as keep-alive.
     if (field === "data") {
       const value = colon < 0 ? "" : line.slice(colon + 1);
       this.#data.push(value.startsWith(" ") ? value.slice(1) : value);
@@ -55,11 +55,11 @@ export async function* eventsOf(bytes) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      // The decoder keeps the first bytes of a character whose last ones are still on their way.
+      // The decoder buffers incomplete characters.
       yield* parser.push(decoder.decode(value, { stream: true }));
     }
   } finally {
-    // A reader that stops early must not leave the response open.
+    // A consumer that stops early must not leave the response open.
     reader.cancel().catch(() => {});
   }
 }

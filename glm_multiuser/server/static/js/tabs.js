@@ -1,4 +1,4 @@
-/** The tabs of a narrow screen: one for each conversation and one for the live panel. */
+/** The tabs of a narrow screen: one per conversation and one for the live panel. */
 
 import { element } from "./dom.js";
 import { say } from "./i18n.js";
@@ -12,7 +12,7 @@ export class Tabs {
   #tabs = new Map();
   #onSelect;
 
-  /** `onSelect` gets the id of the conversation, or LIVE. */
+  /** `onSelect` receives the id of the conversation, or LIVE. */
   constructor(onSelect) {
     this.#onSelect = onSelect;
     this.#add(LIVE, "live", say(element("span"), "live"));
@@ -31,7 +31,7 @@ export class Tabs {
       tab.toggleAttribute("data-busy", conversation.busy);
       busy.hidden = !conversation.busy;
     });
-    // The live panel stays the last one.
+    // The live panel stays last.
     this.#list.append(this.#tabs.get(LIVE));
   }
 
@@ -43,7 +43,7 @@ export class Tabs {
   select(selected) {
     for (const [id, tab] of this.#tabs) {
       tab.setAttribute("aria-selected", id === selected);
-      // One stop for the Tab key; the arrow keys do the rest.
+      // Roving tabindex: one stop for the Tab key, arrow keys in between.
       tab.tabIndex = id === selected ? 0 : -1;
     }
     this.#tabs.get(selected)?.scrollIntoView({ block: "nearest", inline: "nearest" });

@@ -1,9 +1,9 @@
-/** Calls of tools: how they arrive, and how they are written down. */
+/** Tool calls: assembling and formatting. */
 
 /**
- * Adds the parts of calls that one event of a stream brings. A call may come whole or in pieces.
+ * Merges the tool call deltas of one stream event. A call may arrive whole or in parts.
  * @param calls `{name, arguments}` of each call so far.
- * @param parts as in OpenAI's chunks.
+ * @param parts deltas as in OpenAI's chunks.
  */
 export function addParts(calls, parts) {
   for (const { index = 0, function: { name = "", arguments: written = "" } = {} } of parts) {
@@ -13,7 +13,7 @@ export function addParts(calls, parts) {
   }
 }
 
-/** A call in one line. */
+/** Formats a call in one line. */
 export function written(call) {
   return `${call.name}(${call.arguments})`;
 }

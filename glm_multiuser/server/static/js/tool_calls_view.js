@@ -1,11 +1,11 @@
-/** Calls of tools in an answer. The page runs no tools: it shows what was called, and with what. */
+/** Tool calls in an answer. The page does not run tools; it shows names and arguments. */
 
 import { element, icon } from "./dom.js";
 import { say } from "./i18n.js";
 import { jsonAsMarkdown } from "./json.js";
 import { showMarkdown } from "./markdown.js";
 
-/** One block for each call; its heading folds and unfolds it. */
+/** One collapsible block per call. */
 export function toolCallsView(calls) {
   return calls.map((call) => {
     const heading = element("summary", { class: "call-name" }, icon("tool"));
@@ -14,7 +14,7 @@ export function toolCallsView(calls) {
   });
 }
 
-/** An answer that is nothing but JSON. */
+/** An answer that is entirely JSON. */
 export function jsonView(text) {
   return folding(say(element("summary", { class: "call-name" }), "jsonAnswer"), text);
 }

@@ -1,4 +1,4 @@
-/** All conversations of this page: side by side where there is room, else one at a time. */
+/** All conversations of the page: side by side if there is room, else one at a time. */
 
 import * as history from "./history.js";
 import { models } from "./models.js";
@@ -13,7 +13,7 @@ const LONGEST_ROW = 3;
 const NARROW = window.matchMedia("(max-width: 759px)");
 
 export class Workspace {
-  /** Whether what changes now comes from another tab. */
+  /** Whether the current changes come from another tab. */
   #follows = false;
   #conversations = [];
   #panes = new Map();
@@ -40,7 +40,7 @@ export class Workspace {
     return this.#conversations.find((conversation) => conversation.id === id);
   }
 
-  /** Adds an empty conversation and goes there. */
+  /** Adds an empty conversation and selects it. */
   add() {
     this.#startWith(1);
     this.#goTo(this.#conversations.at(-1).id);
@@ -82,7 +82,7 @@ export class Workspace {
 
   #keepIfShown(conversation, keep) {
     if (this.#follows) return;
-    // The answer of a conversation that was closed ends after it is gone.
+    // The answer of a closed conversation ends after its removal.
     if (this.#conversations.includes(conversation)) keep(conversation);
   }
 
@@ -92,7 +92,7 @@ export class Workspace {
 
   #close(conversation) {
     const place = this.#conversations.indexOf(conversation);
-    // Another tab may have closed it while the user was asked.
+    // Another tab may have closed it during the confirmation.
     if (place < 0) return;
     this.#takeAway(conversation);
     history.forget(conversation);
@@ -116,7 +116,7 @@ export class Workspace {
     this.#panes.get(id).focus();
   }
 
-  /** Chooses what a narrow screen shows: a conversation, or the live panel. */
+  /** Selects what a narrow screen shows: a conversation or the live panel. */
   #select(id) {
     this.#selected = id;
     for (const [one, { node }] of this.#panes) node.toggleAttribute("data-selected", one === id);
@@ -125,7 +125,7 @@ export class Workspace {
     session.write("selected", id);
   }
 
-  /** As many columns as fit, and no row much emptier than the others. */
+  /** Sets the number of columns: all that fit, with balanced rows. */
   #arrange() {
     const count = this.#conversations.length;
     const fitting = Math.max(1, Math.floor(this.#place.clientWidth / NARROWEST_PANE));
@@ -133,7 +133,7 @@ export class Workspace {
     this.#place.style.setProperty("--columns", Math.ceil(count / rows));
   }
 
-  /** Only where there are tabs are the panes and the live panel what the tabs show. */
+  /** Panes and live panel are tab panels only if there are tabs. */
   #setRoles() {
     for (const { node } of this.#panes.values()) {
       node.setAttribute("role", NARROW.matches ? "tabpanel" : "region");
@@ -141,14 +141,14 @@ export class Workspace {
     this.#livePanel.setAttribute("role", NARROW.matches ? "tabpanel" : "group");
   }
 
-  /** Two tabs of a browser have the same history; what one changes, the other one shows. */
+  /** Browser tabs share one history: shows another tab's changes. */
   #followOtherTab(name, value) {
     if (name === "conversations") this.#followOrder();
     for (const conversation of this.#conversations) {
       const read =
         name === history.keyOf(conversation.id) && history.readConversation(value, "elsewhere");
       if (!read) continue;
-      // Written back, it could undo what the other tab has changed since.
+      // Writing it back could undo later changes of the other tab.
       this.#follows = true;
       conversation.replace(read);
       this.#follows = false;
@@ -157,7 +157,7 @@ export class Workspace {
 
   #followOrder() {
     const ids = history.keptIds();
-    // Never empty, unless somebody has damaged it.
+    // Empty only if damaged.
     if (ids.length === 0) return;
     for (const conversation of this.#conversations) {
       if (!ids.includes(conversation.id)) this.#takeAway(conversation);
