@@ -1,13 +1,13 @@
-"""What `glm-multiuser plan` says about a 910A, and what a simulated one is asked for.
+"""Compares `glm-multiuser plan` for a 910A with the memory that a simulated one allocates.
 
     python -m benchmarks.ascend_memory [--model chatglm3-6b] [--quick] [--every-graph]
 
-Each setup runs in a process of its own: a model of published width and few layers is made for an
-Ascend card that MindSpore simulates (scripts/ascend_dryrun), and its largest graphs are walked
-through, or with --every-graph all of them: then what stays has the constants of all graphs in it.
-What is measured is what MindSpore's allocator hands out, at its peak beside what stays. A card may
-need more: kernels' own workspaces are CANN's to say, and the stubs say 0. Ends with one line of
-JSON, and with exit code 1 if a plan is more than 15 % away from what a graph takes while it runs.
+Each setup runs in its own process: a model of published width and few layers is built for an Ascend
+card that MindSpore simulates (scripts/ascend_dryrun), and its largest graphs are walked through, or
+all with --every-graph: what stays allocated then includes the constants of all graphs.
+Measures the peak of MindSpore's allocator beside what stays. A card may need more: CANN
+determines the kernels' workspaces, and the stubs report 0. Prints one line of JSON at the end; the
+exit code is 1 if a plan is more than 15 % off from what a graph takes while it runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIB = 2**20
 
 
 def causal(family: str, *shape: int) -> CausalConfig:
-    """A shape that `plan` has no name for."""
+    """A shape without a name in `plan`."""
     vocab_size, hidden_size, heads, kv_heads, head_dim, inner_hidden_size, rotary_dim = shape
     return CausalConfig(
         family=family,
@@ -70,7 +70,7 @@ MODELS: dict[str, AnyModelConfig] = {
         causal("qwen3", 151936, 1024, 16, 8, 128, 3072, 128), tied=True, query_key_norm=True
     ),
 }
-"""One of each family, of published width."""
+"""One model per family, of published width."""
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def start(libraries: Path, *setup: Any) -> dict[str, Any]:
-    """One setup in a process of its own."""
+    """Runs one setup in its own process."""
     child = ["--child", str(libraries), *map(str, setup)]
     environment = stubs.environment(libraries, PYTHONPATH=str(ROOT), GLOG_v="3")
     environment.pop("MS_SUBMODULE_LOG_v")
@@ -126,7 +126,7 @@ def start(libraries: Path, *setup: Any) -> dict[str, Any]:
 def measure(
     folder: Path, model: str, layers: int, users: int, length: int, every: int
 ) -> dict[str, Any]:
-    """Bytes of the plan and of the simulated card."""
+    """Planned and allocated bytes."""
     import mindspore as ms
 
     from glm_multiuser.engine.portable import PortableRunner

@@ -1,10 +1,10 @@
-"""How long a start compiles with an empty folder for compiled graphs, and with a full one.
+"""Measures graph compilation time at start-up, with a cold and a warm compile cache.
 
     python -m benchmarks.compile_cache [--checkpoint ckpt/chatglm3-tiny] [--users 8]
 
-Each start is a process of its own, with portable kernels on a CPU. A round is a start with an empty
-folder and another one with what the first has left there. The last line of stdout is one JSON
-object.
+Each start is a separate process with portable kernels on a CPU. A round is one start with an empty
+cache folder and one with the folder that the first start filled. The last line of stdout is one
+JSON object.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""How long users who decode wait for each other while another one brings a long prompt.
+"""Measures inter-token latency of decoding users while another user's long prompt is prefilled.
 
     python benchmarks/entering_prompt.py --weight-dtype bfloat16
     python benchmarks/entering_prompt.py --checkpoint MODEL.gguf --prompt-tokens 900
 
-Seven users decode; an eighth asks with a prompt of its own. What counts are the gaps between the
-tokens of the seven, before it came and until its first token, in rounds of which the first is
-thrown away. Weights are random, of ChatGLM-6B's kind, unless there is a checkpoint. The last line
-of stdout is one JSON object.
+Seven users decode; an eighth submits a prompt. Measures the gaps between tokens of the seven before
+the eighth's request and until its first token; the first round is discarded. Weights are random, of
+ChatGLM-6B's kind, unless a checkpoint is given. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from glm_multiuser.cli.bench_report import print_conditions
 from glm_multiuser.cli.conditions import machine
 
 DECODING, CONTEXT, BEFORE, TIMEOUT = 7, 128, 40, 600.0
-"""Users, tokens of their prompts, tokens that each has got when the eighth comes, seconds."""
+"""Users, prompt tokens of each, tokens of each before the eighth's request, seconds."""
 
 
 def main() -> None:
@@ -76,7 +75,7 @@ def open_llm(checkpoint: Optional[str], settings: dict[str, Any]) -> MultiUserLL
 
 
 def one_round(llm: MultiUserLLM, prompt_tokens: int) -> dict[str, float]:
-    """Times in milliseconds, and gaps in plain steps."""
+    """Times in milliseconds; gaps as multiples of a plain step."""
     random = np.random.default_rng()
     endless = SamplingParams(temperature=0.0, ignore_eos=True)
     times: list[list[float]] = [[] for _ in range(DECODING)]
@@ -111,9 +110,9 @@ def one_round(llm: MultiUserLLM, prompt_tokens: int) -> dict[str, float]:
     for thread in threads:
         thread.join()
     gaps = [pair for seen in times for pair in zip(seen, seen[1:])]
-    # No prompt is being prefilled in the last steps before the eighth came. The gap behind token
+    # No prompt is prefilled in the last steps before the eighth's request. The gap after token
     # BEFORE may be the wait for the other readers.
-    settled = max(seen[BEFORE // 4] for seen in times)  # all of their own prompts are in
+    settled = max(seen[BEFORE // 4] for seen in times)  # all seven prompts are prefilled
     own = [seen[:BEFORE] for seen in times]
     plain_gaps = [
         after - before

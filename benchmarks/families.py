@@ -1,15 +1,15 @@
-"""Every family in one run: decode speed, a long prompt among others, and the fifth turn of a chat.
+"""Benchmarks every family: decode throughput, ITL during a long prefill, TTFT of a fifth turn.
 
     python benchmarks/families.py [--families chatglm_6b,llama] [--layers 4]
 
-Models of the published shape, scaled down, with random weights; each family in a process of its
-own. Three things are measured:
+Scaled-down models of the published shapes with random weights; each family in its own process.
+Measures:
 
 1. decode tok/s at 1, 8, 16 and 32 users;
-2. the longest inter-token latency of seven decoding users while an eighth brings a prompt of 1,024
-   tokens, as a multiple of their median decode step, in chunks and whole;
+2. the longest inter-token latency of seven decoding users while an eighth's prompt of 1,024 tokens
+   is prefilled, as a multiple of their median decode step, in chunks and whole;
 3. time to first token of the fifth turn of a chat with 1,000 tokens of history, with and without
-   the reuse of the turns before.
+   the prefix cache.
 
 The last line of stdout is one JSON object.
 """
@@ -89,7 +89,7 @@ def model_config(family: str, layers: int) -> AnyModelConfig:
 
 
 def decode_rates(family: str, options: argparse.Namespace) -> dict[str, float]:
-    """Users -> decode tok/s of all of them together."""
+    """Users -> total decode tok/s."""
     config = model_config(family, options.layers)
     rates = {}
     for users in options.users:
@@ -106,13 +106,13 @@ def greedy(tokens: int, **settings: Any) -> SamplingParams:
 
 
 def read_times(llm: MultiUserLLM, prompt: Sequence[int], tokens: int, user: str) -> list[float]:
-    """When each token of an answer arrived."""
+    """Arrival times of an answer's tokens."""
     params = greedy(tokens, cache_prompt=False)
     return [time.perf_counter() for _ in llm.submit(prompt, user=user, params=params)]
 
 
 def long_prompt(llm: MultiUserLLM, repeat: int) -> dict[str, float]:
-    """Gaps between tokens of seven users, without and with an eighth one's long prompt, in ms."""
+    """Inter-token gaps of seven users, with and without an eighth's long prompt, in ms."""
     (prompt,) = measure.random_prompts(1, LONG_PROMPT, VOCAB, ending=())
     short = measure.random_prompts(DECODING_USERS, 16, VOCAB, ending=())
     plain, worst = [], []
@@ -127,13 +127,13 @@ def long_prompt(llm: MultiUserLLM, repeat: int) -> dict[str, float]:
             thread.start()
         while llm.stats().active_users < DECODING_USERS:
             time.sleep(0.01)
-        time.sleep(1.0)  # so that there are gaps to compare with
+        time.sleep(1.0)  # collects baseline gaps
         asked = time.perf_counter()
         first = read_times(llm, prompt, 1, "long")[0]
         for thread in threads:
             thread.join()
         pairs = [pair for one in times for pair in zip(one, one[1:])]
-        # While the others' prompts came in, steps were no plain ones either.
+        # Steps that prefill the seven users' own prompts are no baseline.
         begun = max(one[1] for one in times)
         plain += [end - start for start, end in pairs if begun <= start and end < asked]
         worst.append(max(end - start for start, end in pairs if asked < end and start < first))
@@ -146,7 +146,7 @@ def long_prompt(llm: MultiUserLLM, repeat: int) -> dict[str, float]:
 
 
 def fifth_turn(llm: MultiUserLLM, repeat: int, reuse: bool) -> dict[str, float]:
-    """Time to first token of the last of five turns, in ms, and how much was not computed."""
+    """TTFT of the last of five turns, in ms, and the number of cached tokens."""
     ttft, cached = [], []
     for number in range(repeat):
         pieces = measure.random_prompts(TURNS, HISTORY // (TURNS - 1) - 16, VOCAB, (), number)
@@ -166,7 +166,7 @@ def fifth_turn(llm: MultiUserLLM, repeat: int, reuse: bool) -> dict[str, float]:
 
 
 def measure_family(family: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All that is measured of one family."""
+    """All measurements of one family."""
     result: dict[str, Any] = {"family": family, "decode_tok_s": decode_rates(family, options)}
     config = model_config(family, options.layers)
     if not config.is_causal:

@@ -1,15 +1,15 @@
-"""ChatGLM-6B at its real size on this CPU: loading, compiling, and two users side by side.
+"""Tests ChatGLM-6B at full size on this CPU: loading, compiling, and two concurrent users.
 
     python benchmarks/full_size.py [--variants native-int8,native-bfloat16,portable-float16]
 
-Writes a checkpoint of the published shape (28 layers, hidden 4096, 6.7 billion numbers) with fixed
-random float16 weights, loads it as any other checkpoint, one variant after the other and each in a
-process of its own, lets two users decode at the same time and then each of them alone, and
-compares. The answers mean nothing; that the two ways agree does. With native kernels a second
-process follows, which maps the weights that the first one packed. Ends with one line of JSON.
+Writes a checkpoint of the published shape (28 layers, hidden 4096, 6.7 billion parameters) with
+fixed random float16 weights and loads it once per variant, each in its own process. Two users
+decode concurrently, then each alone. The answers are meaningless; only their agreement counts. With
+native kernels a second process maps the weights that the first one packed. Prints one line of JSON
+at the end.
 
-It needs 28 GB of disk, and the memory that it prints before anything is loaded. A variant that does
-not fit is refused, before the machine begins to swap.
+Needs 28 GB of disk, and the memory printed before loading. A variant that does not fit is rejected
+before the machine swaps.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "portable-float16": {"kernels": "portable", "dtype": "float16"},
 }
 PACKED = "packed"
-"""Folder in that of the checkpoint."""
+"""Subfolder of the checkpoint's folder."""
 
 USERS = 2
 PROMPT_TOKENS = 12
 SPARE_BYTES = 2 * 10**9
-"""Left to everybody else on the machine."""
+"""Reserved for other processes."""
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def write_checkpoint(folder: Path, layers: int) -> float:
-    """Shards in Hugging Face layout, one per layer and two for the rest; -> seconds it took."""
+    """Writes shards in Hugging Face layout, one per layer and two for the rest; returns seconds."""
     published = PUBLISHED["chatglm-6b"]
     config = {
         "model_type": "chatglm",
@@ -136,7 +136,7 @@ def write_checkpoint(folder: Path, layers: int) -> float:
 def random_tensors(
     random: np.random.Generator, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Any]]:
-    """Sums over inputs keep the size of one input, so activations stay finite in float16."""
+    """Random weights whose sums keep the scale of an input, so float16 activations stay finite."""
     for name, shape in shapes.items():
         if len(shape) == 1:
             norm = "layernorm.weight" in name
@@ -151,7 +151,7 @@ def random_tensors(
 
 
 def starts(variant: str, folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A first start, and a second one if packed weights were kept."""
+    """Runs a first start, and a second one if packed weights were saved."""
     yield {"start": "first", **run_in_child(variant, folder, options)}
     for packed in (folder / PACKED).glob("*.safetensors"):
         began = time.monotonic()
@@ -163,7 +163,7 @@ def starts(variant: str, folder: Path, options: argparse.Namespace) -> Iterator[
 
 
 def run_in_child(variant: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Memory that one variant gave back would otherwise be counted for the next one."""
+    """Runs in its own process: memory freed by one variant would count for the next."""
     say(f"{variant}:")
     command = [sys.executable, __file__, "--child", variant, "--folder", str(folder)]
     for name in ("seq_length", "new_tokens"):
@@ -178,7 +178,7 @@ def run_in_child(variant: str, folder: Path, options: argparse.Namespace) -> dic
 
 
 def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Loads, answers, and measures."""
+    """Loads the model, generates answers, and measures."""
     settings = VARIANTS[variant]
     packed = str(options.folder / PACKED)
     engine = EngineConfig(
@@ -226,7 +226,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
 def answers(
     llm: MultiUserLLM, config: ModelConfig, new_tokens: int
 ) -> tuple[list[list[int]], list[list[int]], list[list[float]]]:
-    """-> both users' tokens together, then each one's alone, and when tokens came together."""
+    """Returns both users' tokens, concurrent and then alone, and the concurrent arrival times."""
     random = np.random.default_rng(1)
     ending = [config.gmask_token_id, config.bos_token_id]
     prompts = [
@@ -254,7 +254,7 @@ def answers(
 
 
 class Watch:
-    """Looks at this process' own memory all the time; pages of the mapped files do not count."""
+    """Samples this process' memory continuously; pages of mapped files do not count."""
 
     def __init__(self) -> None:
         self.phase = "loading"
@@ -281,7 +281,7 @@ class Watch:
 
 
 class Narrator:
-    """Says how far loading and compiling are."""
+    """Reports the progress of loading and compiling."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch, self.said = watch, 0.0
@@ -295,7 +295,7 @@ class Narrator:
 
 
 def memory_fields(path: str) -> dict[str, int]:
-    """The sizes in one of Linux' tables, in bytes."""
+    """Sizes in one of Linux' /proc tables, in bytes."""
     text = Path(path).read_text(encoding="ascii")
     return {name: 1024 * value for name, value in fields(text).items()}
 

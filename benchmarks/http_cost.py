@@ -1,11 +1,11 @@
-"""What HTTP costs: the same requests through the server and through the library.
+"""Measures HTTP overhead: the same requests through the server and through the library.
 
     python benchmarks/http_cost.py --users 16
 
-One engine in this process and one behind `glm-multiuser serve`, both on the same random weights. In
-turn, all users ask one of them at once, and then the other, `--repeat` times; what counts is the
-ratio of each pair. Prompts are token ids; decoding is greedy, end of sequence ignored. Over HTTP
-they are streamed by OpenAI's `/v1/completions`. The last line of stdout is one JSON object.
+One engine in this process and one in `glm-multiuser serve`, with the same random weights. All users
+send concurrent requests to one, then to the other, `--repeat` times; the result is the ratio of
+each pair. Prompts are token ids; decoding is greedy, end of sequence ignored. Over HTTP, answers
+are streamed from OpenAI's `/v1/completions`. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATIENCE = 600.0
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     options = parse_arguments()
     shape = random_shape(
         options.hidden, options.layers, options.inner, options.heads, options.vocab
@@ -87,7 +87,7 @@ def parse_arguments(description: Optional[str] = __doc__, repeat: int = 3) -> ar
 
 
 def compare(folder: Path, settings: RunSettings) -> list[dict[str, float]]:
-    """tok/s of both, in turn."""
+    """tok/s of both, alternating."""
     prompts = prompts_of(settings)
     command = serve_command(folder, settings.users, settings.seq_length)
     with server("HTTP", command, "/v2/health/ready") as url:
@@ -108,10 +108,10 @@ def compare(folder: Path, settings: RunSettings) -> list[dict[str, float]]:
 async def http_rate(
     url: str, model: str, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> float:
-    """tok/s of all prompts at once: tokens, over first request to last byte.
+    """tok/s of concurrent prompts: tokens over the time from first request to last byte.
 
     Raises:
-        GLMMultiUserError: an answer is not as long as it should be.
+        GLMMultiUserError: an answer has the wrong length.
     """
     timeout, limits = httpx.Timeout(PATIENCE), httpx.Limits(max_connections=len(prompts))
     async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:

@@ -1,11 +1,11 @@
-"""A load client that is not ours against the server, and against the plain way to serve a model.
+"""Load test with evalscope: the server against a plain single-lock server.
 
     python benchmarks/http_load.py --clients 1,4,8,16
 
-`evalscope perf`, in a virtual environment of its own that is made when it is missing, streams chats
-from 1, 4, 8 and 16 clients at once: from `glm-multiuser serve`, and from plain_server.py, which
-puts one lock around `chat`. Both serve the same random weights; one server runs at a time. Answers
-have a fixed length, decoding is greedy, end of sequence ignored; a first round is thrown away.
+`evalscope perf`, in its own virtual environment (created if missing), streams chats with 1, 4, 8
+and 16 concurrent clients: from `glm-multiuser serve`, and from plain_server.py, which puts one lock
+around `chat`. Both serve the same random weights; one server runs at a time. Answers have a fixed
+length, decoding is greedy, end of sequence ignored; the first round is discarded.
 
 TTFT, ITL and tok/s are evalscope's: from sending a request to its first text, between two events
 with text, and all tokens over the time from the first request to the last answer. The last line of
@@ -70,7 +70,7 @@ def main() -> int:
         write_prompts(work / "prompts.txt", max(clients) * (options.requests + 1))
         for variant in VARIANTS:
             with server(VARIANTS[variant], *start(variant, folder, max(clients))) as url:
-                load(evalscope, url, work, 1, 1, 4)  # thrown away
+                load(evalscope, url, work, 1, 1, 4)  # warm-up
                 for number in clients:
                     screen.notice(f"{VARIANTS[variant]}: {number} clients ...")
                     count = number * options.requests
@@ -102,7 +102,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def install(environment: Path) -> Path:
-    """The load client's command; it needs other versions of much that we use."""
+    """The load client's command; it needs other versions of our dependencies."""
     command = environment / "bin" / "evalscope"
     if not command.exists():
         screen.notice(f"installing evalscope {EVALSCOPE} into {environment} (some minutes) ...")
@@ -113,14 +113,14 @@ def install(environment: Path) -> Path:
 
 
 def start(variant: str, folder: Path, users: int) -> tuple[list[str], str]:
-    """The command of a server, and the path that answers once it is ready."""
+    """The command of a server, and its readiness path."""
     if variant == "server":
         return serve_command(folder, users, 256, "--max-queue", "64"), "/v2/health/ready"
     return [str(PLAIN), "--checkpoint", str(folder)], "/ready"
 
 
 def write_prompts(path: Path, count: int) -> None:
-    """Questions of one length, all different; the same ones every time."""
+    """Distinct questions of one length, identical in every run."""
     source = random.Random(0)
     lines = ("".join(source.choices(CHARACTERS, k=PROMPT_CHARACTERS)) for _ in range(count))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -129,7 +129,7 @@ def write_prompts(path: Path, count: int) -> None:
 def load(
     evalscope: Path, url: str, work: Path, clients: int, requests: int, new_tokens: int
 ) -> dict[str, Any]:
-    """What one run of the load client saw.
+    """Results of one run of the load client.
 
     Raises:
         GLMMultiUserError: it failed.
@@ -165,7 +165,7 @@ def load(
 
 
 def table_of(runs: Sequence[dict[str, Any]]) -> Table:
-    """One line per run, the variants of one number of clients side by side."""
+    """One line per run, grouped by number of clients."""
     table = Table(title="evalscope perf, streamed chats")
     for heading in ("clients", "server", "tok/s", "TTFT ms p50/p99", "ITL ms p50/p99", "failed"):
         table.add_column(heading, justify="left" if heading == "server" else "right")

@@ -1,10 +1,10 @@
-"""What the masks of structured output cost: decode steps with and without a grammar in every row.
+"""Measures structured output's mask overhead: decode steps with and without a grammar per row.
 
     python benchmarks/mask_cost.py [--users 16] [--tokens 60] [--repeats 5]
 
 Random weights of hidden size 1024 and 12 layers, with the tokenizer of a checkpoint. All users
-decode side by side; plain and structured answers take turns, and both are as long. The strings of
-the schema are free, which makes their masks the largest.
+decode concurrently; plain and structured answers of equal length alternate. The schema's strings
+are unconstrained, which gives the largest masks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIXES: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "sampled": {
 
 
 def step_ms(llm: MultiUserLLM, users: int, tokens: int, structured: bool, mix: str) -> float:
-    """Milliseconds of a decode step of all users, the median."""
+    """Median milliseconds of a decode step of all users."""
     seconds: list[float] = []
     llm.on_step(
         lambda report: (

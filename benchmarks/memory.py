@@ -1,12 +1,11 @@
-"""Resident memory of a process whose caches have room for far more tokens than they hold.
+"""Measures resident memory when cache capacity far exceeds the cached tokens.
 
     python benchmarks/memory.py [--users 64] [--seq-length 8192] [--busy 8] [--tokens 500]
 
-A random model of Qwen2's kind in bfloat16, with caches in float32, starts in its own process with
-that many slots. As many users as `--busy` come to about `--tokens` tokens, prompt and answer
-together, at the same time; then all of them end. The last line is JSON. The exit code is 1 if one
-of these does not hold; all are resident sets (VmRSS), `imported` that with MindSpore imported and
-nothing made:
+A random model of Qwen2's kind in bfloat16, with float32 caches, runs in its own process with
+`--users` slots. `--busy` users concurrently reach about `--tokens` tokens, prompt and answer
+together; then all of them end. The last line is JSON. The exit code is 1 if one of these does not
+hold; all are resident sets (VmRSS), `imported` with only MindSpore imported:
 
     busy - imported <= weights + 1.25 * bytes of the tokens that are held + 150 MB
     ended <= 1.05 * ready
@@ -94,7 +93,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         held: dict[str, int] = {"caches": 0}
 
         def look(report: StepReport) -> None:
-            """The step after which most tokens are held."""
+            """The step with the most cached tokens."""
             caches = llm.stats().cache_resident_bytes
             if caches > held["caches"]:
                 tokens = sum(one.prompt_tokens + one.generated_tokens for one in llm.slots())

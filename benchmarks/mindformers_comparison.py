@@ -1,17 +1,16 @@
-"""MindFormers' own GLM, patched for many users in two ways, against `MultiUserLLM`.
+"""Compares MindFormers' own GLM, patched for many users in two ways, with `MultiUserLLM`.
 
     python benchmarks/mindformers_comparison.py --users 1,4,8,16
 
-- int: the user is a number, which MindFormers compiles graphs for: one pair for each user.
+- int: the user is a number; MindFormers compiles one pair of graphs per user.
 - tensor: the user is a Tensor: one pair of graphs for all users, one user per call.
 - engine: `MultiUserLLM`: the next tokens of all users in one call.
 
-All of them have the same random weights and the same prompts, and have to give the same tokens, up
-to the first one that was nearly a tie of two.
-Each combination runs in a process of its own, one after the other; N threads, each one user, start
-at once; decoding is greedy, end of sequence ignored; a first round is thrown away. Start-up goes
-from an empty process with its imports done to the last graph that is needed. What the other figures
-mean stands at the head of glm_multiuser/cli/measure.py. The last line of stdout is one JSON object.
+All use the same random weights and prompts, and must generate the same tokens up to the first near
+tie. Each combination runs in its own process, one after the other; N threads, one per user, start
+at once; decoding is greedy, end of sequence ignored; the first round is discarded. Start-up is the
+time from a process with its imports done to the last compiled graph. For the other figures, see the
+docstring of glm_multiuser/cli/measure.py. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ FIGURES = ("tok_s", "decode_tok_s", "ttft_ms", "start_s", "peak_rss_mb", "mb_per
 
 NEAR_TIE = 1e-3
 """Difference of log-probabilities below which two correct computations may choose differently;
-from there on their answers have nothing to do with each other."""
+from there on their answers are unrelated."""
 
 RESERVE = 0.1
-"""Share of the free memory that no run may need: a full memory would end other processes."""
+"""Share of free memory kept in reserve: out of memory, other processes would be killed."""
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     options = parse_arguments()
     numbers, variants = parse_users(options.users), parse_variants(options.variants)
     settings = RunSettings(
@@ -129,10 +128,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parse_variants(text: str) -> list[str]:
-    """ "int,engine" as a list.
+    """Parses a list such as "int,engine".
 
     Raises:
-        ConfigError: something else is in it.
+        ConfigError: an unknown variant.
     """
     variants = text.split(",")
     if not set(variants) <= set(VARIANTS):
@@ -143,7 +142,7 @@ def parse_variants(text: str) -> list[str]:
 def run_all(
     settings: RunSettings, numbers: Sequence[int], variants: Sequence[str]
 ) -> tuple[list[Run], dict[str, list[int]], list[str]]:
-    """Every combination in turn, every user's tokens, and which combinations gave other ones."""
+    """Runs every combination; returns the runs, each user's tokens, and the mismatches."""
     runs: list[Run] = []
     answers: dict[str, list[int]] = {}
     differing = []
@@ -157,7 +156,7 @@ def run_all(
             if run["tok_s"] is None:
                 screen.notice(f"{what}: {run['reason']}")
                 continue
-            # A user has the same prompt, and so the same answer, among however many others.
+            # A user's prompt, and so the answer, is the same at every number of users.
             given, gaps = run.pop("answers"), run.pop("gaps", {})
             answers = {**given, **answers}
             near_ties = [
@@ -177,7 +176,7 @@ def run_all(
 def is_near_tie(
     tokens: Sequence[int], others: Sequence[int], gaps: Optional[Sequence[float]]
 ) -> bool:
-    """Whether two answers part where `others` had to choose between two tokens alike."""
+    """Whether two answers diverge at a near tie in `others`."""
     where = next(place for place, pair in enumerate(zip(tokens, others)) if pair[0] != pair[1])
     return gaps is not None and gaps[where] < NEAR_TIE
 
@@ -187,7 +186,7 @@ def title(variant: str, users: int) -> str:
 
 
 def run_one(variant: str, settings: RunSettings, earlier: Sequence[Run]) -> Run:
-    """A run, or the reason why there is none."""
+    """Returns a run, or the reason for skipping it."""
     run: Run = {"variant": variant, "users": settings.users}
     reason = memory_is_short(earlier, settings.users) if variant == "int" else None
     skipped = reason is not None
@@ -202,7 +201,7 @@ def run_one(variant: str, settings: RunSettings, earlier: Sequence[Run]) -> Run:
 
 
 def memory_is_short(earlier: Sequence[Run], users: int) -> Optional[str]:
-    """Why graphs for each of so many users would not fit, to judge by the last such run."""
+    """Why per-user graphs would not fit into memory, extrapolated from the last such run."""
     measured = [run for run in earlier if run["variant"] == "int" and run["tok_s"]]
     free = available_mb()
     if not measured or free is None:

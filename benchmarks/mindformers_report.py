@@ -1,4 +1,4 @@
-"""What mindformers_comparison.py shows: a table and a picture of its runs."""
+"""Table and plot for mindformers_comparison.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = dict[str, Any]
 
 
 def times_best_mindformers(run: Run, runs: Sequence[Run]) -> Optional[float]:
-    """Its tok/s, as a multiple of the better variant of MindFormers with as many users."""
+    """tok/s as a multiple of the better MindFormers variant with the same number of users."""
     rates = [
         other["tok_s"]
         for other in runs
@@ -65,8 +65,8 @@ def table_of(runs: Sequence[Run]) -> Table:
 
 
 def plot_comparison(runs: Sequence[Run], conditions: Mapping[str, Any], path: Path) -> None:
-    """Writes a PNG with two panels: throughput, and the longest wait for a first token."""
-    # Imported here, because it takes longer than everything else that the benchmark imports.
+    """Writes a PNG with two panels: throughput and the longest TTFT."""
+    # Imported here because it is the slowest import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -98,7 +98,7 @@ def plot_comparison(runs: Sequence[Run], conditions: Mapping[str, Any], path: Pa
 
 
 def draw(axes: Any, users: Sequence[int], values: Sequence[float], name: str, color: str) -> None:
-    """One line, with its last value beside it: the others would lie on top of each other."""
+    """One line, labelled with its last value only: further labels would overlap."""
     axes.plot(users, values, "-o", color=color, label=name)
     axes.annotate(
         f"{values[-1]:.3g}",

@@ -1,7 +1,7 @@
-"""Measures one variant at one number of users, in a process of its own.
+"""Worker process of mindformers_comparison.py: measures one variant at one number of users.
 
-For mindformers_comparison.py. Reads one JSON object from stdin, {"variant": ..., "settings": the
-fields of `RunSettings`}; the last line that it prints is another: the run, or {"error": ...}.
+Reads one JSON object from stdin, {"variant": ..., "settings": the fields of `RunSettings`}; the
+last line of stdout is another: the run, or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from glm_multiuser.progress import show_progress
 
 
 class Piece(NamedTuple):
-    """What `measure.run_round` looks at in a piece of an answer."""
+    """The attributes of an answer's piece that `measure.run_round` reads."""
 
     token_ids: list[int]
 
 
 class IdsAsText:
-    """A tokenizer whose text is the ids, so that a stream of text shows every token."""
+    """A tokenizer whose text is the ids, so a text stream shows every token."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(f"{token_id} " for token_id in token_ids)
 
 
 class MindFormersModel:
-    """A GLM of MindFormers behind that part of `MultiUserLLM` that `measure.run_round` calls."""
+    """Adapts a MindFormers GLM to the part of `MultiUserLLM` that `measure.run_round` calls."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -59,7 +59,7 @@ class MindFormersModel:
             top_p=1.0,
             repetition_penalty=1.0,
             max_length=len(prompt) + new_tokens,
-            eos_token_id=-1,  # no token has it
+            eos_token_id=-1,  # never generated
             tokenizer=IdsAsText(),
             tlock=self.lock,
             qi=number,
@@ -68,7 +68,7 @@ class MindFormersModel:
 
 
 class Recorder:
-    """Hands requests on, and keeps the latest answer of every user."""
+    """Forwards requests, and records the latest answer of every user."""
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
@@ -84,8 +84,8 @@ class Recorder:
 def run_mindformers(
     settings: RunSettings, prompts: Sequence[Sequence[int]], graph_per_user: bool
 ) -> dict[str, Any]:
-    """Ready is a model of which every user has run a prompt and one token more: with int users
-    that is when the last graph is compiled."""
+    """Ready when every user has run a prompt and one more token: with int users, the last graph is
+    compiled only then."""
     os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors, no warnings
     enable(users=settings.users)
     from mindformers import GLMChatModel, GLMConfig
@@ -93,7 +93,7 @@ def run_mindformers(
 
     from glm_multiuser.mindformers.weights import load_weights
 
-    # MindFormers: nothing below a warning, and no files of its own. The first call counts.
+    # MindFormers: warnings and above, no log files. Only the first call takes effect.
     get_logger(stdout_level="WARNING", file_level=(), file_name=())
 
     config, options = settings.model_config(), settings.options
@@ -111,7 +111,7 @@ def run_mindformers(
             list(model.stream(prompt, 2, number))
             peaks.append(measure.peak_rss_mb())
     start_seconds = time.perf_counter() - started
-    # Of a lone user this is more than the next ones would cost: it has what they share, too.
+    # Overestimates for a single user, whose memory includes the shared part.
     per_user = (peaks[-1] - peaks[1]) / (len(peaks) - 2) if len(peaks) > 2 else peaks[1] - peaks[0]
     return {
         **measured(model, settings, prompts),
@@ -122,7 +122,7 @@ def run_mindformers(
 
 
 def run_engine(settings: RunSettings, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Ready is what `MultiUserLLM` returns as."""
+    """Ready when `MultiUserLLM` returns."""
     with bench_run.open_engine(settings) as llm:
         return {
             **measured(llm, settings, prompts),
@@ -136,7 +136,7 @@ def run_engine(settings: RunSettings, prompts: Sequence[Sequence[int]]) -> dict[
 def gaps(
     llm: Any, settings: RunSettings, prompts: Sequence[Sequence[int]]
 ) -> dict[str, list[float]]:
-    """How much more likely each token was than the second best, as a difference of logarithms."""
+    """Lead of each token over the second best, as a difference of log-probabilities."""
     params = loading.sampling_params(
         max_tokens=settings.new_tokens, temperature=0.0, ignore_eos=True, logprobs=2
     )
@@ -148,7 +148,7 @@ def gaps(
 
 
 def measured(llm: Any, settings: RunSettings, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """A round that is thrown away, then those that count; what the users saw, and their answers."""
+    """Runs a warm-up round, then the measured ones; returns the figures and the answers."""
     recorder: Any = Recorder(llm)
     rounds = []
     with screen.progress_bar() as bar:

@@ -1,7 +1,7 @@
-"""What one more user costs: graphs, compile time and memory, at several numbers of users.
+"""Measures the cost of one more user: graphs, compile time and memory, at several user counts.
 
-Each number of users runs in a process of its own, with a small random model. Memory per added
-user is compared with the keys and values that the configuration says a user has.
+Each user count runs in its own process, with a small random model. Memory per added user is
+compared with the KV cache size computed from the configuration.
 
     python benchmarks/per_user.py [--users 2,8,32,64] [--hidden 512] [--layers 4] [--seq-length 512]
 """

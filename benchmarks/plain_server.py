@@ -1,9 +1,9 @@
-"""The plain way to serve a model: one conversation at a time, behind a lock around `chat`.
+"""Baseline server: one conversation at a time, with a lock around `chat`.
 
     python benchmarks/plain_server.py --checkpoint FOLDER --port 8001
 
-What the demos of many models do; here to be compared with. It speaks just enough of OpenAI's API
-for a load client.
+Works like many models' demos and serves as the baseline of benchmarks. Implements just enough of
+OpenAI's API for a load client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from glm_multiuser import MultiUserLLM, SamplingParams
 
 
 def create_app(llm: MultiUserLLM) -> FastAPI:
-    """One lock for everybody, held until an answer is complete."""
+    """One global lock, held until an answer is complete."""
     app = FastAPI()
     lock = threading.Lock()
 

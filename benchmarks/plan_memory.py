@@ -1,14 +1,13 @@
-"""What `glm-multiuser plan` says about a CPU, and what processes really take.
+"""Compares `glm-multiuser plan` for a CPU with the memory that processes really use.
 
     python benchmarks/plan_memory.py [--quick]
 
-Each setup runs in a process of its own: a random model is loaded, and every user fills its caches.
-The plan has the caches that were held at the same time: all of them, but for ChatGLM-6B, which
-keeps nothing when an answer has ended. What is measured is the process' own memory (RssAnon; pages
-of mapped files can be dropped at any time), its peak from the first answer on. Ends with one line
-of JSON, and with exit code 1 if a plan of native kernels is off by more than 5 %. MindSpore's own
-operators keep far more on a CPU than the plan says, and are only reported. `--quick` runs the one
-setup that CI runs.
+Each setup runs in its own process: a random model is loaded, and every user fills its caches. The
+plan counts the caches held at the same time: all of them, except for ChatGLM-6B, which keeps
+nothing after an answer. Measures the peak of the process' own memory (RssAnon; pages of mapped
+files can be dropped at any time) from the first answer on. Prints one line of JSON at the end; the
+exit code is 1 if a plan for native kernels is off by more than 5 %. MindSpore's own operators keep
+far more on a CPU than planned, and are only reported. `--quick` runs the one setup of CI.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ CACHES = CausalConfig(
     eos_token_ids=(2,),
     rotary_dim=128,
 )
-"""Little but caches."""
+"""Small weights: almost only caches."""
 QWEN2 = CausalConfig(
     family="qwen2",
     vocab_size=32768,
@@ -100,7 +99,7 @@ def main() -> None:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """The memory of this process with one setup, in bytes."""
+    """Memory of this process with one setup, in bytes."""
     config, settings = SETUPS[name]
     engine = EngineConfig(**settings)
     new_tokens = 4
@@ -134,7 +133,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 class Peak:
-    """The most memory that this process has while it is open."""
+    """Peak memory of this process while it is open."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -155,7 +154,7 @@ class Peak:
 
 
 def own_memory() -> int:
-    """Bytes of this process that no file stands for."""
+    """Anonymous memory of this process, in bytes."""
     return 1024 * fields(Path("/proc/self/status").read_text(encoding="ascii"))["RssAnon"]
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of any shape with random weights, for benchmarks that start from a folder."""
+"""Checkpoints of any shape with random weights, for benchmarks that load a folder."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TOKENIZER_FIELDS = (
 
 
 def write_random_weights(folder: Path, shape: Mapping[str, int], seed: int = 0) -> None:
-    """A checkpoint with normal numbers in its matrices, and norms and biases as a new model has.
+    """Writes normally distributed matrices, and norms and biases as initialised by the model.
 
-    They spread so that each sum over inputs keeps the size of one input. With the small numbers
-    that a new model has, and weaker attention, the last token alone decides on the next one: all
-    users get the same answer, whatever they ask, and mixing them up changes nothing.
+    The variance keeps each sum over inputs at the scale of one input. With the small values of a
+    new model, and weaker attention, the last token alone determines the next one: all users get
+    the same answer, and mixed-up users go unnoticed.
     """
     config = {"model_type": "chatglm", "position_encoding_2d": True, **shape}
     random = np.random.default_rng(seed)
@@ -46,7 +46,7 @@ def write_random_weights(folder: Path, shape: Mapping[str, int], seed: int = 0) 
 
 
 def write_random_chat_model(folder: Path, shape: Mapping[str, int]) -> None:
-    """The same with glm-tiny's tokenizer, and its vocabulary: the model takes text, and babbles."""
+    """The same with glm-tiny's tokenizer and vocabulary: accepts text, answers are meaningless."""
     small = find_checkpoint(DEFAULT_CHECKPOINT)
     config = json.loads((small / "config.json").read_text(encoding="utf-8"))
     vocabulary = {name: config[name] for name in TOKENIZER_FIELDS}

@@ -1,4 +1,4 @@
-"""Two replicas behind the Ray ingress, one replica, and the plain server, on one machine.
+"""Compares two Ray replicas, one replica, and the server without Ray, on one machine.
 
     python benchmarks/replicas.py --users 16
 
@@ -41,11 +41,11 @@ VARIANTS: tuple[tuple[str, int, Sequence[str]], ...] = (
     ("--replicas 1", 1, ("--replicas", "1")),
     ("--replicas 2", 2, ("--replicas", "2")),
 )
-"""What it is called, among how many the users are divided, and its arguments."""
+"""Name, divisor of the slots, and arguments."""
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     options = parse_arguments(__doc__, repeat=5)
     if options.users % 2:
         raise GLMMultiUserError(f"--users is {options.users}; two replicas need an even number")

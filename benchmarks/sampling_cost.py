@@ -1,7 +1,7 @@
-"""What choosing the next tokens costs, and what share of a decode step of a 6B model that is.
+"""Measures the cost of sampling, and its share of a decode step of a 6B model.
 
-The costs of sampling are measured here. The decode steps are not: one is computed from published
-figures, one is a published figure, one is computed from the read bandwidth measured here.
+Only sampling is measured. Of the decode steps, one is computed from published figures, one is a
+published figure, one is computed from the read bandwidth measured here.
 
     python benchmarks/sampling_cost.py [--rows 16] [--vocab 130528] [--repeats 60]
 """
@@ -53,7 +53,7 @@ PUBLISHED_STEP_MS = 1000 / 32
 
 
 def peaked_logits(random: np.random.Generator, rows: int, vocab: int) -> NDArray[np.float32]:
-    """Most tokens far below (standard deviation 2.2), 300 plausible ones, one that leads."""
+    """Mostly unlikely tokens (standard deviation 2.2), 300 plausible ones, and one leading."""
     logits = random.normal(0, 2.2, (rows, vocab))
     for row in logits:
         row[random.choice(vocab, 300, replace=False)] += 4 + random.exponential(2, 300)
@@ -78,7 +78,7 @@ def times_ms(
 
 
 def sampling_ms(logits: NDArray[np.float32], wanted: dict[str, Any], repeats: int) -> list[float]:
-    """CPU time of the one thread that samples: other programs on the machine disturb it less."""
+    """CPU time of the sampling thread, which other processes disturb less than wall time."""
     rows, vocab = logits.shape
     prompt = np.random.default_rng(1).integers(vocab, size=SEEN_TOKENS).tolist()
     samplers = []
@@ -95,7 +95,7 @@ def sampling_ms(logits: NDArray[np.float32], wanted: dict[str, Any], repeats: in
 
 
 def read_bandwidth(threads: int, mebibytes: int = 512) -> float:
-    """GB/s that all threads together read from memory."""
+    """Read bandwidth of all threads together, in GB/s."""
     parts = np.array_split(np.ones(mebibytes * 2**18, dtype=np.float32), threads)
     with ThreadPoolExecutor(threads) as pool:
         took = min(times_ms(lambda: list(pool.map(np.max, parts)), 10))
@@ -103,7 +103,7 @@ def read_bandwidth(threads: int, mebibytes: int = 512) -> float:
 
 
 def step_ms(dtype: str, gb_per_second: float) -> tuple[float, str]:
-    """The time to read weights and caches once, and the arithmetic."""
+    """The time to read weights and caches once, and its derivation."""
     caches = CACHE_USERS * CACHE_TOKENS * CACHE_KIB_PER_TOKEN[dtype] * 1024 / 1e9
     total = (WEIGHTS_GB[dtype] + caches) / gb_per_second * 1000
     return total, (

@@ -1,7 +1,7 @@
-"""Whether a short conversation pays for a long `seq_length`: reads follow what is used.
+"""Measures whether a long `seq_length` slows short conversations; only used positions are read.
 
 The same traffic runs on engines that differ only in `seq_length`, in turn, several times, each in
-a process of its own; medians are compared.
+its own process; medians are compared.
 
     python benchmarks/seq_length.py [--users 16] [--seq-lengths 256,1024] [--rounds 3]
 """

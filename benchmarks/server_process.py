@@ -1,4 +1,4 @@
-"""A server as a process of its own, for benchmarks."""
+"""Server processes for benchmarks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ START_SECONDS = 600.0
 
 
 def free_port() -> int:
-    """One that was free a moment ago."""
+    """A port that was free a moment ago."""
     with listen("127.0.0.1", 0) as probe:
         return int(probe.getsockname()[1])
 
 
 @contextmanager
 def server(what: str, command: Sequence[str], ready_path: str) -> Iterator[str]:
-    """Runs a command with `--port` appended until the end of the block; its URL, once ready.
+    """Runs a command with `--port` appended; yields its URL once ready, and stops it at the end.
 
     Raises:
-        GLMMultiUserError: it ended instead, or is not ready after `START_SECONDS`.
+        GLMMultiUserError: it exited, or is not ready after `START_SECONDS`.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -52,7 +52,7 @@ def server(what: str, command: Sequence[str], ready_path: str) -> Iterator[str]:
 
 
 def serve_command(checkpoint: Path, users: int, seq_length: int, *more: str) -> list[str]:
-    """`glm-multiuser serve`."""
+    """Runs `glm-multiuser serve`."""
     sizes = ["--users", str(users), "--seq-length", str(seq_length)]
     return ["-m", "glm_multiuser.cli", "serve", "--checkpoint", str(checkpoint), *sizes, *more]
 

@@ -1,9 +1,9 @@
-"""How fast a session comes back to its slot, beside computing it, and who notices.
+"""Measures session restore against recomputation, and its effect on other users.
 
-A model of ChatGLM3-6B's width with some of its layers and a small vocabulary: computing and
-restoring both take time by the layer. Times to the first token: of a prompt that is computed, and
-of one whose session is restored, from memory or from disk (where the system has its pages in
-memory). Then one user decodes while three others on one slot are saved and restored in turn.
+A model of ChatGLM3-6B's width with fewer layers and a small vocabulary: the time of computing and
+of restoring grows with the layers. Measures TTFT of a prompt that is computed, and of one whose
+session is restored, from memory or from disk (with its pages in the page cache). Then one user
+decodes while three others on one slot are saved and restored in turn.
 
     python benchmarks/sessions.py [--layers 4] [--tokens 1000] [--place disk]
 """
@@ -64,7 +64,7 @@ def main() -> None:
 def measured(llm: MultiUserLLM, tokens: int, rounds: int) -> dict[str, float]:
     prompts = {f"user {number}": prompt(number, tokens) for number in range(3)}
     computed = [first_token(llm, user, token_ids) for user, token_ids in prompts.items()]
-    # Of three users on two slots it is always the one who was away for longest.
+    # Cycling three users over two slots: LRU eviction has always saved the next one.
     restored = [
         first_token(llm, user, token_ids, cached=tokens - 1)
         for _ in range(rounds)
@@ -98,7 +98,7 @@ def first_token(llm: MultiUserLLM, user: str, token_ids: list[int], cached: int 
 
 
 def gaps(llm: MultiUserLLM, prompts: dict[str, list[int]], others: int) -> list[float]:
-    """Seconds between two tokens of a user, while others come and go on the slot beside it."""
+    """A user's inter-token gaps in seconds, while others are saved and restored in another slot."""
     params = replace(ONE, max_tokens=DECODED)
     handle = llm.submit(prompt(99, 16), params=params)
     next(handle)

@@ -1,9 +1,9 @@
-"""Tokens per second of one user who is alone, with weights of each type, engines in turn.
+"""Measures single-user tokens per second for each weight type, engines in turn.
 
     python benchmarks/weight_types.py
 
-All engines are in one process, with the same random weights. A round asks each of them once; the
-ratio of a type is the median over the rounds of its rate divided by that of float32 in that round.
+All engines are in one process, with the same random weights. A round runs each once; a type's ratio
+is the median over the rounds of its rate divided by float32's in the same round.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def decode_rate(llm: MultiUserLLM, new_tokens: int) -> float:
-    """Tokens per second behind the first one."""
+    """Tokens per second after the first token."""
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens + 1, ignore_eos=True)
     handle = llm.submit(PROMPT, params=params)
     next(handle)

@@ -1,6 +1,6 @@
-"""The worker's side of a measurement: answers one line for each line that it reads.
+"""Worker side of the measurement protocol: one line of output per line of input.
 
-Imported in the environment of every peer, so it needs nothing but Python.
+Imported in every peer's environment, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Start = Callable[["dict[str, Any]", ExitStack], "tuple[dict[str, Any], Measure]"
 
 
 def answer(start: Start) -> None:
-    """Reads a job, gets ready for it, and measures once for every further line, until there is
-    none. In between it waits for the next line and takes no time from the others.
+    """Reads a job, prepares it, and measures once per further line until end of input. Between
+    lines it only waits and uses no CPU time.
 
     Args:
-        start: (job, what to do at the end) -> what to say when ready, and what measures once.
+        start: (job, exit stack) -> the ready message and a function that measures once.
     """
-    # Libraries print what they like to stdout; only answers may go to who asks.
+    # Libraries print to stdout; only answers may reach the parent process.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     try:
@@ -40,13 +40,13 @@ def answer(start: Start) -> None:
 
 
 def peak_mb(who: int = resource.RUSAGE_SELF) -> float:
-    """The most memory that this process, or one that it waited for, ever held."""
+    """Peak memory of this process, or of the children that it waited for."""
     return resource.getrusage(who).ru_maxrss / 1024
 
 
 def decode_rate(tokens: list[list[float]]) -> float:
-    """tok/s while everybody decodes, of the moments at which each user's tokens came: after the
-    last user's first token, up to the first user's last one.
+    """tok/s from each user's token times while all users decode: after the last first token, up to
+    the earliest last token.
 
     Raises:
         ValueError: there was no such time.

@@ -1,4 +1,4 @@
-"""Worker processes that are asked in turn, and how many of them fit into the memory at once."""
+"""Worker processes, measured in turn, as many at once as memory allows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from glm_multiuser.cli.measure import fields
 from glm_multiuser.errors import GLMMultiUserError
 
 RESERVE_MB = 1500.0
-"""Stays free: a full memory would end other processes."""
+"""Kept free: out of memory, other processes would be killed."""
 
 
 class Worker:
-    """A process that is ready to measure one variant with so many users, and waits in between.
+    """A process that measures one variant with a fixed number of users, and idles in between.
 
     Raises:
-        GLMMultiUserError: it cannot get ready.
+        GLMMultiUserError: it fails to start.
     """
 
     def __init__(self, command: Sequence[str], job: dict[str, Any]) -> None:
@@ -34,11 +34,11 @@ class Worker:
         return self._ask("measure")
 
     def memory_mb(self) -> float:
-        """What it holds now."""
+        """Its current memory."""
         return memory(Path(f"/proc/{self.process.pid}/status"), "VmRSS") or 0.0
 
     def close(self) -> None:
-        """Lets it end by itself, and waits for that."""
+        """Waits for a regular exit."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -67,8 +67,8 @@ class Worker:
 
 
 class Pool:
-    """The workers of one number of users and one context; in turn, so the one that was just asked
-    is the one that is needed last: it goes first when the memory is short."""
+    """The workers of one number of users and one context. They are used in turn, so when memory is
+    short, the most recently used one is evicted first."""
 
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
@@ -77,7 +77,7 @@ class Pool:
     def measure(
         self, name: str, command: Sequence[str], job: dict[str, Any], estimate_mb: float
     ) -> dict[str, Any]:
-        """One measurement, by a worker that may have to be started first.
+        """Measures once, and starts the worker if necessary.
 
         Raises:
             GLMMultiUserError: there is not enough memory for it, or it failed.
@@ -85,7 +85,7 @@ class Pool:
         self._make_room(name, self.peaks.get(name, estimate_mb))
         worker = self.workers.pop(name, None) or Worker(command, job)
         found = worker.measure()
-        self.workers[name] = worker  # at the end: asked last
+        self.workers[name] = worker  # at the end: most recently used
         self.peaks[name] = max(found["peak_mb"], self.peaks.get(name, 0.0))
         return {**worker.ready, **found}
 

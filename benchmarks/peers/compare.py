@@ -1,15 +1,15 @@
-"""Our engine and its peers side by side, on one machine, in one run.
+"""Compares our engine with its peers on one machine, in one run.
 
     python benchmarks/peers/compare.py
     python benchmarks/peers/compare.py --model FILE.gguf
 
-The same shape for all, with random weights, or the same GGUF file; every user has a prompt of
-`context` tokens of its own, and then gets `--new-tokens` tokens, greedily. What counts is decode
-tok/s: tokens of all users together while all of them decode. For each context and number of users,
-every variant is measured in turn, `--repeat` times around; numbers are medians, ratios those of the
-rounds. A variant is a process of its own that stays ready in between, and only one of them computes
-at a time. What cannot run is left out, with a line that says why. README.md beside this file says
-what cannot be compared. The last line of stdout is one JSON object.
+All use the same shape with random weights, or the same GGUF file; every user has its own prompt of
+`context` tokens and generates `--new-tokens` tokens, greedily. The metric is decode tok/s: tokens
+of all users while all of them decode. For each context and number of users, the variants are
+measured in turn, `--repeat` times; numbers are medians, ratios are per round. Each variant is a
+separate process that stays ready in between; only one computes at a time. Variants that cannot run
+are skipped, with the reason. README.md in this folder says what cannot be compared. The last line
+of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from glm_multiuser.errors import ConfigError, GLMMultiUserError
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "sve")
 LLAMA_OPTIONS = "--flash-attn off --load-mode none"
 PROCESS_MB = 1500.0
-"""What a worker takes beside weights and caches, before anything is known of it."""
+"""Estimate of a worker's memory beside weights and caches, before its first measurement."""
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     options = parse_arguments()
     numbers, contexts = parse_users(options.users), parse_users(options.context)
     names = parse_variants(options.variants, options.model)
@@ -145,10 +145,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parse_variants(text: Optional[str], model: Optional[Path]) -> list[str]:
-    """ "portable,llama-f32" as a list; all that can run the model when there is no text.
+    """Parses a list such as "portable,llama-f32"; without text, all variants that run the model.
 
     Raises:
-        ConfigError: something else is in it.
+        ConfigError: an unknown variant.
     """
     known = variants_of("random" if model is None else "file")
     names = known if text is None else text.split(",")
@@ -158,10 +158,10 @@ def parse_variants(text: Optional[str], model: Optional[Path]) -> list[str]:
 
 
 def shape_of(model: Path) -> dict[str, int]:
-    """The sizes of a file's model, as of random weights: for prompts and estimates.
+    """The shape of a file's model, for prompts and estimates.
 
     Raises:
-        ConfigError: it is no file.
+        ConfigError: it is not a file.
         CheckpointError: its model cannot be read.
     """
     if not model.is_file():
@@ -172,13 +172,13 @@ def shape_of(model: Path) -> dict[str, int]:
 
 
 Command = tuple[list[str], "dict[str, Any]"]
-"""What starts a worker, and the settings of its variant."""
+"""The command of a worker, and the settings of its variant."""
 
 
 def prepare_all(
     names: list[str], shape: dict[str, int], options: argparse.Namespace
 ) -> tuple[dict[str, Command], dict[str, str]]:
-    """How each variant is started, and why others cannot be."""
+    """Returns each variant's command, and the reasons why others cannot run."""
     commands, absent = {}, {}
     for name in names:
         variant = VARIANTS[name]
@@ -222,7 +222,7 @@ def find_roofline() -> Optional[Roofline]:
 
 
 def conditions_of(options: argparse.Namespace, shape: dict[str, int]) -> dict[str, Any]:
-    """The machine, every version, and what everybody is asked."""
+    """The machine, all versions, and the workload."""
     return {
         **machine(),
         "cpu": processor(),
@@ -253,7 +253,7 @@ def weights_of(model: Optional[Path], shape: dict[str, int]) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Its name, and the numbers that tell generations apart where machines hide their names."""
+    """The CPU's name, and the numbers that identify its generation where the name is hidden."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -303,7 +303,7 @@ def new_run(name: str, context: int, users: int, reason: Optional[str]) -> Run:
 
 
 def skip_slow(cells: list[Run], most: int) -> None:
-    """Leaves out what would take minutes, with the reason."""
+    """Skips variants that would take minutes, with the reason."""
     for run in cells:
         if VARIANTS[run["variant"]].slow and run["users"] > most and not run["reason"]:
             run["reason"] = f"takes minutes with more than {most} (--slow-users)"
@@ -316,8 +316,8 @@ def measure_cell(
     options: argparse.Namespace,
     reading: bool,
 ) -> None:
-    """All rounds of one context and number of users: every variant in turn, again and again, and
-    behind each how fast memory is read then, if wanted."""
+    """Runs all rounds of one context and number of users, the variants in turn; optionally measures
+    the read bandwidth after each."""
     pool = Pool()
     try:
         for number in range(1, options.repeat + 1):
@@ -338,7 +338,7 @@ def measure_cell(
 def measure_once(
     pool: Pool, run: Run, command: Command, shape: dict[str, int], new_tokens: int
 ) -> None:
-    """One more round of a run; a run that fails is not tried again."""
+    """Adds a round to a run; a failed run is not retried."""
     name, context, users = key(run)
     words, settings = command
     job = {
@@ -365,8 +365,8 @@ def measure_once(
 
 
 def estimate_mb(run: Run, shape: dict[str, int], new_tokens: int) -> float:
-    """What a worker may need at most: its weights, while loading a second time, and its caches,
-    while they grow a second time."""
+    """Upper bound of a worker's memory: twice its weights, as during loading, and twice its caches,
+    as while they grow."""
     variant = VARIANTS[run["variant"]]
     # Caches come in blocks of 256 positions, or less often.
     positions = -(-(run["context"] + new_tokens) // 256) * 256

@@ -1,4 +1,4 @@
-"""Our engine through its public API: threads that submit and read streams, end to end."""
+"""Worker for our engine through its public API: threads submit requests and read streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from glm_multiuser.errors import ConfigError
 
 PORTABLE = {"kernels": "portable", "weight_dtype": "float32"}
 PROMPT_TOKENS = 512
-"""Of several users, that may enter in one step; more make no prompt faster."""
+"""Prompt tokens of several users prefilled in one step; more do not speed up any prompt."""
 
 SPARE_TOKENS = 8
-"""Beside one for every user: so many the first one may get before the last one's prompt is in."""
+"""In addition to one per user: tokens of the first user before the last prompt is prefilled."""
 
 
 def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measure]:
-    """An engine with as many slots as there are users, as `glm-multiuser bench` has it."""
+    """An engine with one slot per user, as in `glm-multiuser bench`."""
     os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors, no warnings
     users, context, new_tokens = job["users"], job["context"], job["new_tokens"]
     longest = new_tokens + users + SPARE_TOKENS
@@ -58,12 +58,12 @@ def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measu
 def decode_together(
     llm: Any, prompts: Sequence[Sequence[int]], longest: int, new_tokens: int
 ) -> list[list[float]]:
-    """When each user's tokens came. Everybody asks at once, and reads until it has got
-    `new_tokens` after the last user's first one: prompts enter one after the other, and who came
-    in first goes on decoding meanwhile.
+    """Arrival times of each user's tokens. All users submit at once and read until they have
+    `new_tokens` tokens after the last user's first one: prompts are prefilled one after the other,
+    while earlier users already decode.
 
     Raises:
-        Exception: what the first failed request raised.
+        Exception: the error of the first failed request.
     """
     params = loading.sampling_params(
         max_tokens=longest, temperature=0.0, ignore_eos=True, cache_prompt=False
@@ -95,7 +95,7 @@ def decode_together(
     for thread in threads:
         thread.join()
     while not failures and llm.stats().active_users:
-        time.sleep(0.01)  # or else the next round would find the slots taken
+        time.sleep(0.01)  # until the slots are free for the next round
     if failures:
         raise failures[0]
     return tokens
@@ -105,7 +105,7 @@ def options(wanted: dict[str, Any], context: int, users: int) -> dict[str, Any]:
     """The fields of `EngineConfig` for this variant.
 
     Raises:
-        ConfigError: this version of the engine lacks one, and the variant is about it.
+        ConfigError: this version of the engine lacks a field that the variant needs.
     """
     known = {field.name for field in dataclasses.fields(EngineConfig)}
     missing = [name for name in wanted if name not in known]
@@ -113,7 +113,7 @@ def options(wanted: dict[str, Any], context: int, users: int) -> dict[str, Any]:
         raise ConfigError(f"this version of glm_multiuser has no setting {missing[0]!r}")
     found: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
     if wanted["kernels"] == "native":
-        # Prompts enter whole: in pieces, the first users would be far ahead of the last.
+        # Prompts are not chunked: otherwise the first users would be far ahead of the last.
         together = max(1, min(users, PROMPT_TOKENS // context))
         found["prefill_chunk"] = together * context
     return found

@@ -1,4 +1,4 @@
-"""llama.cpp by its own `llama-batched-bench`, which is run anew for every measurement."""
+"""Worker for llama.cpp: runs its `llama-batched-bench` once per measurement."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from answering import Measure, answer, peak_mb
 
 TRIES = 5
-"""With a model that takes milliseconds, it may end before its log has written the result."""
+"""With a model that runs for milliseconds, it may exit before its log has the result."""
 
 
 def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measure]:
     lengths = job["context"], job["new_tokens"]
-    # Every sequence gets its share of the whole, in multiples of 256.
+    # The total is divided among the sequences, in multiples of 256.
     share = -(-sum(lengths) // 256) * 256
     command = [
         job["settings"]["program"],

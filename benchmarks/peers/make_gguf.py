@@ -1,11 +1,10 @@
-"""Writes a model with random weights for llama.cpp, of the shape that all variants have.
+"""Writes a GGUF model with random weights for llama.cpp, in the shape shared by all variants.
 
     python make_gguf.py SHAPE_AS_JSON f32|bf16|q8_0|q4_0|q4_1 FILE
 
-The architecture is GPT-2's: of all that llama.cpp computes it is the one with the matrices of
-ChatGLM-6B, four of hidden x hidden for attention and two of hidden x inner for the MLP, with biases
-and layer norms. What differs is small: positions are added, not rotated. Needs the `gguf` package
-that comes with the sources of llama.cpp.
+The architecture is GPT-2's, the one in llama.cpp with the matrices of ChatGLM-6B: four of hidden x
+hidden for attention and two of hidden x inner for the MLP, with biases and layer norms. A small
+difference: positions are added, not rotated. Needs the `gguf` package from llama.cpp's sources.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def write(shape: Mapping[str, int], kind: str, path: str) -> None:
     writer.add_head_count(shape["num_attention_heads"])
     writer.add_layer_norm_eps(1e-5)
     writer.add_file_type(FILE_TYPES[kind])
-    # llama.cpp loads no model without a vocabulary; its words are not used.
+    # llama.cpp requires a vocabulary; its tokens are not used.
     vocab = shape["vocab_size"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -78,7 +77,7 @@ def write(shape: Mapping[str, int], kind: str, path: str) -> None:
             array = np.ones(size, np.float32)
         else:
             array = random.standard_normal(size, dtype=np.float32) * np.float32(0.02)
-        # Vectors and positions are kept in float32 in every type, as llama.cpp's own tool does it.
+        # Vectors and positions are float32 in every type, as in llama.cpp's own converter.
         if len(size) == 2 and kind != "f32" and not name.startswith("position"):
             array = gguf.quantize(array, TYPES[kind])
             writer.add_tensor(name, array, raw_dtype=TYPES[kind])

@@ -1,6 +1,6 @@
-"""MindFormers' own GLM with the patches of this repository: a Tensor user, one user per call.
+"""Worker for MindFormers' own GLM, patched by this repository: a Tensor user, one user per call.
 
-Its users wait for each other after their first token, so that what is counted is decoding only.
+Its users wait for each other after their first token, so only decoding is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from glm_multiuser.mindformers import enable
 
 
 class Together(MindFormersModel):
-    """No second token comes before every user's first."""
+    """Holds second tokens back until every user has its first."""
 
     def __init__(self, model: Any, users: int) -> None:
         super().__init__(model)
@@ -39,7 +39,7 @@ class Together(MindFormersModel):
 
 
 def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measure]:
-    """Ready is a model that has run a prompt and a token more: its graphs are compiled."""
+    """Ready after a prompt and one more token: all graphs are compiled then."""
     if loading.installed("mindformers") == "not installed":
         raise RuntimeError("MindFormers is not installed in the environment of this benchmark")
     enable(users=job["users"])

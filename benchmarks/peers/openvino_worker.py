@@ -1,4 +1,4 @@
-"""OpenVINO GenAI by its continuous batching, on a GGUF file: one thread that makes its steps."""
+"""Worker for OpenVINO GenAI's continuous batching on a GGUF file; one thread runs its steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import openvino_genai
 from answering import Measure, answer, decode_rate
 
 BLOCK = 32
-"""Positions of a block of its cache on a CPU."""
+"""Positions per block of its CPU cache."""
 BATCHED_TOKENS = 2048
-"""Of prompts that enter in one step; by default 256, so that the first users would be far ahead."""
+"""Prompt tokens prefilled per step; with the default of 256, the first users would be far ahead."""
 
 
 def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measure]:
@@ -25,7 +25,7 @@ def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measu
     random = np.random.default_rng(0)
     vocab = job["shape"]["vocab_size"]
 
-    # How many tokens the first user is ahead when the last prompt is prefilled.
+    # Tokens that the first user is ahead when the last prompt is prefilled.
     def once(counted: int = new_tokens) -> dict[str, Any]:
         prompts = random.integers(10, vocab, (users, context), dtype=np.int64)
         return batched_round(pipeline, prompts, counted + steps)
@@ -35,7 +35,7 @@ def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measu
 
 
 def open_pipeline(job: dict[str, Any], blocks: int) -> Any:
-    """Takes its blocks at the start; left to itself it would get them while it is measured."""
+    """Allocates its blocks at the start; by default this would happen during the measurement."""
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.num_kv_blocks = job["users"] * blocks
     scheduler.max_num_seqs = job["users"]
@@ -47,7 +47,7 @@ def open_pipeline(job: dict[str, Any], blocks: int) -> Any:
 
 
 def batched_round(pipeline: Any, prompts: Any, new_tokens: int) -> dict[str, Any]:
-    """All users submit at once, and each gets `new_tokens` tokens."""
+    """All users submit at once; each generates `new_tokens` tokens."""
     generation = openvino_genai.GenerationConfig()
     generation.max_new_tokens = new_tokens
     generation.ignore_eos = True

@@ -1,4 +1,4 @@
-"""The picture of compare.py: users against decode tok/s, with the rooflines drawn in."""
+"""Plot for compare.py: decode tok/s over users, with rooflines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plot_runs(
     path: Path,
 ) -> None:
     """Writes a PNG with one panel per context."""
-    # Imported here, because it takes longer than everything else that the benchmark imports.
+    # Imported here because it is the slowest import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -71,7 +71,7 @@ def draw_roofs(
     if roofline is None:
         return
     for weights, cache_bytes, color in ROOFS:
-        # Between the numbers, too: a straight line there would hide where it bends.
+        # Also between the measured numbers, to show where the roofline bends.
         places = [numbers[0] * (numbers[-1] / numbers[0]) ** (step / 40) for step in range(41)]
         rates = [
             most_tokens(roofline, shape, users, positions, weights, cache_bytes)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def draw_roofs(
 
 
 def heading(conditions: Mapping[str, Any], shape: Mapping[str, int]) -> str:
-    """The conditions that no picture should be without."""
+    """The conditions shown in every plot."""
     return (
         f"{shape['num_layers']} layers, hidden {shape['hidden_size']}, inner "
         f"{shape['inner_hidden_size']}, vocabulary {shape['vocab_size']}, "

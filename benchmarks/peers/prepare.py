@@ -1,9 +1,9 @@
-"""Makes the environments of the peers: PyTorch's, OpenVINO's, and llama.cpp built from its sources.
+"""Creates the peers' environments: PyTorch, OpenVINO, and llama.cpp built from source.
 
     python benchmarks/peers/prepare.py
 
-compare.py does the same at its first run. Everything goes to `.environments` beside this file; to
-start over, remove that folder.
+compare.py does the same on its first run. Everything goes to `.environments` in this folder; remove
+it to start over.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ AVX2_OPTIONS = (
 
 
 def python_of(name: str) -> Path:
-    """The Python of a peer's environment, which is made if it is not there.
+    """Returns the Python of a peer's environment, created if missing.
 
     Raises:
         GLMMultiUserError: it cannot be installed.
     """
     requirements = (HERE / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     folder = ENVIRONMENTS / f"{name}-python"
-    # Written last: an environment without it, or with other pins, is made anew.
+    # Written last: an environment without it, or with other pins, is recreated.
     finished = folder / "installed.txt"
     if not finished.exists() or finished.read_text(encoding="utf-8") != requirements:
         screen.notice(f"{name}: creating its environment and installing (minutes) ...")
@@ -72,8 +72,7 @@ def python_of(name: str) -> Path:
 
 
 def batched_bench(avx2: bool = False) -> Path:
-    """llama.cpp's own benchmark of a batch, built for this CPU, or for any with AVX2, if it is not
-    there.
+    """Builds llama.cpp's `llama-batched-bench` if missing, for this CPU or for any with AVX2.
 
     Raises:
         GLMMultiUserError: no compiler, no sources, or they do not build.
@@ -109,14 +108,14 @@ def batched_bench(avx2: bool = False) -> Path:
 
 
 def keep_tile_config(source: Path) -> None:
-    """Lets llama.cpp's matrix unit know the sizes of its tiles.
+    """Fixes the AMX tile configuration of llama.cpp.
 
-    g++ says that `_tile_loadconfig` reads 8 bytes of 64 (GCC 12's amxtileintrin.h), so an optimised
-    build drops the others, and every tile has no rows: the next instruction that uses one is
-    illegal. See llama.cpp's pull request 26954. An empty instruction that reads all keeps them.
+    g++ declares that `_tile_loadconfig` reads 8 of 64 bytes (GCC 12's amxtileintrin.h), so an
+    optimised build drops the others and tiles have no rows: the next tile instruction is illegal.
+    See llama.cpp's pull request 26954. An empty asm statement that reads all bytes keeps them.
 
     Raises:
-        GLMMultiUserError: another version, where the place cannot be found.
+        GLMMultiUserError: another version, without the code to patch.
     """
     path = source / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
     text = path.read_text(encoding="utf-8")
@@ -127,7 +126,7 @@ def keep_tile_config(source: Path) -> None:
 
 
 def gguf(shape: Mapping[str, int], kind: str) -> Path:
-    """A model with random weights for llama.cpp, written if it is not there.
+    """Returns a GGUF model with random weights for llama.cpp, written if missing.
 
     Raises:
         GLMMultiUserError: it cannot be written.
@@ -151,18 +150,18 @@ def gguf(shape: Mapping[str, int], kind: str) -> Path:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that this machine has."""
+    """The C++ compiler of this machine."""
     names = (os.environ.get("CXX"), "g++", "c++", "clang++")
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
 def nice() -> list[str]:
-    """Lets others go first while something is built."""
+    """Lowers the priority of builds."""
     return ["nice", "-n", "10"] if shutil.which("nice") else []
 
 
 def run(command: Sequence[str], log: str, variables: Mapping[str, str] | None = None) -> None:
-    """Runs a command with its output in a file, which an error names.
+    """Runs a command with its output in a log file, named in errors.
 
     Raises:
         GLMMultiUserError: it fails.
@@ -177,7 +176,7 @@ def run(command: Sequence[str], log: str, variables: Mapping[str, str] | None = 
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     failed = False
     for make in (lambda: python_of("torch"), lambda: python_of("openvino"), batched_bench):

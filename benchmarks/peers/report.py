@@ -1,4 +1,4 @@
-"""What compare.py shows: medians of its measurements as tables, and ratios of pairs."""
+"""Tables for compare.py: medians of its measurements, and ratios of pairs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prompt_rates(run: Run) -> Sequence[Optional[float]]:
 
 
 def ratio(run: Run, other: Run, figure: Figure = decode_rates) -> Optional[float]:
-    """The median of what each round of one is to the same round of the other."""
+    """The median of the ratios per round."""
     pairs = [
         (mine, theirs)
         for mine, theirs in zip(figure(run), figure(other))
@@ -46,7 +46,7 @@ def ratio(run: Run, other: Run, figure: Figure = decode_rates) -> Optional[float
 def summary(
     runs: Sequence[Run], roofline: Optional[Roofline], shape: Mapping[str, int], new_tokens: int
 ) -> list[Run]:
-    """The runs with their medians, and what share of the roofline these are."""
+    """The runs with their medians and shares of the roofline."""
     found = []
     for run in runs:
         rate = middle(run)
@@ -67,7 +67,7 @@ def summary(
 def roofs(
     run: Run, roofline: Optional[Roofline], shape: Mapping[str, int], new_tokens: int
 ) -> list[float]:
-    """tok/s of all users at the roofline in each round, by how fast memory was read then."""
+    """tok/s of all users at the roofline, per round, from the read bandwidth of that round."""
     if roofline is None:
         return []
     variant, users = VARIANTS[run["variant"]], run["users"]
@@ -78,7 +78,7 @@ def roofs(
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first column is text, the others are numbers."""
+    """A table with text in the first column and numbers in the others."""
     rules = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rules, *rows))
 
@@ -101,7 +101,7 @@ def key(run: Run) -> tuple[str, int, int]:
 
 
 def rate_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> str:
-    """Decode tok/s of every variant that gave any in this context."""
+    """Decode tok/s of every variant with results in this context."""
     rows = []
     for name, variant in VARIANTS.items():
         cells = [cell(find(runs, name, context, users)) for users in numbers]
@@ -112,8 +112,8 @@ def rate_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> str
 
 
 def prompt_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
-    """tok/s of prefill over all users' prompts, up to the last user's first token; None if there
-    are none."""
+    """Prefill tok/s of all users' prompts, up to the last user's first token; None without
+    results."""
     rows = []
     for name, variant in VARIANTS.items():
         found = [find(runs, name, context, users) for users in numbers]
@@ -127,13 +127,12 @@ def prompt_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> O
 
 
 def pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
-    """Median ratios of decode rates of those pairs of which both were measured; None if there are
-    none."""
+    """Median ratios of decode rates, for pairs with both measured; None without any."""
     return _pair_table("decode", decode_rates, runs, context, numbers)
 
 
 def prompt_pair_table(runs: Sequence[Run], context: int, numbers: Sequence[int]) -> Optional[str]:
-    """The same of the rates of prefill."""
+    """The same for prefill rates."""
     return _pair_table("prefill", prompt_rates, runs, context, numbers)
 
 
@@ -158,7 +157,7 @@ def users_heads(numbers: Sequence[int]) -> list[str]:
 
 
 def left_out(runs: Sequence[Run]) -> list[str]:
-    """One line for each reason why something is missing, and for whom."""
+    """One line per reason for missing runs, with the runs affected."""
     missing: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if run["reason"]:

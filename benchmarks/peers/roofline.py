@@ -1,4 +1,4 @@
-"""The roofline: what this machine could do at most, and so how fast a decode step can be."""
+"""The roofline: this machine's peak rates, and the minimum time of a decode step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Roofline = Mapping[str, Any]
 
 
 def measure_roofline(compiler: str, folder: Path) -> Roofline:
-    """Compiles roofline.cpp for this CPU, and runs it.
+    """Compiles roofline.cpp for this CPU and runs it.
 
     Raises:
         RuntimeError: it does not compile or run.
@@ -42,7 +42,7 @@ def measure_roofline(compiler: str, folder: Path) -> Roofline:
 
 
 def measure_reading(folder: Path) -> float:
-    """GB/s, once more, where `measure_roofline` was.
+    """Measures GB/s again, with the program from `measure_roofline`.
 
     Raises:
         RuntimeError: it does not run.
@@ -58,15 +58,15 @@ def _run(*command: str) -> str:
 
 
 def weight_count(shape: Mapping[str, int]) -> int:
-    """Numbers in the matrices that a decode step reads: the layers' and the output layer's. Of the
-    embedding it reads one row per user."""
+    """Parameters in the matrices that a decode step reads: the layers' and the output layer's. Of
+    the embedding it reads only one row per user."""
     hidden, inner = shape["hidden_size"], shape["inner_hidden_size"]
     layer = 4 * hidden * hidden + 2 * hidden * inner
     return shape["num_layers"] * layer + shape["vocab_size"] * hidden
 
 
 def weight_bytes(shape: Mapping[str, int], weights: str) -> float:
-    """Of the matrices that a decode step reads."""
+    """Bytes of the matrices that a decode step reads."""
     output = shape["vocab_size"] * shape["hidden_size"]
     per_weight = WEIGHT_BYTES[weights]
     in_layers = (weight_count(shape) - output) * per_weight
@@ -81,15 +81,15 @@ def step_seconds(
     weights: str,
     cache_bytes: int,
 ) -> float:
-    """The least that a decode step can take: reading the weights once and everybody's keys and
-    values, or computing, whichever is longer."""
+    """Minimum time of a decode step: reading the weights and all users' KV caches once, or
+    computing, whichever is longer."""
     cached = 2 * shape["num_layers"] * shape["hidden_size"] * positions
     read = weight_bytes(shape, weights) + users * cached * cache_bytes
-    # A query with every key, and every value with its weight: a product and a sum each.
+    # Query times key, and weight times value: a multiplication and an addition each.
     operations = 2 * users * (weight_count(shape) + cached)
     peaks = roofline["gflops"]
     in_groups = weights in ("int4", "q4_0", "q4_1")
-    kind = "int8" if in_groups else weights  # as 8 bits they are multiplied
+    kind = "int8" if in_groups else weights  # 4-bit weights are multiplied as int8
     peak = peaks.get(kind, peaks["float32"])
     return max(read / roofline["read_gb_s"], operations / peak) / 1e9
 
@@ -102,7 +102,7 @@ def most_tokens(
     weights: str,
     cache_bytes: int,
 ) -> Optional[float]:
-    """tok/s of all users at the roofline; None where it was not measured."""
+    """tok/s of all users at the roofline; None if it was not measured."""
     if roofline is None:
         return None
     return users / step_seconds(roofline, shape, users, positions, weights, cache_bytes)

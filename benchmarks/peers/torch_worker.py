@@ -1,7 +1,7 @@
-"""PyTorch through `transformers`: a GLM of the same number of parameters, in eager mode.
+"""Worker for PyTorch with `transformers`: a GLM with as many parameters, in eager mode.
 
-Static: one batch with everybody's prompt, then one forward pass per token of all. Continuous: the
-requests go to its continuous batching, and every token is timed as it comes out. Neither samples.
+Static: one batch with all prompts, then one forward pass per token. Continuous: requests go to its
+continuous batching, and every token is timed on arrival. Both decode greedily.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measu
 
 
 def random_model(job: dict[str, Any]) -> Any:
-    """Its MLP has three matrices instead of two, so each is two thirds as wide."""
+    """The MLP has three matrices instead of two, each two thirds as wide."""
     shape = job["shape"]
     config = GlmConfig(
         vocab_size=shape["vocab_size"],
@@ -78,7 +78,7 @@ def static_round(model: Any, users: int, context: int, new_tokens: int) -> dict[
 
 
 def continuous_manager(model: Any, job: dict[str, Any]) -> Any:
-    """With as many pages as the users need: left to itself it takes most of the free memory."""
+    """Allocates only the pages that the users need; the default takes most of the free memory."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 

@@ -1,4 +1,4 @@
-"""What is measured side by side: engines of ours and of the peers, and which are pairs."""
+"""The variants of our engine and of its peers, and the pairs to compare."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Variant:
 
     Attributes:
         label: its name in the table.
-        environment: whose Python runs it: "own", "torch" or "openvino".
+        environment: the Python environment: "own", "torch" or "openvino".
         worker: the file that measures it.
-        weights: one of `WEIGHT_BYTES`: the roofline that it is held against.
-        cache_bytes: of one number in its key/value cache.
+        weights: one of `WEIGHT_BYTES`; selects the roofline.
+        cache_bytes: bytes per number in its KV cache.
         settings: for the worker.
-        slow: whether it is measured with few users only, because it takes minutes with many.
-        line: how the plot draws it.
-        models: what it can run: "random" weights, a "file", or both.
+        slow: measured with few users only, because many take minutes.
+        line: line style in the plot.
+        models: supported models: "random" weights, a "file", or both.
     """
 
     label: str
@@ -46,7 +46,7 @@ def engine(
     models: tuple[str, ...] = BOTH,
     **line: str,
 ) -> Variant:
-    # "stored": the engine's own default, the types that the file has.
+    # "stored": the engine's default, the types in the file.
     settings = {"kernels": kernels, "weight_dtype": None if weights == "stored" else weights}
     if inputs:
         settings["compute_dtype"] = inputs
@@ -56,7 +56,7 @@ def engine(
 
 
 def llama_cpp(kind: str, weights: str, **line: str) -> Variant:
-    # Its cache is float16 unless asked otherwise, whatever the weights are.
+    # Its cache defaults to float16 for all weight types.
     return Variant(
         f"llama.cpp {kind.upper()}",
         "own",
@@ -69,12 +69,12 @@ def llama_cpp(kind: str, weights: str, **line: str) -> Variant:
 
 
 def of_file(label: str, environment: str, worker: str, cache_bytes: int, **more: Any) -> Variant:
-    """What computes with a GGUF file as it is stored."""
+    """A variant that computes with a GGUF file as stored."""
     return Variant(label, environment, worker, "stored", cache_bytes, models=("file",), **more)
 
 
 def openvino(label: str, properties: Mapping[str, str], **line: str) -> Variant:
-    # Its cache is uint8 unless asked otherwise.
+    # Its cache defaults to uint8.
     settings = {"properties": properties}
     return of_file(label, "openvino", "openvino_worker.py", 1, settings=settings, line=line)
 
@@ -216,7 +216,7 @@ PAIRS = (
     ("portable", "torch-cb"),
     ("portable", "mindformers"),
 )
-"""Whose rates are divided by each other's, round by round."""
+"""Pairs whose rates are compared as ratios per round."""
 
 
 def variants_of(model: str) -> list[str]:
