@@ -1,17 +1,17 @@
-"""Many threads, one GLM of MindFormers: each thread is a user and prints its own stream.
+"""Many threads share one MindFormers GLM: each thread is a user and prints its own stream.
 
     pip install -e '.[mindformers]'
     python examples/mindformers_multi_thread.py --users 4
 
-`enable` patches the installed MindFormers in memory, its files stay as they are. After that one
-`GLMChatModel` has keys and values for every user, and `_stream_chat` is a generator of text that
-many threads run on it side by side: `qi` says who is asking, `tlock` is one lock for all of them.
-All users share one pair of compiled graphs, which run for one user at a time.
+`enable` patches the installed MindFormers in memory; its files do not change. One `GLMChatModel`
+then has a KV cache per user, and `_stream_chat` is a generator of text that many threads run
+concurrently: `qi` identifies the user, `tlock` is one lock for all of them. All users share one
+pair of compiled graphs, which run for one user at a time.
 
-Each line is a piece of an answer: whose it is, seconds since the threads started, and the text as a
-Python string. The answers of ckpt/glm-tiny are known word for word, so at the end it says how many
-are as they should be. --checkpoint takes any other ChatGLM-6B in Hugging Face layout, or a folder
-with MindFormers' `.ckpt` (`glm-multiuser convert` makes one from the other).
+Each output line is a piece of an answer: the user, seconds since the threads started, and the text
+as a Python string. The answers of ckpt/glm-tiny are known word for word, so the correct ones are
+counted at the end. --checkpoint takes any other ChatGLM-6B in Hugging Face layout, or a folder with
+MindFormers' `.ckpt` (`glm-multiuser convert` makes one from the other).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Turn(NamedTuple):
 
 
 class TokenCounter:
-    """A streamer, as MindFormers calls what hears of every token; the prompt comes first."""
+    """A MindFormers streamer: receives the prompt first, then every token."""
 
     tokens = -1
 
@@ -67,7 +67,7 @@ class TokenCounter:
 
 
 def open_model(folder: Path, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """MindFormers' own model and tokenizer, for as many users as there will be threads."""
+    """MindFormers' own model and tokenizer, with one user per thread."""
     config = ModelConfig.from_folder(folder)
     dtype = DEFAULT_DTYPE[arguments.device_target]
     settings = glm_config_arguments(config, arguments.seq_length, dtype)
@@ -80,7 +80,7 @@ def open_model(folder: Path, arguments: argparse.Namespace) -> tuple[Any, Any]:
 
     from glm_multiuser.mindformers.weights import load_weights
 
-    # MindFormers: no INFO between the streams, and no files of its own. The first call counts.
+    # MindFormers: no INFO between the streams, no log files. Only the first call takes effect.
     get_logger(stdout_level="WARNING", file_level=(), file_name=())
 
     screen.notice(f"loading {folder} for {users_text(arguments.users)} ...")
@@ -94,7 +94,7 @@ def open_model(folder: Path, arguments: argparse.Namespace) -> tuple[Any, Any]:
     screen.notice("compiling the two graphs that all users share ...")
     stream, _ = ask(model, tokenizer, 0, KNOWN[0].question, arguments.max_length)
     for _ in zip(range(2), stream):
-        pass  # the first token takes the graph for prompts, the second one the other
+        pass  # the first token uses the prefill graph, the second the decode graph
     return model, tokenizer
 
 
@@ -121,7 +121,7 @@ def ask(
 def talk(
     model: Any, tokenizer: Any, user: int, max_length: int, started: float, turns: list[Turn]
 ) -> None:
-    """One user, in a thread of its own."""
+    """One user, in its own thread."""
     known = KNOWN[user % len(KNOWN)]
     stream, counter = ask(model, tokenizer, user, known.question, max_length)
     answer = ""
@@ -138,7 +138,7 @@ def talk(
 
 
 def print_summary(turns: list[Turn], seconds: float) -> None:
-    """Per user, then all together."""
+    """Prints results per user, then in total."""
     print(f"\n{'user':>4} {'tokens':>7} {'tok/s':>7} {'first text':>11}  answer")
     for turn in sorted(turns):
         verdict = "as known" if turn.answer == turn.known.answer else "not as known"
@@ -155,7 +155,7 @@ def print_summary(turns: list[Turn], seconds: float) -> None:
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

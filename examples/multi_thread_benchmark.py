@@ -1,9 +1,9 @@
-"""Many threads, one model: each thread is a user who asks, reads the answer as it streams, asks on.
+"""Many threads share one model: each thread is a user who asks questions and reads the streams.
 
     python examples/multi_thread_benchmark.py --threads 8 --rounds 2
 
-One `MultiUserLLM` is shared by all threads without any lock of theirs: it puts the users' next
-tokens into one batch per step, and keeps the keys and values of each user apart.
+All threads share one `MultiUserLLM` without locking: it batches the users' next tokens in every
+step (continuous batching) and keeps a KV cache per user.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 
 
 def talk(llm: MultiUserLLM, thread: int, arguments: argparse.Namespace, turns: list[Turn]) -> None:
-    """One user: asks `rounds` questions one after the other."""
+    """One user: asks `rounds` questions in sequence."""
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
     for number in range(arguments.rounds):
         question = KNOWN[(thread + number * arguments.threads) % len(KNOWN)].question
@@ -46,7 +46,7 @@ def talk(llm: MultiUserLLM, thread: int, arguments: argparse.Namespace, turns: l
         seconds = ended - asked
         turn = Turn(thread, tokens, seconds, first - asked)
         turns.append(turn)  # list.append is atomic: no lock needed
-        # One call of print per answer, so that the lines of two threads never mix.
+        # One print per answer, so lines of two threads never mix.
         print(
             f"thread {thread:2}  {tokens:3} tokens  {seconds:5.2f} s  "
             f"{tokens / seconds:6.1f} tok/s  first token {1000 * (first - asked):4.0f} ms  "
@@ -56,7 +56,7 @@ def talk(llm: MultiUserLLM, thread: int, arguments: argparse.Namespace, turns: l
 
 
 def print_summary(turns: list[Turn], threads: int, seconds: float) -> None:
-    """Per thread, then all together."""
+    """Prints results per thread, then in total."""
     print(f"\n{'thread':>6} {'answers':>8} {'tokens':>7} {'tok/s':>7} {'first token, worst':>19}")
     rates = []
     for thread in range(threads):

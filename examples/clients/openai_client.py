@@ -1,10 +1,10 @@
-"""Ask a running server with OpenAI's official client.
+"""Query a running server with OpenAI's official client.
 
     glm-multiuser serve                      # in another terminal
     pip install openai
     python examples/clients/openai_client.py --url http://127.0.0.1:8000
 
-Lists the models, asks for one answer, for one that is streamed, and for two users at once.
+Lists the models, then requests one answer, one streamed answer, and two answers concurrently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import openai
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(description="Ask a running server with OpenAI's client.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
     parser.add_argument("--api-key", default="none", help="if the server wants one")
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def first_model(client: openai.OpenAI) -> Optional[str]:
-    """Prints the models that are ready; the name of the first one."""
+    """Prints the ready models and returns the name of the first."""
     names = [model.id for model in client.models.list()]
     print(f"Models: {', '.join(names)}\n")
     return names[0] if names else None
@@ -70,7 +70,7 @@ def one_stream(client: openai.OpenAI, model: str) -> None:
 
 
 async def two_users(place: dict[str, str], model: str) -> None:
-    """Two users, each with a session and so a cache of their own, are answered side by side."""
+    """Answers two users concurrently, each with its own session and so its own cache."""
 
     async def ask(client: openai.AsyncOpenAI, user: str, question: str) -> None:
         messages = [{"role": "user", "content": question}]

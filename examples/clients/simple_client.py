@@ -1,4 +1,4 @@
-"""Ask a running server over its simple API, `POST /`: first for a whole answer, then for a stream.
+"""Query a running server over its simple API, `POST /`: a whole answer, then a stream.
 
 glm-multiuser serve                      # in another terminal
 pip install httpx
@@ -15,7 +15,7 @@ import httpx
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(description="Ask a running server over its simple API.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
     parser.add_argument("--api-key", help="if the server wants one")
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def one_answer(client: httpx.Client, question: str) -> list[list[str]]:
-    """Waits for a whole answer; the history that the next question goes on from."""
+    """Waits for a whole answer; returns the history for the next question."""
     response = client.post("/", json={"prompt": question}).raise_for_status()
     answer = response.json()
     print(f"> {question}\n{answer['response']}\n")

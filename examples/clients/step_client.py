@@ -1,10 +1,10 @@
-"""Ask a running server step by step: every call returns what is new since the last one.
+"""Query a running server by polling: every call returns the new text since the last one.
 
     glm-multiuser serve                      # in another terminal
     pip install httpx
     python examples/clients/step_client.py --url http://127.0.0.1:8000
 
-For clients that can poll and cannot read a stream. Two rounds, the second with the first in mind.
+For clients that cannot read a stream. Two rounds, the second with the history of the first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import uuid
 import httpx
 
 BUSY = (429, 503)
-"""Of a server that is full or starting; its header `Retry-After` says when to come back."""
+"""Status codes of a full or starting server; the `Retry-After` header says when to retry."""
 
 
 def main() -> int:
-    """The exit code."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(description="Ask a running server step by step.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
     parser.add_argument("--api-key", help="if the server wants one")
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def ask(client: httpx.Client, question: str, history: list[tuple[str, str]]) -> str:
-    """Prints the answer while it is being written, and returns it."""
+    """Prints the answer while it is generated, and returns it."""
     print(f"> {question}")
     # Names this answer; a new one for every question.
     cache_id = uuid.uuid4().hex
@@ -55,11 +55,11 @@ def ask(client: httpx.Client, question: str, history: list[tuple[str, str]]) -> 
         if answer["flag"] == "end":
             print("\n")
             return text
-        body = {"cache_id": cache_id}  # "sending" or "hang": there is more to come
+        body = {"cache_id": cache_id}  # "sending" or "hang": more text follows
 
 
 def call(client: httpx.Client, body: dict[str, object]) -> dict[str, str]:
-    """One call, tried again for as long as the server is full or starting."""
+    """Makes one call, retried while the server is full or starting."""
     while True:
         response = client.post("/llm/generate", json=body)
         if response.status_code not in BUSY:

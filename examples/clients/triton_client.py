@@ -1,10 +1,10 @@
-"""Ask a running server with the official client of NVIDIA Triton.
+"""Query a running server with NVIDIA Triton's official client.
 
     glm-multiuser serve                      # in another terminal
     pip install 'tritonclient[http]'
     python examples/clients/triton_client.py --url 127.0.0.1:8000
 
-Asks two rounds, the second with the history of the first, and then three questions in one batch.
+Sends two rounds, the second with the history of the first, then three questions in one batch.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def ask(
     prompts: list[str],
     histories: list[str],
 ) -> tuple[list[str], list[str]]:
-    """-> the answers, and the histories with them, one for each prompt."""
+    """Returns the answers and the updated histories, one per prompt."""
     texts = {
         "prompt": prompts,
         "history": histories,  # JSON: [["question", "answer"], ...]
-        "temperature": ["0"] * len(prompts),  # "": as the checkpoint recommends
+        "temperature": ["0"] * len(prompts),  # "": the checkpoint's default
         "max_token": ["64"] * len(prompts),
     }
     inputs = []

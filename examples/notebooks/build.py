@@ -1,11 +1,11 @@
-"""Writes the notebooks: from each file in sources/ an English and a Chinese one, with outputs.
+"""Builds an English and a Chinese notebook, with outputs, from each file in sources/.
 
     python examples/notebooks/build.py                  # all of them
     python examples/notebooks/build.py 02_many_users    # one
 
-A source is a Python file of cells. `# %%` begins code, `# %% [markdown] lang="en"` and `lang="cn"`
-begin text, as comments. The cells of sources/where.py come second in every notebook. Code is
-executed once, so both languages have the same outputs.
+A source is a Python file of cells: `# %%` starts code, `# %% [markdown] lang="en"` and `lang="cn"`
+start text, as comments. The cells of sources/where.py come second in every notebook. Code runs
+once, so both languages have the same outputs.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def make_notebook(source: Path, language: str) -> NotebookNode:
 
 
 def execute(notebook: NotebookNode, folder: Path) -> None:
-    """Runs every code cell in `folder`, with this Python, and keeps the outputs.
+    """Runs every code cell in `folder` with this Python, and stores the outputs.
 
     Raises:
         CellExecutionError: a cell raised.
     """
-    own_python = KernelSpecManager(kernel_dirs=[])  # not a kernel that somebody called python3
-    with TemporaryDirectory() as sockets:  # files instead of ports, which others could connect to
+    own_python = KernelSpecManager(kernel_dirs=[])  # ignores installed kernels named python3
+    with TemporaryDirectory() as sockets:  # sockets instead of ports open to other users
         kernel = AsyncKernelManager(
             kernel_spec_manager=own_python,
             transport="ipc",
