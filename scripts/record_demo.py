@@ -1,4 +1,4 @@
-"""Records what `glm-multiuser demo` shows as docs/demo.gif, so many times slower than it was.
+"""Records `glm-multiuser demo` as docs/demo.gif, in slow motion.
 
     python scripts/record_demo.py
 
@@ -46,7 +46,7 @@ def terminal() -> Console:
 
 
 def record() -> tuple[list[list[ChatAnswer]], Console]:
-    """What the users had at every moment, and the terminal at the end."""
+    """Returns snapshots of all answers, and the final terminal."""
     with loading.open_llm(loading.DEFAULT_CHECKPOINT, users=USERS, seq_length=256) as llm:
         params = loading.sampling_params(max_tokens=128, temperature=0.0)
         asked = [ChatAnswer(f"user {n}", text) for n, text in enumerate(questions(USERS), start=1)]
@@ -65,14 +65,14 @@ def record() -> tuple[list[list[ChatAnswer]], Console]:
 
 
 def evenly(seen: Sequence[list[ChatAnswer]]) -> list[list[ChatAnswer]]:
-    """So many of them, at equal distances of tokens."""
+    """Selects frames at equal distances in tokens."""
     tokens = [sum(len(answer.token_ids) for answer in answers) for answers in seen]
     wanted = [tokens[-1] * number / FRAMES for number in range(1, FRAMES)]
     return [next(one for one, had in zip(seen, tokens) if had >= least) for least in wanted]
 
 
 def picture(console: Console, title: str) -> str:
-    """The terminal as SVG. Rich gives a wide character the room of a narrow one."""
+    """The terminal as SVG, with corrected widths: Rich counts wide characters as narrow."""
 
     def widened(found: re.Match[str]) -> str:
         text = html.unescape(found[3])

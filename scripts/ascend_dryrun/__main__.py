@@ -2,8 +2,8 @@
 
     python -m scripts.ascend_dryrun    ends with 1 if a graph has a problem
 
-MindSpore chooses a kernel for every operator, lays out the device's memory and walks through the
-graphs. Nothing is computed: docs/ascend.md says what this proves and what it does not.
+MindSpore selects a kernel for every operator, lays out device memory and walks through the graphs.
+Nothing is computed: docs/ascend.md says what this proves and what it does not.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def check_controls(libraries: Path, cards: Sequence[tuple[str, str]]) -> None:
-    """Ends the process if what must be noticed is not."""
+    """Exits if a control is not detected."""
     for soc, jit_level in cards:
         failed = failed_controls(libraries, soc, jit_level)
         for problem in failed:
@@ -78,7 +78,7 @@ def check_controls(libraries: Path, cards: Sequence[tuple[str, str]]) -> None:
 def compile_all(
     libraries: Path, cards: Sequence[tuple[str, str]], names: list[str], jobs: int, broken: bool
 ) -> list[Outcome]:
-    """One process for each card and family; says how each ended."""
+    """Runs one process per card and family, and reports each result."""
     outcomes = []
     with ThreadPoolExecutor(jobs) as pool:
         futures = [

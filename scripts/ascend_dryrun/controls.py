@@ -1,6 +1,6 @@
-"""A process of the dry run: operators that it must not let pass, and one that it must.
+"""Controls of the dry run: operators that must be rejected, and one that must pass.
 
-Its standard output is one line of JSON for each, its standard error MindSpore's log.
+stdout has one line of JSON per control, stderr has MindSpore's log.
 """
 
 from __future__ import annotations

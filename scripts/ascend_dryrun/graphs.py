@@ -1,6 +1,6 @@
-"""A process of the dry run: every graph of one family in several layouts, for one kind of card.
+"""A process of the dry run: every graph of one family in several layouts, for one card type.
 
-Its standard output is one line of JSON for each graph, its standard error MindSpore's log.
+stdout has one line of JSON per graph, stderr has MindSpore's log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scripts.ascend_dryrun.invented import Invented
 from scripts.ascend_operators import families
 
 NO_SESSION = "Can not found GraphRunner"
-"""With O2 every graph ends like this once it is converted, because there is no session of GE."""
+"""With O2, every graph fails with this after its conversion, because there is no GE session."""
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def compile_graphs(
 
 
 def one_line(error: Exception) -> str:
-    """What MindSpore says before it comes to its own stack."""
+    """MindSpore's message without its stack trace."""
     text, _, _ = str(error).partition("C++ Call Stack")
     return f"{type(error).__name__}: " + re.sub(r"[\s-]*\n[\s-]*", " ", text).strip(" |-")
 

@@ -1,4 +1,4 @@
-"""What the dry run must never let pass."""
+"""An operator that the dry run must reject."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from mindspore import ops
 
 
 class Invented(ops.PrimitiveWithInfer):
-    """An operator that no device has; it takes a Tensor and returns one like it.
+    """An operator that no device implements; takes a Tensor and returns one like it.
 
     Args:
-        axis: taken because `ops.Softmax` takes it; nothing is computed along it.
+        axis: unused; for the signature of `ops.Softmax`.
     """
 
     def __init__(self, axis: int = -1) -> None:

@@ -1,4 +1,4 @@
-"""The kind of kernel of each operator with O0, kept in a file for the table of docs/ascend.md."""
+"""The kernel kind of each operator with O0, stored in a file for the table in docs/ascend.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILE = Path(__file__).resolve().with_suffix(".json")
 
 
 def recorded() -> dict[str, str]:
-    """Kinds by operator, as the last dry run that wrote them found them."""
+    """Kinds by operator, as written by the last dry run with `--write`."""
     kinds: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8"))
     return kinds
 
@@ -29,7 +29,7 @@ def of(found: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def differences(found: Mapping[str, str], kept: Mapping[str, str], is_part: bool) -> list[str]:
-    """What is not as it is kept, a sentence for each operator; a part need not have all of them."""
+    """Differences from the stored kinds, one sentence per operator; a part may lack operators."""
     names = found if is_part else {**kept, **found}
     return [
         f"{name}: the kernel is {found.get(name, 'none')}, recorded is {kept.get(name, 'none')}"

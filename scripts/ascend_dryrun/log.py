@@ -1,4 +1,4 @@
-"""What MindSpore's log says about the kernels of a process of the dry run."""
+"""Parses the kernels of a dry-run process from MindSpore's log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 ON_THE_CARD = ("aclnn", "aclop")
 
 CHOSEN = re.compile(r"(\S+) select (\w+) kernel")
-"""An operator and its kind of kernel; logged once for each operator of a process."""
+"""An operator and its kernel kind; logged once per operator and process."""
 
 FALLBACK = re.compile(r"node is (\S+) should backoff")
 NO_ADAPTER = re.compile(r"Cannot get adapter for (\S+)")
@@ -16,14 +16,14 @@ NO_ADAPTER = re.compile(r"Cannot get adapter for (\S+)")
 
 @dataclass(frozen=True)
 class Findings:
-    """Kernels by operator, and what must not be."""
+    """Kernels by operator, and problems."""
 
     kernels: dict[str, str]
     problems: list[str]
 
 
 def read(text: str) -> Findings:
-    """The findings in MindSpore's log, which has DEVICE from INFO on and the rest from WARNING."""
+    """Parses MindSpore's log, which has DEVICE from INFO on and the rest from WARNING."""
     chosen = [(match[1], match[2]) for match in CHOSEN.finditer(text)]
     problems = [
         f"{name} gets a kernel of {kind}" for name, kind in chosen if kind not in ON_THE_CARD

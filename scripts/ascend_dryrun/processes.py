@@ -1,4 +1,4 @@
-"""The processes of the dry run, and what each of them found."""
+"""The processes of the dry run, and their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
 
     Attributes:
         seconds: by the wall clock.
-        problems: each with the graph that has it, if it is known.
+        problems: each with its graph, if known.
     """
 
     soc: str
@@ -45,11 +45,11 @@ class Outcome:
 def compile_family(
     folder: Path, soc: str, jit_level: str, family: str, broken: bool = False
 ) -> Outcome:
-    """Every graph of a family; with O2 only those of the first layout.
+    """Compiles every graph of a family; with O2 only the first layout.
 
     Args:
-        broken: with an invented operator in the place of softmax, which must be a problem; only
-            the first layout.
+        broken: replaces softmax by an invented operator, which must be reported; only the first
+            layout.
     """
     layouts = LAYOUTS if jit_level == "O0" and not broken else LAYOUTS[:1]
     options = ["--broken"] if broken else []
@@ -71,7 +71,7 @@ def compile_family(
 
 
 def failed_controls(folder: Path, soc: str, jit_level: str) -> list[str]:
-    """The controls that did not end as they must; each is a sentence."""
+    """The failed controls, one sentence each."""
     lines, text, _ = start("controls", folder, soc, jit_level)
     noticed = {line["control"]: line["problem"] for line in lines}
     in_log = log.read(text).problems
@@ -87,7 +87,7 @@ def failed_controls(folder: Path, soc: str, jit_level: str) -> list[str]:
 
 
 def start(module: str, folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], str, int]:
-    """-> the lines of JSON that a process prints, MindSpore's log, and the exit code."""
+    """Returns a process' lines of JSON, MindSpore's log, and the exit code."""
     environment = stubs.environment(folder, PYTHONPATH=str(ROOT))
     with tempfile.TemporaryDirectory() as work:  # MindSpore writes files where it is started
         result = subprocess.run(

@@ -1,7 +1,7 @@
-"""Libraries in the place of CANN's, with which MindSpore loads its Ascend plugin.
+"""Stub libraries in place of CANN's, with which MindSpore loads its Ascend plugin.
 
 They are generated from the names that MindSpore's own libraries leave undefined or look up, and
-hold no line of CANN: a function returns 0, or what `stubs.cpp` says.
+contain no CANN code: a function returns 0, or what `stubs.cpp` defines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLUGIN = (
     *("plugin/ascend/libmindspore_graph_ir.so", "plugin/ascend/libhccl_plugin.so"),
     "libmindspore_ge_backend.so",
 )
-"""MindSpore's libraries that need CANN."""
+"""MindSpore's libraries that depend on CANN."""
 
 CANN = (
     *("acl_dvpp_mpi", "acl_dvpp_op", "acl_op_compiler", "acl_tdt_channel", "aoe_executor"),
@@ -31,17 +31,17 @@ CANN = (
     *("hccl", "hcom_graph_adaptor", "hcom_opskernel_builder", "host_cpu_engine", "msprofiler"),
     *("nnopbase", "opapi", "opskernel", "platform", "ra", "register", "slice"),
 )
-"""Libraries of CANN beside libascendcl.so, which holds the functions of all of them here."""
+"""CANN libraries beside libascendcl.so, which has the functions of all of them here."""
 
 SYSTEM = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1")
 
 RUNTIME = re.compile(r"_?Py|_ITM|__cxa|__gmon")
-"""What others than CANN bring."""
+"""Names that do not come from CANN."""
 
 LOOKED_UP = re.compile(
     rb"\x00(acl[A-Za-z0-9_]{3,80}|\w*(?:HugeMem|ThreadLocal|PTA\w*|CachedList))(?=\x00)"
 )
-"""Names of functions that MindSpore asks the loader for, as they lie in its libraries."""
+"""Names of functions that MindSpore looks up at run time, as stored in its libraries."""
 
 CREATES = re.compile(r"aclCreate")
 RETURNS_ITSELF = re.compile(
@@ -57,11 +57,11 @@ CODE = {
 
 
 class DryRunError(Exception):
-    """This machine or this MindSpore cannot do it."""
+    """This machine or this MindSpore does not support the dry run."""
 
 
 def mindspore_libraries() -> Path:
-    """Where MindSpore's libraries are; it is not imported.
+    """The folder of MindSpore's libraries, found without importing it.
 
     Raises:
         DryRunError: its wheel has no Ascend plugin.
@@ -80,10 +80,10 @@ def build(folder: Path) -> Path:
     """Writes all libraries below `folder`.
 
     Returns:
-        Where they are; MindSpore expects this end of CANN's path.
+        Their folder; MindSpore expects this suffix of CANN's path.
 
     Raises:
-        DryRunError: there is no compiler, or this is no x86.
+        DryRunError: there is no compiler, or this is not x86.
     """
     if platform.machine() != "x86_64":
         raise DryRunError(f"the stubs are for x86_64, this is {platform.machine()}")
@@ -101,7 +101,7 @@ def build(folder: Path) -> Path:
     soname = "-Wl,-soname,libascendcl.so"
     compile_cpp("-shared", "-o", all_functions, soname, assembly, own)
     for name in CANN:
-        # By its own name, and with the functions that it only refers to.
+        # Under its own name, and with the functions that it only references.
         library = out / f"lib{name}.so"
         options = (f"-Wl,-soname,{library.name}", "-Wl,--no-as-needed")
         compile_cpp("-shared", "-o", library, *options, all_functions)
@@ -113,7 +113,7 @@ def build(folder: Path) -> Path:
 
 
 def compile_cpp(*arguments: str | Path) -> None:
-    """With the std::string that MindSpore and CANN were built with."""
+    """Compiles with the std::string ABI of MindSpore and CANN."""
     options = ("-fPIC", "-O1", "-D_GLIBCXX_USE_CXX11_ABI=0")
     result = subprocess.run(["g++", *options, *arguments], capture_output=True, text=True)
     if result.returncode:
@@ -121,7 +121,7 @@ def compile_cpp(*arguments: str | Path) -> None:
 
 
 def needed_names(libraries: Path) -> set[str]:
-    """Every function that only CANN would have."""
+    """Every function that only CANN provides."""
     plugin = [libraries / name for name in PLUGIN]
     undefined = set[str]().union(*(symbols(path, "-u") for path in plugin))
     looked_up = {name.decode() for path in plugin for name in LOOKED_UP.findall(path.read_bytes())}
@@ -137,7 +137,7 @@ def needed_names(libraries: Path) -> set[str]:
 
 
 def symbols(path: Path, kind: str) -> set[str]:
-    """The names that a library defines or leaves undefined, weak ones left out."""
+    """The names that a library defines or leaves undefined, without weak ones."""
     dynamic = [] if path.suffix == ".o" else ["-D"]
     command = ["nm", *dynamic, kind, str(path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -146,7 +146,7 @@ def symbols(path: Path, kind: str) -> set[str]:
 
 
 def assembly_of(names: set[str]) -> str:
-    """A function for each name, which is one of three."""
+    """Generates one of three functions per name."""
     groups: dict[str, list[str]] = {kind: [] for kind in CODE}
     for name in sorted(names):
         kind = (
@@ -162,25 +162,25 @@ def assembly_of(names: set[str]) -> str:
 
 
 def environment(stubs: Path, **variables: str) -> dict[str, str]:
-    """Of a process that is to see an Ascend card, with stubs as `build` returned them."""
+    """Environment of a process with a simulated Ascend card; `stubs` as returned by `build`."""
     path = f"{stubs}:{mindspore_libraries() / 'plugin' / 'ascend'}"
     return {
         **os.environ,
         "LD_LIBRARY_PATH": path,
         "MS_SIMULATION_LEVEL": "1",  # kernels are chosen and memory is laid out; 0 stops before
         "GLOG_v": "2",
-        "MS_SUBMODULE_LOG_v": "{DEVICE:1}",  # which kernel is chosen
+        "MS_SUBMODULE_LOG_v": "{DEVICE:1}",  # logs the selected kernels
         "OMP_NUM_THREADS": "1",
         **variables,
     }
 
 
 def start(stubs: Path, soc: str, jit_level: str) -> None:
-    """Makes this process see a card of this kind; before anything is compiled.
+    """Simulates a card in this process; call before anything is compiled.
 
     Args:
         soc: "ascend910" or "ascend910b".
-        jit_level: "O0" chooses a kernel for each operator, "O2" makes a graph for GE.
+        jit_level: "O0" selects a kernel per operator, "O2" builds a graph for GE.
     """
     import mindspore as ms
 
