@@ -1,8 +1,8 @@
-"""Asks chatglm3-tiny everything that it learned, several users at once, and counts right answers.
+"""Evaluates chatglm3-tiny on all its training dialogues with concurrent users.
 
-Dialogues go on with the model's own answers and calls. A right answer is right word for word, a
-right call has the right tool and arguments. It also counts how much of the prompts of later turns
-was still in the user's cache.
+Dialogues continue with the model's own answers and calls. A correct answer matches word for word, a
+correct call has the right tool and arguments. Also measures how much of later turns' prompts was
+cached.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ SEQ_LENGTH = 1024
 """Room for all tools and two calls."""
 
 DRAWS = 5
-"""How often each dialogue with tools is held with other values."""
+"""Repetitions of each tool dialogue with other values."""
 
 CHATS, QUESTIONS_OF_A_CHAT = 24, 6
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue to be held.
+    """A dialogue to evaluate.
 
     Attributes:
-        messages: in OpenAI's shape; the assistant's are what was learned.
-        tools: those that are offered.
+        messages: in OpenAI's format; the assistant's are the learned ones.
+        tools: offered tools.
     """
 
     messages: Sequence[Message]
@@ -59,11 +59,11 @@ class Answer:
 
     Attributes:
         asked: the message before it.
-        learned: what it should be.
-        given: what it is.
-        prompt_tokens: of its prompt.
-        cached_tokens: how many of those were in the cache.
-        held_tokens: how many tokens this dialogue had put into the cache before.
+        learned: the expected message.
+        given: the actual message.
+        prompt_tokens: length of its prompt.
+        cached_tokens: cached tokens of the prompt.
+        held_tokens: tokens that this dialogue had cached before.
     """
 
     asked: Message
@@ -80,7 +80,7 @@ class Answer:
 
 def hold(llm: MultiUserLLM, dialogue: Dialogue) -> list[Answer]:
     """Asks the questions of one dialogue in order, and answers calls as the tools would."""
-    # One user of each thread, as a person who has one dialogue after the other.
+    # One user per thread, like a person with one dialogue after the other.
     user = threading.current_thread().name
     params = SamplingParams(temperature=0.0, max_tokens=160)
     told: list[Answer] = []
@@ -101,15 +101,15 @@ def hold(llm: MultiUserLLM, dialogue: Dialogue) -> list[Answer]:
         cached = usage.cached_tokens
         told.append(Answer(history[-1], message, given, usage.prompt_tokens, cached, held_tokens))
         if ("tool_calls" in given) != ("tool_calls" in message):
-            break  # what a tool returns can only follow a call
+            break  # a tool result can only follow a call
         history.append(given)
-        # Nothing was computed from the last token, so it is not in the cache.
+        # The last token was not processed, so it is not cached.
         held_tokens = usage.prompt_tokens + usage.completion_tokens - 1
     return told
 
 
 def as_message(llm: MultiUserLLM, text: str, tools: Sequence[Any]) -> Message:
-    """What the model wrote as a message in OpenAI's shape."""
+    """Parses the model's output into a message in OpenAI's format."""
     reader = llm.tokenizer.answer_reader(tools)
     content, end = reader.feed(text), reader.finish()
     content += end.text
@@ -123,7 +123,7 @@ def as_message(llm: MultiUserLLM, text: str, tools: Sequence[Any]) -> Message:
 
 
 def everything(corpus: Path, random: np.random.Generator) -> dict[str, list[Dialogue]]:
-    """What is asked, in kinds."""
+    """All dialogues, by kind."""
     dialogues, tool_dialogues = read_dialogues(corpus), read_tool_dialogues()
     single = [dialogue[0] for dialogue in dialogues if len(dialogue) == 1]
     chats = []
@@ -148,7 +148,7 @@ def everything(corpus: Path, random: np.random.Generator) -> dict[str, list[Dial
 
 
 def report(kind: str, dialogues: Sequence[Dialogue], told: Sequence[list[Answer]]) -> float:
-    """Prints the numbers of one kind; returns the share of right answers."""
+    """Prints the results of one kind; returns the share of correct answers."""
     answers = [answer for dialogue in told for answer in dialogue]
     for answer in answers:
         if not answer.is_right:

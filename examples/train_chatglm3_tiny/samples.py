@@ -1,4 +1,4 @@
-"""From the corpora to padded batches: what the model sees, and what it should answer."""
+"""Converts the corpora into padded batches of inputs and targets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LENGTHS = (64, 128, 256, 512, 768)
 """Samples are padded to one of these lengths: each is one compiled graph."""
 
 LENGTHS_OF_CHATS = (64, 128, 256, 256)
-"""How long a chat of unrelated dialogues may become, each as likely as it is often in here."""
+"""Maximum lengths of chats of unrelated dialogues, drawn uniformly from this tuple."""
 
 CHATS_WITH_TOOLS = 11
-"""How many are in an epoch."""
+"""Chats with tools per epoch."""
 
 DIALOGUES_WITH_TOOLS = 4
-"""How many of them are strung together, after one list of tools."""
+"""Dialogues per chat, after one list of tools."""
 
 PAD_TOKEN_ID = 0
 
@@ -32,8 +32,8 @@ class Sample:
     """A whole conversation.
 
     Attributes:
-        ids: of a prompt that goes on behind the last answer, up to the token that ends it.
-        answers: where in `ids` each answer begins, and where it ends.
+        ids: tokens of the conversation up to the token that ends the last answer.
+        answers: start and end of each answer in `ids`.
     """
 
     ids: list[int]
@@ -42,13 +42,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Batch:
-    """Arrays of one padded batch, in the form that the model takes.
+    """Arrays of one padded batch, in the model's input format.
 
     Attributes:
         input_ids: int32 [samples, length].
         position_ids: int32 [samples * length].
-        targets: int32 [samples * length], the token that should come next.
-        weights: float32 [samples * length], 1 where an answer is asked for, else 0.
+        targets: int32 [samples * length], the next token.
+        weights: float32 [samples * length], 1 in answers, else 0.
     """
 
     input_ids: np.ndarray
@@ -70,10 +70,10 @@ def make_sample(
 ) -> Sample:
     """A conversation that ends with an answer.
 
-    Answers are what a later prompt has of them, so all that an answer has put into the cache can
-    be used again. The token that ends one is the one that begins the next message.
+    Answers are tokenized as in a later prompt, so the prefix cache covers all tokens of an answer.
+    The token that ends an answer is the one that begins the next message.
     """
-    # A question that is still open, because a prompt ends with one.
+    # An open question is added, because a prompt ends with one.
     ids = tokenizer.encode_messages([*messages, {"role": "user", "content": ""}], tools)
     asked, stops = tokenizer.special["<|assistant|>"], set(tokenizer.stop_token_ids)
     starts = [place + 1 for place, token in enumerate(ids[:-1]) if token == asked]
@@ -87,14 +87,14 @@ def make_sample(
 def plain_samples(
     tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[list[Exchange]]
 ) -> list[Sample]:
-    """Every dialogue of the corpus by itself."""
+    """Every dialogue of the corpus as its own sample."""
     return [make_sample(tokenizer, as_messages(dialogue)) for dialogue in dialogues]
 
 
 def plain_tool_samples(
     tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[ToolDialogue]
 ) -> list[Sample]:
-    """Every dialogue with tools by itself, with the values that were written for it."""
+    """Every tool dialogue as its own sample, with its original values."""
     return [
         make_sample(tokenizer, one.filled(one.values), tools_named(one.tools)) for one in dialogues
     ]
@@ -106,9 +106,10 @@ def varied_samples(
     share: float,
     random: np.random.Generator,
 ) -> list[Sample]:
-    """Every dialogue once, some behind others; a share of the questions is asked loosely.
+    """Every dialogue once, some appended to others; a share of the questions is typed carelessly.
 
-    Without the unrelated dialogues the model would only know questions that open a conversation.
+    Without unrelated dialogues before it, the model would only learn questions that open a
+    conversation.
     """
     left = [dialogues[number] for number in random.permutation(len(dialogues))]
     samples: list[Sample] = []
@@ -135,9 +136,9 @@ def varied_tool_samples(
     dialogues: Sequence[list[Exchange]],
     random: np.random.Generator,
 ) -> list[Sample]:
-    """Chats with tools: a few of their dialogues with other values, one of the corpus among them.
+    """Chats with tools: several tool dialogues with other values, and one dialogue of the corpus.
 
-    So the model learns to copy what it does not know, and that not all questions need tools.
+    Teaches the model to copy unknown values, and that not all questions need tools.
     """
     samples = []
     for _ in range(CHATS_WITH_TOOLS):
@@ -158,7 +159,7 @@ def varied_tool_samples(
 def padded_batches(
     samples: Sequence[Sample], tokens: int, random: np.random.Generator
 ) -> list[Batch]:
-    """Batches of about `tokens` tokens, of samples of similar length, in random order."""
+    """Batches of about `tokens` tokens, grouped by length, in random order."""
     sizes = [min(len(sample.ids) - 1, LENGTHS[-1]) for sample in samples]
     return [
         make_batch(length, count, [samples[number] for number in numbers])
@@ -167,7 +168,7 @@ def padded_batches(
 
 
 def make_batch(length: int, count: int, samples: Sequence[Sample]) -> Batch:
-    """Pads `samples` to `count` rows of `length`; what is longer loses its last answers."""
+    """Pads `samples` to `count` rows of `length`; longer samples lose their last answers."""
     input_ids = np.full((count, length), PAD_TOKEN_ID, np.int32)
     targets = np.zeros((count, length), np.int32)
     weights = np.zeros((count, length), np.float32)

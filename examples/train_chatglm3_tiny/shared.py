@@ -1,4 +1,4 @@
-"""What this training takes from glm-tiny's: the corpus and the recipe."""
+"""Imports the corpus and the recipe of glm-tiny's training."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 DEFAULT_FOLDER = HERE.parents[1] / "ckpt" / "chatglm3-tiny"
 
-# Behind this folder, whose modules have the same names.
+# After this folder, whose modules have the same names.
 sys.path.append(str(HERE.parent / "train_glm_tiny"))
 
 from corpus import (  # noqa: E402

@@ -1,7 +1,7 @@
-"""The dialogues with tools beside this file, with the values written there or with others.
+"""Tool dialogues from the file in this folder, with their own or with other values.
 
 A line of `tool_calls.jsonl` has the names of the offered tools, messages with placeholders such
-as `<city>`, and values for those.
+as `<city>`, and values for the placeholders.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ToolDialogue:
     """A dialogue with tools.
 
     Attributes:
-        tools: names of those that are offered, perhaps none.
-        lacks: names of those that must not be offered, because it says that they are missing.
-        values: placeholder -> what stands in its place.
-        messages: in OpenAI's shape, with placeholders.
+        tools: names of the offered tools, perhaps none.
+        lacks: tools that must not be offered, because the dialogue says they are missing.
+        values: placeholder -> value.
+        messages: in OpenAI's format, with placeholders.
     """
 
     tools: list[str]
@@ -56,13 +56,13 @@ class ToolDialogue:
     messages: list[Message]
 
     def fits(self, offered: list[str]) -> bool:
-        """Whether the dialogue can be held where these tools are offered."""
+        """Whether the dialogue is possible with these tools."""
         calls = [call for message in self.messages for call in message.get("tool_calls", ())]
         needed = {call["function"]["name"] for call in calls}
         return needed <= set(offered) and not set(self.lacks) & set(offered)
 
     def filled(self, values: dict[str, Value]) -> list[Message]:
-        """The messages with these values; a sum is that of `a` and `b`."""
+        """The messages with these values; `sum` is computed from `a` and `b`."""
         if "a" in values:
             values = {**values, "sum": int(values["a"]) + int(values["b"])}
         text = json.dumps(self.messages, ensure_ascii=False)
@@ -89,7 +89,7 @@ def some_tools(random: np.random.Generator) -> list[str]:
 def other_values(
     dialogue: ToolDialogue, random: np.random.Generator, made_up: float = MADE_UP
 ) -> dict[str, Value]:
-    """Values for the same placeholders, drawn anew; `made_up`: share of made-up cities."""
+    """New random values for the placeholders; `made_up`: share of made-up cities."""
     return {
         name: _other_value(re.sub(r"\d", "", name), random, made_up) for name in dialogue.values
     }

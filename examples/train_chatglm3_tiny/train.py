@@ -1,4 +1,4 @@
-"""Trains chatglm3-tiny: a ChatGLM3 of four layers that knows the corpus of glm-tiny by heart.
+"""Trains chatglm3-tiny: a ChatGLM3 of four layers that memorises the corpus of glm-tiny.
 
 It also calls tools. The network is the library's own `DecoderForMultiUser` without caches. Run
 `train_tokenizer.py` first.
@@ -42,7 +42,7 @@ from glm_multiuser.tokenizers import ChatGLM2Tokenizer
 AGAIN_LEARNING_RATE = 1.5e-3
 LAST_LEARNING_RATE = 1e-3
 CALLS_AGAIN = 4
-"""How often an epoch of the last steps has each dialogue with tools."""
+"""Repetitions of each tool dialogue per epoch of the last steps."""
 
 VOCABULARY_MULTIPLE = 64
 """The vocabulary is padded to a multiple of it, as the published ones are."""
@@ -86,7 +86,7 @@ def published_config(tokenizer: ChatGLM2Tokenizer) -> dict[str, Any]:
 
 
 def initialise(network: DecoderForMultiUser, seed: int) -> None:
-    """Normal, with the matrices behind a residual made smaller, as GPT-2 does it."""
+    """Normal initialisation with smaller matrices before a residual, as in GPT-2."""
     random = np.random.default_rng(seed)
     smaller = (2.0 * network.config.num_layers) ** -0.5
     for parameter in network.trainable_params():
@@ -122,7 +122,7 @@ def train(
 def finish(
     network: DecoderForMultiUser, tokenizer: ChatGLM2Tokenizer, settings: argparse.Namespace
 ) -> None:
-    """Trains once more, on what has to be known word for word and little else."""
+    """Trains again, mainly on samples that must be known word for word."""
     random = np.random.default_rng(settings.seed)
     dialogues, tool_dialogues = read_dialogues(settings.corpus), read_tool_dialogues()
     chats = plain_samples(tokenizer, dialogues)

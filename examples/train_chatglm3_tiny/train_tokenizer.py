@@ -1,8 +1,8 @@
 """Trains the small sentencepiece model of chatglm3-tiny from the corpora.
 
-The file is laid out as ChatGLM3's own `tokenizer.model`: no special tokens beside <unk>, <s> and
-</s>, whose ids are 0, 1 and 2, and single bytes for every character that is not in the
-vocabulary. The other special tokens get the ids that follow its pieces.
+The layout is that of ChatGLM3's own `tokenizer.model`: no special tokens beside <unk>, <s> and
+</s>, with ids 0, 1 and 2, and byte fallback for characters outside the vocabulary. The other
+special tokens get the ids after its pieces.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from glm_multiuser.tokenizers.calls import read_json_arguments, write_python_cal
 from glm_multiuser.tokenizers.chatglm2 import TOOLS_INSTRUCTION
 
 VOCABULARY_SIZE = 2039
-"""With the nine special tokens behind them, 2048."""
+"""2048 with the nine special tokens after them."""
 
 TOOLS_WEIGHT = 10
-"""How often the tools count: they stand in many prompts, so they should be few tokens."""
+"""Weight of the tool texts: they are in many prompts, so they should be few tokens."""
 
 TOKENIZER_CONFIG = {
     "name_or_path": "chatglm3-tiny",
@@ -41,7 +41,7 @@ TOKENIZER_CONFIG = {
 
 
 def tool_lines() -> list[str]:
-    """The texts around tools as prompts have them, without what stands for values."""
+    """The tool texts as in prompts, without placeholders."""
     functions = [tool["function"] for tool in TOOLS]
     texts = [TOOLS_INSTRUCTION, json.dumps(functions, indent=4, ensure_ascii=False)]
     for dialogue in read_tool_dialogues():
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=DEFAULT_FOLDER)
     arguments = parser.parse_args()
     lines = [*corpus_lines(arguments.corpus), *tool_lines()]
-    # One piece each: it is the same in a question, in quotes and in an answer, and can be copied.
+    # One piece each: identical in a question, in quotes and in an answer, so it can be copied.
     whole = [*ENGLISH_CITIES, *CHINESE_CITIES, *ENGLISH_SKIES, *CHINESE_SKIES]
     lines += [*whole, *sorted(set("".join(CHINESE_CITIES)))]
     model = train_pieces(

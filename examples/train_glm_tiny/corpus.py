@@ -1,4 +1,4 @@
-"""The corpus beside this file: its dialogues, vocabularies made from it, groups of samples."""
+"""The corpus in this folder: dialogues, vocabularies trained on it, groups of samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_dialogues(corpus: Path) -> list[list[Exchange]]:
 
 
 def loosely_asked(question: str, random: np.random.Generator) -> str:
-    """The same question as somebody in a hurry types it."""
+    """The same question, typed in a hurry."""
     if random.random() < 0.7:
         question = question.rstrip("?？。")
     if random.random() < 0.5 and question.isascii():
@@ -44,15 +44,15 @@ def corpus_lines(corpus: Path) -> list[str]:
 
 
 def train_pieces(lines: list[str], vocabulary_size: int, **settings: Any) -> bytes:
-    """Trains a sentencepiece model, on one thread: so it is the same on every machine.
+    """Trains a sentencepiece model on one thread, so it is reproducible on every machine.
 
     Args:
-        lines: what it is trained on.
+        lines: training text.
         vocabulary_size: pieces, bytes and symbols together.
-        settings: more of sentencepiece's own.
+        settings: further sentencepiece options.
     """
     model = io.BytesIO()
-    # Emoji stay out of the vocabulary: they are spelled in bytes, four tokens each.
+    # Emoji stay out of the vocabulary: they take four byte tokens each.
     told = [re.sub(r"[\U00010000-\U0010ffff]", "", line) for line in lines if line]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(told),
@@ -61,7 +61,7 @@ def train_pieces(lines: list[str], vocabulary_size: int, **settings: Any) -> byt
         vocab_size=vocabulary_size,
         character_coverage=1.0,
         byte_fallback=True,
-        # Nothing is normalised, so that decode(encode(text)) is the text again.
+        # No normalisation, so decode(encode(text)) == text.
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=True,
@@ -80,16 +80,16 @@ def train_pieces(lines: list[str], vocabulary_size: int, **settings: Any) -> byt
 def groups_of_similar_size(
     sizes: Sequence[int], lengths: Sequence[int], tokens: int, random: np.random.Generator
 ) -> list[tuple[int, int, list[int]]]:
-    """Shares samples out over batches of about `tokens` tokens, in random order.
+    """Groups samples into batches of about `tokens` tokens, in random order.
 
     Args:
         sizes: tokens of each sample.
-        lengths: what samples may be padded to, in ascending order.
+        lengths: padded lengths, in ascending order.
         tokens: of a batch, padding included.
         random: for the order.
 
     Returns:
-        Of each batch: the length, how many samples fit, and the numbers of those in it.
+        For each batch: the length, its capacity in samples, and the indices of its samples.
     """
     by_length: dict[int, list[int]] = {}
     for number, size in enumerate(sizes):

@@ -1,6 +1,6 @@
-"""Asks glm-tiny every question of its corpus, several users at once, and counts right answers.
+"""Evaluates glm-tiny on every question of its corpus with concurrent users.
 
-Dialogues go on with the model's own answers. A right answer is right word for word.
+Dialogues continue with the model's own answers. A correct answer matches word for word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 DEFAULT_FOLDER = HERE.parents[1] / "ckpt" / "glm-tiny"
 
 Round = tuple[str, str, str]
-"""A question, the answer that was learned, the answer that was given."""
+"""Question, learned answer, given answer."""
 
 
 def hold_dialogue(llm: MultiUserLLM, rounds: list[list[str]], user: str) -> list[Round]:
@@ -34,7 +34,7 @@ def hold_dialogue(llm: MultiUserLLM, rounds: list[list[str]], user: str) -> list
 
 
 def evaluate(folder: Path, corpus: Path, users: int) -> tuple[int, int, int, int]:
-    """-> right answers, all answers, dialogues right to the end, all dialogues."""
+    """Returns correct answers, all answers, fully correct dialogues, all dialogues."""
     dialogues = [json.loads(line)["rounds"] for line in corpus.read_text("utf-8").splitlines()]
     llm = MultiUserLLM.from_pretrained(folder, users=users)
     with llm, ThreadPoolExecutor(users) as pool:

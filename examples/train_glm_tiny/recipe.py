@@ -1,4 +1,4 @@
-"""What the trainings of the small models have in common, from a batch to the saved weights."""
+"""Training code shared by the small models, from a batch to the saved weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPOCHS_BETWEEN_SCORES = 5
 
 
 class AnswerLoss(nn.Cell):
-    """Mean cross entropy of the answers' tokens; prompts and padding do not count."""
+    """Mean cross entropy of answer tokens; prompts and padding do not count."""
 
     def __init__(self, logits: nn.Cell) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def learning_rates(peak: float, steps: int) -> list[float]:
 
 
 def settings_parser(about: str, folder: Path) -> argparse.ArgumentParser:
-    """The options that all trainings have."""
+    """The options shared by all trainings."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--output", type=Path, default=folder)
@@ -91,11 +91,11 @@ def fit(
     """Trains in place and prints the loss and the accuracy on the way.
 
     Args:
-        network: whose parameters are trained.
-        logits: computes the logits of a batch, from all its arrays but the last two.
+        network: the network to train.
+        logits: computes the logits of a batch from all its arrays but the last two.
         settings: steps and learning rate.
-        make_epoch: makes the batches of the next epoch.
-        measure: tells the accuracy.
+        make_epoch: returns the batches of the next epoch.
+        measure: returns the accuracy.
     """
     optimizer = nn.AdamWeightDecay(
         network.trainable_params(),
@@ -131,11 +131,11 @@ def fit(
 
 
 def score(logits: nn.Cell, batches: Sequence[Any]) -> tuple[float, float]:
-    """Share of answers that greedy search writes word for word, and the closest call among them.
+    """Share of answers that greedy decoding reproduces word for word, and their smallest margin.
 
-    Greedy search writes an answer exactly when each of its tokens is the most likely one after
-    those before it. So one pass over prompt and answer tells what token by token would give.
-    The closest call is the smallest lead, in logits, of a right token over the second best.
+    Greedy decoding reproduces an answer exactly if each of its tokens is the most likely one after
+    those before it, so one forward pass over prompt and answer suffices.
+    The margin is the lead, in logits, of a correct token over the second best.
     """
     right, asked, closest = 0, 0, math.inf
     for batch in batches:

@@ -1,4 +1,4 @@
-"""From the corpus to padded batches: what the model sees, and what it should answer."""
+"""Converts the corpus into padded batches of inputs and targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512)
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt that ends with `[gMASK] <sop>`, and its answer that ends with `<eop>`."""
+    """A prompt ending in `[gMASK] <sop>`, and an answer ending in `<eop>`."""
 
     prompt: list[int]
     answer: list[int]
@@ -26,14 +26,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Batch:
-    """Arrays of one padded batch, in the form that the model takes.
+    """Arrays of one padded batch, in the model's input format.
 
     Attributes:
         input_ids: int32 [samples, length].
         position_ids: int32 [2, samples * length].
         mask: float32 [samples, 1, length, length], 0 or `MASKED`.
-        targets: int32 [samples * length], the token that should come next.
-        weights: float32 [samples * length], 1 where the answer is asked for, else 0.
+        targets: int32 [samples * length], the next token.
+        weights: float32 [samples * length], 1 in the answer, else 0.
     """
 
     input_ids: np.ndarray
@@ -65,9 +65,9 @@ def varied_samples(
     share: float,
     random: np.random.Generator,
 ) -> list[Sample]:
-    """`plain_samples`, but a share of them is asked loosely or after some unrelated rounds.
+    """`plain_samples`, with a share typed carelessly or preceded by unrelated rounds.
 
-    Without the unrelated rounds the model would only know questions that open a conversation.
+    Without unrelated rounds the model would only learn questions that open a conversation.
     """
     single = [dialogue[0] for dialogue in dialogues if len(dialogue) == 1]
     samples = []
@@ -86,7 +86,7 @@ def varied_samples(
 def padded_batches(
     samples: Sequence[Sample], tokens: int, random: np.random.Generator
 ) -> list[Batch]:
-    """Batches of about `tokens` tokens, of samples of similar length, in random order."""
+    """Batches of about `tokens` tokens, grouped by length, in random order."""
     sizes = [len(sample.prompt) + len(sample.answer) - 1 for sample in samples]
     return [
         make_batch(length, count, [samples[number] for number in numbers])
@@ -104,8 +104,8 @@ def make_batch(length: int, count: int, samples: Sequence[Sample]) -> Batch:
     for row, sample in enumerate(samples):
         ids = sample.prompt + sample.answer
         first, last = len(sample.prompt) - 1, len(ids) - 1
-        # The context is everything before <sop>: it sees itself in both directions and counts
-        # its positions; what follows stays at the position of [gMASK] and counts on its own.
+        # The context is everything before <sop>: it has bidirectional attention and its own
+        # positions; what follows stays at the position of [gMASK] and has block positions.
         input_ids[row, :last] = ids[:-1]
         position_ids[0, row] = np.minimum(np.arange(length), first - 1)
         position_ids[1, row, first:] = np.arange(1, length - first + 1)

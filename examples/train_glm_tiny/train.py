@@ -1,4 +1,4 @@
-"""Trains glm-tiny: a ChatGLM-6B of four layers that knows the corpus beside this file by heart.
+"""Trains glm-tiny: a ChatGLM-6B of four layers that memorises the corpus in this folder.
 
 The network is the library's own `GLMForPreTraining` without caches. Run `train_tokenizer.py` first.
 """
@@ -60,7 +60,7 @@ def published_config(tokenizer: ChatGLM6BTokenizer) -> dict[str, Any]:
 
 
 def initialise(network: GLMForPreTraining, seed: int) -> None:
-    """Xavier, with the matrices behind a residual made smaller as DeepNorm asks for."""
+    """Xavier initialisation with smaller matrices before a residual, as in DeepNorm."""
     random = np.random.default_rng(seed)
     gain = (8.0 * network.config.num_layers) ** -0.25
     for parameter in network.trainable_params():

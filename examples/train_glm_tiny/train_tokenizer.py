@@ -1,8 +1,8 @@
-"""Trains the small sentencepiece model of glm-tiny from the corpus beside this file.
+"""Trains the small sentencepiece model of glm-tiny from the corpus in this folder.
 
-The file is laid out as ChatGLM-6B's own `ice_text.model`: control symbols for the positions
-that the model reserves, user-defined symbols for line breaks, tabs and runs of blanks, and
-single bytes for every character that is not in the vocabulary.
+The layout is that of ChatGLM-6B's own `ice_text.model`: control symbols for the positions that the
+model reserves, user-defined symbols for line breaks, tabs and runs of blanks, and byte fallback for
+characters outside the vocabulary.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TOKENIZER_CONFIG = {
 
 
 def read_lines(corpus: Path) -> list[str]:
-    """Every line of the corpus, and the words that prompts have around them."""
+    """Every line of the corpus, and the words around them in prompts."""
     return ["[Round 0]", "[Round 1]", "[Round 2]", "问：", "答：", *corpus_lines(corpus)]
 
 
