@@ -1,4 +1,4 @@
-"""Servers that several files of tests ask, and the quick tests of `make check`."""
+"""Servers shared by several test files, and the quick tests of `make check`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ARGUMENTS = ("--users", str(USERS), "--seq-length", str(SEQ_LENGTH))
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    """One for all tests that leave it as it was."""
+    """Shared by all tests that do not change its state."""
     with ServerProcess(*ARGUMENTS) as process:
         yield process
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Packed weights of this run alone, for all of its processes."""
+    """A weight cache for this run, shared by all its processes."""
     if VARIABLE not in os.environ:
         folder = tempfile.mkdtemp(prefix="packed_weights_")
         os.environ[VARIABLE] = folder
@@ -43,13 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection() -> None:
-    """What tests import stays: to look for garbage among it takes two of twenty seconds."""
+    """Imported objects stay: searching them for garbage takes two of twenty seconds."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """MindSpore collects garbage before every graph: a million objects of imported modules and of
-    tests would take a second each time."""
+    """MindSpore collects garbage before every graph: with a million objects of imported modules and
+    of tests, that takes a second each time."""
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -57,7 +57,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def nothing_collected() -> Iterator[None]:
-    """As in a service, nothing is frozen, and nothing is collected unasked."""
+    """Nothing is frozen, as in a service, and automatic collection is off."""
     gc.unfreeze()
     gc.disable()
     yield
@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_compile(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With `--no-compile`; no list of tests has to be kept."""
+    """Implements `--no-compile` without a list of tests."""
     if not request.config.getoption("no_compile"):
         yield
         return

@@ -1,4 +1,4 @@
-"""Where the reference data lie that the original code of each model family computed."""
+"""Finds reference data computed by the original code of each model family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def golden_folder(name: str, *files: str) -> Path:
 
     Args:
         name: the folder's name.
-        files: names of files that must be in it, for folders that are only partly kept here.
+        files: required file names, for folders that are only partly kept here.
     """
     beside = TESTS.parent.parent / "shared" / "oracles"
     places = [

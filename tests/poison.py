@@ -12,7 +12,7 @@ from glm_multiuser.models.multi_user import MultiUserModel
 
 
 def fill_with_nan(runner: Any, slot: int) -> None:
-    """Keys and values of all layers and positions; on the device thread."""
+    """Poisons keys and values of all layers and positions; runs on the device thread."""
     if runner.kernels == "portable":
         for block, zeros in enumerate(runner._zeros):
             runner._replace(slot, block, Tensor(np.full(zeros.shape, np.nan, np.float32)))

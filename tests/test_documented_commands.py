@@ -1,4 +1,4 @@
-"""Commands in the documentation: each is one that the command line or the Makefile has."""
+"""Every command in the documentation exists in the command line or the Makefile."""
 
 from __future__ import annotations
 

@@ -35,21 +35,21 @@ LAYERS = (
     {"deploy"},
     {"cli"},
 )
-"""From the bottom to the top; what is in none of them stands below all."""
+"""Layers from bottom to top; modules in none of them are below all."""
 
 SHARED = {"glm_multiuser.models.batch"}
-"""What a step hands from the engine through the models to the backends; it imports nothing."""
+"""Data of a step, passed from the engine through the models to the backends; imports nothing."""
 
 
 def layer_of(module: str) -> int:
-    """The number of a module's layer; -1 for what stands below all."""
+    """The number of a module's layer; -1 if it is below all."""
     package, _, rest = module.partition(".")
     name = rest.partition(".")[0] if package == "glm_multiuser" else ""
     return next((number for number, names in enumerate(LAYERS) if name in names), -1)
 
 
 def imports_of(tree: ast.Module) -> Iterator[str]:
-    """Modules of the package that are imported when a module runs; not for types alone."""
+    """Package modules that a module imports at run time, without type-only imports."""
     for_types = {
         id(inner)
         for node in ast.walk(tree)

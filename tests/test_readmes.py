@@ -1,4 +1,4 @@
-"""README.md and README_CN.md say the same, line by line, as far as numbers, links and names go."""
+"""Numbers, links and names in README.md and README_CN.md agree line by line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines() -> list[tuple[str, str]]:
 
 
 def differences(what: str, pairs: list[tuple[str, str]]) -> list[tuple[Counter[str], Counter[str]]]:
-    """What the lines of one language have and those of the other have not."""
+    """Differences between the lines of the two languages."""
     found = []
     for pair in pairs:
         english, chinese = (Counter(COMPARED[what].findall(line)) for line in pair)

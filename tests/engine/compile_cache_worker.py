@@ -1,6 +1,6 @@
-"""A process that starts engines with a folder for compiled graphs, one after the other.
+"""A process that starts engines with a compile cache, one after the other.
 
-Its standard output is a line of JSON for each: the answers to two prompts.
+Prints one line of JSON per engine: the answers to two prompts.
 """
 
 from __future__ import annotations

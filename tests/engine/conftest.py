@@ -1,4 +1,4 @@
-"""Fixtures of tests in which the engine has a thread."""
+"""Fixtures for tests in which the engine has its own thread."""
 
 from __future__ import annotations
 

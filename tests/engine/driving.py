@@ -1,4 +1,4 @@
-"""Requests, their receivers, and an engine that a test steps by hand."""
+"""Requests, their receivers, and an engine stepped by the test."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from glm_multiuser.sessions.store import SessionStore
 from tests.engine.mock_runner import EOS, SEQ_LENGTH, VOCAB, Call, MockRunner
 
 LONG: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-"""Answers as long as they are allowed to be."""
+"""Answers of maximum length."""
 
 PATIENCE = 180.0
-"""Seconds after which a test that would hang fails instead; shared machines may stall
-for most of a minute."""
+"""Timeout in seconds for tests that would hang; shared machines may stall for most of a
+minute."""
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Returns as soon as the condition holds.
 
     Raises:
-        AssertionError: it did not for so long.
+        AssertionError: it did not hold within `seconds`.
     """
     waiting = threading.Event()
     for _ in range(int(seconds / 0.005)):
@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> No
 
 
 class Asked:
-    """A request and everything that it handed out."""
+    """A request and all its events."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Asked:
         )
 
     def _deliver(self, event: Event) -> None:
-        """On the device thread."""
+        """Runs on the device thread."""
         if self._when is not None:
             self._when(event)
         self._events.put(event)
 
     def next_event(self) -> Event:
-        """Waits for what comes next."""
+        """Waits for the next event."""
         assert self.end is None, "the request has ended already"
         event = self._events.get(timeout=PATIENCE)
         if isinstance(event, End):
@@ -79,14 +79,14 @@ class Asked:
         return event
 
     def wait(self) -> Asked:
-        """Until the end."""
+        """Waits for the end."""
         while self.end is None:
             self.next_event()
         assert self._events.empty(), "something came after the end"
         return self
 
     def look(self) -> Asked:
-        """Takes in what is there, without waiting."""
+        """Reads the available events without waiting."""
         while not self._events.empty():
             self.next_event()
         return self
@@ -102,14 +102,14 @@ class Asked:
 
     @property
     def error(self) -> str:
-        """The message of the error that the request ended with."""
+        """The error that ended the request, as text."""
         assert self.end is not None
         assert self.reason == "error"
         return f"{type(self.end.error).__name__}: {self.end.error}"
 
 
 class ByHand(DeviceThread):
-    """A device thread that is none: the test's own thread makes every step itself."""
+    """A device thread without a thread: the test runs every step itself."""
 
     def call(self, function: Callable[[], Any]) -> Any:
         return function()
@@ -129,7 +129,7 @@ def hand_engine(
     cache_limit: Optional[int] = None,
     store: Optional[SessionStore] = None,
 ) -> tuple[Engine, MockRunner]:
-    """An engine that moves only when its `step` is called; with `chunk`, of a causal model."""
+    """An engine that runs only when its `step` is called; with `chunk`, a causal model."""
     runner = runner_class(users, before, most_prompts, chunk)
     limits = max_queue, max_queue_per_user
     reuse = chunk is not None
@@ -137,7 +137,7 @@ def hand_engine(
 
 
 def run(engine: Engine, *asked: Asked) -> None:
-    """Submits these and steps until there is nothing left to do."""
+    """Submits the requests and steps until the engine is idle."""
     for one in asked:
         engine.submit(one.request)
     finish(engine)
@@ -151,7 +151,7 @@ def finish(engine: Engine) -> None:
 
 
 def alone(prompt: Sequence[int], **params: Any) -> Asked:
-    """What a request answers alone in a fresh engine."""
+    """The answer to a request alone in a fresh engine."""
     engine, _ = hand_engine(1)
     asked = Asked(prompt, **params)
     run(engine, asked)
@@ -164,7 +164,7 @@ def steps_of(engine: Engine, count: int) -> None:
 
 
 def engine_with_work(before: Callable[[Call], None]) -> tuple[Engine, MockRunner, list[Asked]]:
-    """Two slots, two that run, one that waits."""
+    """Two slots, two running requests, one waiting."""
     engine, runner = hand_engine(2, before)
     asked = [Asked([n], max_tokens=8, **LONG) for n in (1, 2, 3)]
     for one in asked:
@@ -181,7 +181,7 @@ def threaded_engine(
 
 
 def in_background(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Runs `function` in a thread of its own -> what waits for its result or raises its error."""
+    """Runs `function` in its own thread; returns a function that waits for its result or error."""
     outcome: list[Any] = []
 
     def body() -> None:
@@ -205,7 +205,7 @@ def in_background(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class FailOnce:
-    """A device that breaks in the first call of a kind, or in one with a certain request."""
+    """A device that fails in the first call of a kind, or in a call with a certain request."""
 
     def __init__(self, kind: str, asked: Any = None) -> None:
         self.kind, self.asked, self.failed = kind, asked, False

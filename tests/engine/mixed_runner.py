@@ -1,4 +1,4 @@
-"""The model in numpy with prompts and decode rows in one call, as `NativeRunner` has them."""
+"""The numpy model with prefill and decode rows in one call, as in `NativeRunner`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from tests.engine.mock_runner import (
 class MixedRunner(MockRunner):
     """A `MockRunner` that runs a whole step as one call, of the kind "mixed".
 
-    Tokens replace what is at their positions and nothing else, as the native kernels do it: behind
-    them stays what an earlier user of the slot left, which changes an answer if it is read.
+    Tokens overwrite only their own positions, as in the native kernels: later positions keep the
+    data of an earlier user of the slot, which changes an answer if it is read.
 
     Args:
-        chunk: tokens of prompts that one call takes in, as for a causal model, the last prompt cut
-            where the room ends; None: whole prompts, as many as fit into `WHOLE_ROOM` tokens, and
-            longer ones some layers in each call.
-        most_prompts: means nothing here.
+        chunk: prompt tokens per call, as for a causal model, with the last prompt cut at the limit;
+            None: whole prompts, up to `WHOLE_ROOM` tokens, and longer ones a few layers per call.
+        most_prompts: ignored.
     """
 
     WHOLE_ROOM = 12
@@ -52,7 +51,7 @@ class MixedRunner(MockRunner):
         super()._lay_out(users)
         self._layerwise = LayerwiseProgress(self.LAYERS, self.WHOLE_ROOM)
         self._carried: tuple[list[Request], int] = ([], 0)
-        """Who is on the way through the layers, and how many of them are behind it."""
+        """The prompts passing through the layers, and the number of completed layers."""
 
     def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         # The real one needs no more of a runner than there is here.
@@ -83,7 +82,7 @@ class MixedRunner(MockRunner):
             return MockResults(in_rows(answered))
 
     def _carry(self, step: Step) -> None:
-        """Prompts must go through every layer, one behind the other."""
+        """Checks that prompts pass through every layer in order."""
         if self.chunk is not None or not step.prompts:
             return
         prompts = [piece.request for piece in step.prompts.values()]

@@ -1,10 +1,10 @@
-"""A language model in numpy that keeps its memory per slot, as the graphs do.
+"""A numpy language model with memory per slot, like the graphs.
 
-What a slot holds decides what comes next: the logits are a hash of the tokens that were written
-into that slot, read back from its memory. So a token that lands in the wrong slot, at the wrong
-position or twice, and anything that an earlier user left behind, changes an answer.
+The content of a slot determines the next token: the logits are a hash of the tokens written into
+that slot, read back from its memory. So a token in the wrong slot, at the wrong position or written
+twice, and any data of an earlier user, changes an answer.
 
-Unused memory is filled with NaN, so that reading it fails visibly.
+Unused memory is NaN, so reading it fails visibly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEQ_LENGTH = 96
 BYTES_PER_TOKEN = 8
 EOS = 0
 FAILS_AT_ONCE = VOCAB - 1
-"""A prompt with this token gets NaN out of its prefill."""
+"""A prompt with this token gets NaN from its prefill."""
 FAILS_LATER = VOCAB - 2
 """A prompt with this token gets NaN instead of its fourth token."""
 
@@ -49,7 +49,7 @@ class Call:
 
 @dataclass
 class MockResults:
-    """`RowResults` that remember which rows were asked for."""
+    """`RowResults` that record the requested rows."""
 
     all_logits: NDArray[np.float32]
 
@@ -62,19 +62,18 @@ class MockResults:
 
 
 class MockRunner:
-    """Fulfils `engine.runner.Runner`.
+    """Implements `engine.runner.Runner`.
 
     Args:
         users: slots.
-        before: called with each call before it does anything; may block, or raise what a device
-            would.
-        most_prompts: short prompts that one call takes in.
-        chunk: tokens of a prompt that one call takes in, behind what the slot holds, as for a
-            causal model; None: whole prompts.
+        before: called before each call is executed; may block, or raise a device error.
+        most_prompts: maximum number of short prompts per call.
+        chunk: prompt tokens per call, after the slot's cached tokens, as for a causal model; None:
+            whole prompts.
 
     Attributes:
         calls: every call so far.
-        threads: who called.
+        threads: the calling threads.
     """
 
     vocab_size = VOCAB
@@ -105,19 +104,19 @@ class MockRunner:
         self.closed = False
         self._in_use = threading.Lock()
         self._new: set[int] = set()
-        """Slots that were filled since the last decode call, in which they had no part yet."""
+        """Slots prefilled since the last decode call, so not yet part of one."""
         self._lay_out(users)
 
     def _lay_out(self, users: int) -> None:
         self.memory: Memory = np.full((users, SEQ_LENGTH), np.nan)
 
     def requests_of(self, *kinds: str) -> list[Request]:
-        """The requests that came with calls of these kinds, in order."""
+        """The requests in calls of these kinds, in order."""
         calls = [call for call in self.calls if call.kind in kinds]
         return [request for call in calls for request in call.requests.values()]
 
     def count(self, kind: str) -> int:
-        """How many calls of this kind there were."""
+        """The number of calls of this kind."""
         return sum(call.kind == kind for call in self.calls)
 
     def _enter(self, call: Call) -> None:
@@ -126,7 +125,7 @@ class MockRunner:
         self.before(call)
 
     def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
-        """Prompts of about the same length enter together, more of the shorter ones."""
+        """Prompts of similar length are prefilled together, more of the shorter ones."""
         if self.chunk is not None:
             rest = len(prompts[0].prompt_token_ids) - prompts[0].computed_tokens
             return [min(self.chunk, rest)]
@@ -206,7 +205,7 @@ class MockRunner:
         return tokens * BYTES_PER_TOKEN
 
     def trim(self, slot: int, tokens: int) -> None:
-        """What is given back must not be read again."""
+        """Freed memory must not be read again."""
         self.memory[slot, tokens:] = np.nan
 
     def recover(self) -> None:
@@ -249,24 +248,24 @@ class MockRunner:
 
 
 def in_rows(logits: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """[rows, VOCAB], perhaps without any row."""
+    """[rows, VOCAB], possibly without rows."""
     return np.stack(logits) if logits else np.zeros((0, VOCAB), np.float32)
 
 
 def hashed_logits(content: Memory) -> NDArray[np.float32]:
-    """What this "model" makes of the tokens that it has read."""
+    """This "model's" logits for a slot's content."""
     random = np.random.default_rng(zlib.crc32(content.tobytes()))
     logits: NDArray[np.float32] = random.standard_normal(VOCAB, dtype=np.float32) * np.float32(3)
     return logits
 
 
 def written(token_ids: Sequence[int]) -> Memory:
-    """Token 0 must leave a trace as well."""
+    """Offset by one, so that token 0 leaves a trace."""
     return np.array(token_ids, np.float64) + 1
 
 
 class _NotReentrant:
-    """Fails where two threads are in the runner at once."""
+    """Fails if two threads are in the runner at once."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.lock = lock
@@ -280,13 +279,13 @@ class _NotReentrant:
 
 
 class Gate:
-    """Holds the runner before each of its calls, until the test lets it go on.
+    """Blocks the runner before each call, until the test releases it.
 
-    Give it to `MockRunner` as `before`.
+    Pass it to `MockRunner` as `before`.
     """
 
     PATIENCE = 180.0
-    """Seconds after which a test that would hang fails instead."""
+    """Timeout in seconds for tests that would hang."""
 
     def __init__(self) -> None:
         self._arrived = threading.Semaphore(0)
@@ -302,16 +301,16 @@ class Gate:
         assert self._go.acquire(timeout=self.PATIENCE), f"{call} was not released"
 
     def wait(self) -> Call:
-        """-> the call that stands at the gate, once there is one."""
+        """Waits for a call at the gate and returns it."""
         assert self._arrived.acquire(timeout=self.PATIENCE), "no call came to the gate"
         assert self._held is not None
         return self._held
 
     def let_pass(self) -> None:
-        """Lets go on what `wait` returned."""
+        """Releases the call that `wait` returned."""
         self._go.release()
 
     def open(self) -> None:
-        """Holds nothing any more."""
+        """Opens the gate for good."""
         self._open.set()
         self._go.release()

@@ -1,4 +1,4 @@
-"""Small random models with native kernels, and what tests do to their engines."""
+"""Small random models with native kernels, and helpers for their engines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bits(heard: list[Heard]) -> list[Any]:
 
 
 def moved(llm: MultiUserLLM, prompts: list[list[int]], steps: int, users: int) -> list[Handle]:
-    """Requests that pause for a resize after so many steps."""
+    """Requests that pause for a resize after `steps` steps."""
 
     def move() -> list[Handle]:
         handles = [llm.submit(one, params=GREEDY) for one in prompts]
@@ -56,7 +56,7 @@ def moved(llm: MultiUserLLM, prompts: list[list[int]], steps: int, users: int) -
 
 
 def poisoned(llm: MultiUserLLM, user: int) -> list[Handle]:
-    """A request of each user; when the first has two tokens, everything that `user` has cached is
+    """One request per user; when the first has two tokens, the whole cache of `user` becomes
     NaN."""
 
     def begin_and_poison() -> list[Handle]:
@@ -81,7 +81,7 @@ def poison_all(model: MultiUserModel) -> None:
 
 
 def in_pages(size: int) -> int:
-    """Bytes of the whole pages that so many bytes need."""
+    """`size` rounded up to whole pages."""
     return math.ceil(size / PAGE) * PAGE
 
 
@@ -92,7 +92,7 @@ def caches_of(llm: MultiUserLLM) -> Iterator[PagedArray]:
 
 
 def resident_bytes(llm: MultiUserLLM) -> int:
-    """What the system has given to the caches, as it says itself (mincore(2))."""
+    """Resident bytes of the caches, from mincore(2)."""
 
     def count() -> int:
         return sum(resident_pages(paged.array) for paged in caches_of(llm)) * PAGE

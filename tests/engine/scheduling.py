@@ -1,4 +1,4 @@
-"""What tests of the scheduler share: requests, and how much of which prompts enters in a step."""
+"""Shared by scheduler tests: requests, and chunk sizes per step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def new_request(user: object = None, length: int = 1, group: str = "") -> Reques
 
 
 def rest_of(request: Request) -> int:
-    """Tokens of its prompt that are not in."""
+    """Prompt tokens still to be computed."""
     return len(request.prompt_token_ids) - request.computed_tokens
 
 
 def whole(most: int) -> ChunkSizes:
-    """Prompts of one length enter together, up to so many, as in a graph of their own."""
+    """Up to `most` prompts of equal length per step, as in a prefill graph."""
 
     def chunk_sizes(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         lengths = [len(request.prompt_token_ids) for request in prompts[:most]]
@@ -31,7 +31,7 @@ def whole(most: int) -> ChunkSizes:
 
 
 def cut(room: int) -> ChunkSizes:
-    """Tokens of prompts that a step takes, of all users together."""
+    """Up to `room` prompt tokens per step, of all users together."""
 
     def chunk_sizes(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         counts: list[int] = []
@@ -45,7 +45,7 @@ def cut(room: int) -> ChunkSizes:
 
 
 def slowly(steps: int) -> ChunkSizes:
-    """One whole prompt after the other, each of which is on its way for some steps."""
+    """One whole prompt at a time, each over several steps."""
     on_the_way: list[Request] = []
 
     def chunk_sizes(prompts: Sequence[Request], decoding: int) -> Sequence[int]:
@@ -61,7 +61,7 @@ def slowly(steps: int) -> ChunkSizes:
 
 
 def carry_out(step: Step) -> None:
-    """What the engine writes down of a step that was run."""
+    """Updates the requests as the engine does after a step."""
     for request in step.returning.values():
         request.saved_past = None
     for piece in step.prompts.values():

@@ -1,4 +1,4 @@
-"""Small random models on the real device, and the answers to some prompts of every length."""
+"""Small random models on the real device, and answers to prompts of various lengths."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PROMPTS = [prompt(1, 3), prompt(2, 12), prompt(3, 21)]
 
 
 class Heard:
-    """Tokens with their log-probabilities, which notice what may not change a token yet."""
+    """Tokens with their log-probabilities, which reveal errors too small to change a token."""
 
     def __init__(self, result: GenerationResult) -> None:
         assert result.finish_reason == "length"
@@ -72,7 +72,7 @@ class Heard:
 
     @property
     def bits(self) -> Any:
-        """To be compared where nothing may be rounded differently."""
+        """For bitwise comparison."""
         return self.token_ids, self.logprobs
 
 
@@ -81,12 +81,12 @@ def answers(llm: MultiUserLLM, prompts: list[list[int]] = PROMPTS) -> list[Heard
 
 
 def one_by_one(llm: MultiUserLLM, prompts: list[list[int]] = PROMPTS) -> list[Heard]:
-    """Answers that all come out of the same slot."""
+    """Answers generated one by one in the same slot."""
     return [answers(llm, [one])[0] for one in prompts]
 
 
 def cache_bytes(llm: MultiUserLLM) -> int:
-    """What everybody's keys and values take."""
+    """Bytes of all users' KV caches."""
     parameters = llm._runner.model.get_parameters()
     caches = [one for one in parameters if one.name.endswith(("key_past", "value_past"))]
     held: int = DEVICE_THREAD.call(lambda: sum(cache.nbytes for cache in caches))

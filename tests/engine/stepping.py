@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 
 PATIENCE = 180.0
-"""Seconds after which a test that would hang fails instead."""
+"""Timeout in seconds for tests that would hang."""
 
 
 class SingleSteps:
-    """Inside its block the device thread makes only the steps that `step` asks for.
+    """Inside its block the device thread runs only the steps requested by `step`.
 
-    It holds the thread with calls, because between two calls every engine makes one step.
+    It blocks the thread with calls, because between two calls every engine runs one step.
     """
 
     def __init__(self, thread: DeviceThread = DEVICE_THREAD) -> None:
@@ -30,7 +30,7 @@ class SingleSteps:
         return self
 
     def step(self) -> None:
-        """Lets every engine make exactly one step."""
+        """Lets every engine run exactly one step."""
         self._go.release()
         self._wait()
 
@@ -43,7 +43,7 @@ class SingleSteps:
         assert self._held.acquire(timeout=PATIENCE), "the device thread did not come back"
 
     def _hold(self) -> None:
-        """On the device thread."""
+        """Runs on the device thread."""
         self._held.release()
         assert self._go.acquire(timeout=PATIENCE), "the next step was not released"
         if not self._over:

@@ -1,4 +1,4 @@
-"""A budget for the memory of caches: who is admitted, who is evicted; it is never exceeded."""
+"""Cache memory budget: admission, eviction, and that it is never exceeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches take memory for the tokens in them; what was given back is never read."""
+"""Caches use memory only for their tokens; freed memory is never read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USERS = 4
 
 
 def of_tokens(*tokens: int) -> int:
-    """What users with so many tokens take."""
+    """Expected memory of users with these token counts."""
     layers_and_heads = LONG.num_layers * LONG.num_key_value_heads
     return 2 * layers_and_heads * sum(-(-one * 64 // pages.SIZE) for one in tokens) * pages.SIZE
 
@@ -44,7 +44,7 @@ def llm() -> Iterator[MultiUserLLM]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> None:
-    """Every test begins with empty slots."""
+    """Every test starts with empty slots."""
     if "llm" in request.fixturenames:
         llm = request.getfixturevalue("llm")
         for handle in [llm.submit([1], params=GREEDY) for _ in range(USERS)]:

@@ -1,5 +1,5 @@
-"""What holds for caches in float32 holds for smaller ones: bits that depend on a request's own
-tokens alone, wherever a prompt is cut and whatever is beside it or was in its slot before."""
+"""Smaller cache types keep float32's guarantee: bits depend only on a request's own tokens, however
+a prompt is chunked, whatever else is in the batch or was in its slot before."""
 
 from __future__ import annotations
 

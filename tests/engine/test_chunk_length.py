@@ -1,4 +1,4 @@
-"""How long chunks become, with steps that take what a formula says instead of a clock."""
+"""Chunk lengths, with step times from a formula instead of a clock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Causal prompts: in chunks beside the others' steps, from behind what the slot still holds.
+"""Chunked prefill of causal prompts beside others' decode steps, after the cached prefix.
 
-With a runner that takes prompts and decode rows in graphs of their own, and one that mixes them.
+With a runner that has separate graphs for prefill and decode, and one that mixes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiled graphs on disk: what the next start takes from them, and what it does not."""
+"""The compile cache on disk: which graphs the next start reuses, and which not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.engine.small_model import CAUSAL, MODEL
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = "causal:2:16"
 LOADED = "Use the compilation cache"
-"""What MindSpore says for every graph that it does not compile."""
+"""MindSpore's log message for every graph loaded from the cache."""
 
 
 def start(folder: object, *setups: str) -> tuple[list[Any], int]:

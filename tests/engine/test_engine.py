@@ -1,7 +1,7 @@
-"""The engine with a model in numpy: how requests end, and that no end touches another request.
+"""The engine with a numpy model: how requests end, without affecting other requests.
 
-Most tests step the engine by hand. Those about threads hold its runner at a gate, so that nothing
-here depends on time.
+Most tests step the engine by hand. Those about threads hold its runner at a gate, so nothing here
+depends on time.
 """
 
 from __future__ import annotations

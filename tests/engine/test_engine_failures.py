@@ -1,4 +1,4 @@
-"""Requests that fail, devices that break: what that ends, and that it ends nothing else."""
+"""Failing requests and devices end exactly the affected requests."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_receiver_that_raises_at_the_end_disturbs_nobody() -> None:
 
 
 class FailTimes:
-    """A device that breaks in the first `times` calls."""
+    """A device that fails in the first `times` calls."""
 
     def __init__(self, times: int) -> None:
         self.times = times

@@ -1,4 +1,4 @@
-"""Requests that wait, and requests that are cancelled."""
+"""Waiting and cancelled requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resizing while requests run: answers do not notice, and a failure goes back."""
+"""Resizing while requests run: answers are unaffected, and a failure is rolled back."""
 
 from __future__ import annotations
 

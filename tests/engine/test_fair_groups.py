@@ -1,4 +1,4 @@
-"""Groups share queue and slots: none is shut out, and one alone may have everything."""
+"""Groups share queue and slots: none starves, and a single group may use everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUPS = "abcd"
 
 
 def admitted(scheduler: Scheduler) -> list[Request]:
-    """Makes a step -> who got a slot in it, in order."""
+    """Runs a step; returns the requests that got a slot, in order."""
     before = list(scheduler.running.values())
     step = scheduler.schedule()
     if step is not None:

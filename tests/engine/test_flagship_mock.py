@@ -1,8 +1,8 @@
-"""The promise of this library, with a model in numpy: the same answer alone and under load.
+"""The library's guarantee, with a numpy model: identical answers alone and under load.
 
-Sixteen threads ask at random; users outnumber slots, some go away early, some get NaN, and the
-engine is resized while they talk. Whatever arrives must be what a fresh engine answers to the same
-request alone, token by token and to the last bit of every log-probability.
+Sixteen threads submit random requests; users outnumber slots, some disconnect early, some get NaN,
+and the engine is resized meanwhile. Every answer must equal a fresh engine's answer to the same
+request alone, in every token and every bit of the log-probabilities.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Ask:
 
     Attributes:
         which: of SETTINGS.
-        cancel_after: tokens after which its user goes away.
-        in_a_hurry: its thread asks the next one before this one has ended.
+        cancel_after: number of tokens before its user disconnects.
+        in_a_hurry: its thread submits the next one before this one has ended.
     """
 
     prompt: tuple[int, ...]
@@ -122,7 +122,7 @@ def device_thread() -> Iterator[DeviceThread]:
 
 
 def listen(engine: Engine, ask: Ask, asked: Asked) -> None:
-    """Reads an answer to its end, or goes away."""
+    """Reads an answer to its end, or cancels it."""
     while asked.end is None:
         if len(asked.tokens) == ask.cancel_after:
             engine.cancel(asked.request)
@@ -131,7 +131,7 @@ def listen(engine: Engine, ask: Ask, asked: Asked) -> None:
 
 
 def talk(engine: Engine, asks: Sequence[Ask], answers: list[tuple[Ask, Asked]]) -> None:
-    """What one thread does."""
+    """The work of one thread."""
     unread: list[tuple[Ask, Asked]] = []
     for ask in asks:
         user = AnonymousUser() if ask.user is None else ask.user

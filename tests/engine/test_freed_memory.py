@@ -1,4 +1,4 @@
-"""Weights and caches are freed with their last reference, not when Python next collects garbage."""
+"""Weights and caches are freed with their last reference, not by garbage collection."""
 
 from __future__ import annotations
 

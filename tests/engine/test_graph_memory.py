@@ -1,6 +1,6 @@
-"""What graphs of MindSpore's operators take: as `plan` says, and as a simulated 910A shows.
+"""Memory of graphs of MindSpore's operators: `plan` against a simulated 910A.
 
-Seen by `python -m benchmarks.ascend_memory` with MindSpore 2.7.2.
+Measured by `python -m benchmarks.ascend_memory` with MindSpore 2.7.2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The portable runner with a small random model: graphs, memory, and clean slots.
 
-A graph takes a second to compile, whatever its size. So sequences and cache blocks are short here,
-and tests share engines where they can.
+A graph takes a second to compile, whatever its size, so sequences and cache blocks are short here,
+and tests share engines.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def resize(llm: MultiUserLLM, users: int) -> None:
 
 @pytest.fixture(scope="module")
 def reports() -> list[tuple[int, int, str]]:
-    """What `llm` reported of its progress."""
+    """The progress reports of `llm`."""
     return []
 
 
@@ -84,7 +84,7 @@ def runner_of(llm: MultiUserLLM) -> WholePrefillRunner:
 
 @pytest.fixture(scope="module")
 def expected(llm: MultiUserLLM) -> list[Heard]:
-    """The answers to PROMPTS of an engine that was never disturbed."""
+    """The answers to PROMPTS of an undisturbed engine."""
     return answers(llm)
 
 

@@ -1,4 +1,4 @@
-"""Which prompts of ChatGLM-6B go through which layers in which step."""
+"""Layer-wise prefill of ChatGLM-6B: which prompts pass which layers in which step."""
 
 from __future__ import annotations
 

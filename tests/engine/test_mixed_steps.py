@@ -1,4 +1,4 @@
-"""The engine with a runner that takes prompts and decode rows in one call, as native kernels do."""
+"""The engine with a runner that mixes prefill and decode rows in one call, like native kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.mock_runner import FAILS_AT_ONCE, FAILS_LATER, Call
 from tests.engine.scheduling import new_request
 
 LONG: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-"""Answers as long as they are allowed to be."""
+"""Answers of maximum length."""
 
 mixed_engine = partial(hand_engine, runner_class=MixedRunner)
 

@@ -1,6 +1,6 @@
-"""The native runner with a small random model: one graph, exact memory, and slots handed on.
+"""The native runner with a small random model: one graph, exact memory, and reused slots.
 
-Its bits depend on nothing but a request's own tokens, so answers are compared to the last bit.
+Its bits depend only on a request's own tokens, so answers are compared bitwise.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def causal() -> Iterator[MultiUserLLM]:
 
 @pytest.fixture(scope="module")
 def expected(llm: MultiUserLLM) -> list[Any]:
-    """The answers to PROMPTS of an engine that was never disturbed, one after the other."""
+    """The answers to PROMPTS of an undisturbed engine, one after the other."""
     return bits(one_by_one(llm))
 
 

@@ -1,4 +1,4 @@
-"""How likely the tokens of prompts were: with a model in numpy that shows every step."""
+"""Log-probabilities of prompt tokens, with a numpy model that exposes every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in the next step: each rule by itself; `test_scheduler_life.py` has all at once."""
+"""The scheduler's rules, one by one; `test_scheduler_life.py` has them combined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scheduler_with(
     chunk_sizes: Optional[ChunkSizes] = None,
     lengths: Sequence[int] = (),
 ) -> tuple[Scheduler, list[Request]]:
-    """A scheduler and who waits; by default one whole prompt enters in a step."""
+    """A scheduler and its queue; by default one whole prompt per step."""
     scheduler = Scheduler(Slots(slots), chunk_sizes or whole(1))
     requests = [
         new_request(user, length) for user, length in zip_longest(users, lengths, fillvalue=1)
@@ -32,7 +32,7 @@ def scheduler_with(
 
 
 def next_step(scheduler: Scheduler) -> Step:
-    """Schedules a step and carries it out -> the step."""
+    """Schedules a step, carries it out, and returns it."""
     step = scheduler.schedule()
     assert step is not None
     scheduler.check()

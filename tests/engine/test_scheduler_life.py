@@ -1,4 +1,4 @@
-"""What runs in the next step: any order of events, against a plain model of all the rules."""
+"""The scheduler under random event sequences, against a reference model of all rules."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STEPS_ON_THE_WAY = 3
 
 
 class Life(RuleBasedStateMachine):
-    """Any order of events, beside a model of what has to come out.
+    """Random event sequences, compared with a reference model.
 
-    The model keeps who arrived, which group had its turn when, who holds which slot, whose prompt
-    has the next turn, and which slots are idle since when; it says what the next step must be.
+    The model tracks arrivals, the last turn of each group, slot owners, the order of prompts, and
+    since when slots are idle; it predicts the next step.
     """
 
     @initialize(
@@ -41,10 +41,10 @@ class Life(RuleBasedStateMachine):
         self.waiting: list[Request] = []
         self.time = 0
         self.turn_of: dict[str, int] = {}
-        """When each group that waits began to wait, or had its last turn."""
+        """When each waiting group started to wait, or had its last turn."""
         self.running: dict[int, Request] = {}
         self.turns: list[Request] = []
-        """Whose prompts are not in, the next one first."""
+        """Requests with unfinished prefill, the next one first."""
         self.idle: list[tuple[object, int]] = []
         """(user, slot), the least recently used first."""
         self.accepted: set[Request] = set()
@@ -67,7 +67,7 @@ class Life(RuleBasedStateMachine):
         self.next_step()
 
     def next_step(self) -> Optional[Step]:
-        """One step, which must be the one that the model expects."""
+        """Runs one step, which must be the one that the model expects."""
         expected = self.expected_step()
         step = self.scheduler.schedule()
         if expected == Step():

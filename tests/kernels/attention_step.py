@@ -1,4 +1,4 @@
-"""One step of attention: its tokens, everybody's caches, and what should come out, in float64."""
+"""One attention step: tokens, all users' caches, and the expected output in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BFLOAT16_EPSILON = 2.0**-9
 
 @dataclass(frozen=True)
 class Shape:
-    """What all tokens of a model have in common."""
+    """Parameters shared by all tokens of a model."""
 
     kv_heads: int = 2
     group: int = 2
@@ -35,13 +35,13 @@ class Shape:
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether queries and weights are rounded to bfloat16, too."""
+        """Whether queries and weights are also rounded to bfloat16."""
         return self.cache == "bfloat16" and native().glm_level() in (b"avx512bf16", b"amx")
 
 
 @dataclass(frozen=True)
 class Token:
-    """Whose it is, where its key and value go, how many positions it sees, its rotary positions."""
+    """A token's user, its cache position, its visible positions, and its rotary positions."""
 
     user: int
     position: int
@@ -50,7 +50,7 @@ class Token:
 
 
 def random_cache(shape: Shape, capacity: int, filled: int, seed: int) -> Cache:
-    """NaN where nothing was written so far."""
+    """NaN at positions not yet written."""
     generator = np.random.default_rng(seed)
     shapes = cache_shapes(shape.cache, 1, shape.kv_heads, capacity, shape.head_dim)
     keys, values = (np.zeros(one, STORED[shape.cache]) for one in shapes)
@@ -65,7 +65,7 @@ def random_cache(shape: Shape, capacity: int, filled: int, seed: int) -> Cache:
 
 @dataclass
 class Step:
-    """Some tokens; rows [tokens, ...] are theirs, in order."""
+    """Some tokens with their rows [tokens, ...], in order."""
 
     shape: Shape
     tokens: list[Token]
@@ -109,7 +109,7 @@ class Step:
         )
 
     def arguments(self, caches: list[Cache], height: int) -> list[NDArray[Any]]:
-        """As the operator takes them, with padding rows behind the tokens."""
+        """Operator inputs, with padding rows after the tokens."""
         shape, behind = self.shape, height - len(self.tokens)
         rows = np.concatenate([self.query, self.key, self.value], axis=1)
 
@@ -134,7 +134,7 @@ class Step:
         ]
 
     def run(self, caches: list[Cache], height: Optional[int] = None) -> NDArray[np.float32]:
-        """-> contexts [height, width]; writes into the caches."""
+        """Returns contexts [height, width]; writes into the caches."""
         height = height or len(self.tokens)
         width = self.shape.heads * self.shape.head_dim
         output = placed(np.full((height, width), np.nan, np.float32))
@@ -154,7 +154,7 @@ class Step:
         return x * cosine + x[:, :, self.partner] * sine
 
     def expected(self, caches: list[Cache]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Contexts, from the caches as the step left them, and how far off ours may be."""
+        """Expected contexts from the caches after the step, and the tolerance."""
         shape = self.shape
         queries = self.turned(self.query, shape.heads) * np.float64(np.float32(self.scale))
         contexts, errors = np.empty(queries.shape), np.empty(queries.shape)

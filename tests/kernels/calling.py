@@ -1,4 +1,4 @@
-"""Calls an operator as MindSpore does, with arrays of numpy."""
+"""Calls an operator as MindSpore does, with numpy arrays."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def native() -> ctypes.CDLL:
 
 
 def levels_here() -> list[str]:
-    """Those that this processor and the library have, the best one first; it is in use then."""
+    """Levels supported by this processor and the library, best first; activates the best."""
     found = [name for name in library.LEVELS if native().glm_force_level(name.encode())]
     native().glm_force_level(b"")
     return found
 
 
 def call(name: str, *arrays: NDArray[Any]) -> int:
-    """Inputs, then outputs, where they are -> 0, or what says that they were refused."""
+    """Calls an operator with inputs, then outputs, in place; returns 0, or the rejecting line."""
     count = len(arrays)
     shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
     pointer = ctypes.POINTER(ctypes.c_int64)
@@ -58,7 +58,7 @@ def call(name: str, *arrays: NDArray[Any]) -> int:
 
 
 def run(name: str, *inputs: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """One float32 output of `shape`; what the operator does not write stays NaN."""
+    """Returns one float32 output of `shape`; unwritten elements stay NaN."""
     output = placed(np.full(shape, np.nan, np.float32))
     code = call(name, *[placed(each) for each in inputs], output)
     assert code == 0, f"{name} refused its arguments in line {code} of its source"
@@ -66,10 +66,10 @@ def run(name: str, *inputs: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def number(value: float, dtype: Any = np.int32) -> NDArray[Any]:
-    """A tensor [1], as `used`, factors and epsilons are given."""
+    """A tensor [1], for `used`, factors and epsilons."""
     return np.array([value], dtype)
 
 
 def bits(array: NDArray[Any]) -> bytes:
-    """What is compared where answers must not differ at all."""
+    """Raw bytes, for bitwise comparison."""
     return np.ascontiguousarray(array).tobytes()

@@ -1,4 +1,4 @@
-"""The levels and thread counts that operators are tested with."""
+"""Levels and thread counts for operator tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kernels() -> ctypes.CDLL:
 
 @pytest.fixture(scope="module", params=levels_here() if PATH.exists() else ["no library"])
 def level(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> Iterator[str]:
-    """Each one that is here; of the others test_library.py reports that they are not."""
+    """Each available level; test_library.py reports the missing ones."""
     assert kernels.glm_force_level(request.param.encode())
     kernels.glm_set_threads(THREADS)
     yield request.param
@@ -30,7 +30,7 @@ def level(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> Iterator[str]
 
 @pytest.fixture
 def best_level(kernels: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
-    """For tests that change the level or the threads themselves."""
+    """For tests that change the level or the thread count."""
     kernels.glm_set_threads(THREADS)
     yield kernels
     kernels.glm_force_level(b"")

@@ -1,4 +1,4 @@
-"""Random weights in groups, as blocks of a file, and the values that they stand for."""
+"""Random group-quantised weights, as file blocks, and the values they represent."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.kernels.weights import pack_whole
 
 TYPES = {one.name.lower(): one for one in BLOCK_TYPES.values()}
 TYPES |= {"int4": int4.block_type(32), "int4_128": int4.block_type(128)}
-"""Name of a packed type -> how its blocks are stored, and what they stand for."""
+"""Name of a packed type -> storage of its blocks, and their values."""
 
 HALVES = {
     **{"q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2)},
     **{"q6_k": (208,), "int4": (0,), "int4_128": (0,)},
 }
-"""At which bytes of a block there are float16."""
+"""Byte offsets of float16 numbers in a block."""
 
 DTYPES = tuple(HALVES)
 
@@ -30,8 +30,8 @@ Split = tuple[NDArray[Any], NDArray[Any], Optional[NDArray[Any]]]
 
 
 def split(dtype: str, blocks: NDArray[np.uint8]) -> Split:
-    """Blocks [blocks, bytes] -> whole numbers [blocks, inputs], and float32 [blocks, groups]: what
-    those of a group are multiplied with, and what is added then, if anything is."""
+    """Blocks [blocks, bytes] -> integers [blocks, inputs], and float32 [blocks, groups]: the scale
+    of each group, and the offset added afterwards, if any."""
     scale = half(blocks, 0)
     if dtype == "q8_0":
         return blocks[:, 2:].view(np.int8), scale, None
@@ -61,7 +61,7 @@ class GroupWeight:
 
     @staticmethod
     def random(dtype: str, outputs: int, count: int, seed: int = 0) -> GroupWeight:
-        """Every bit random, but scales finite: usual ones and, now and then, delicate ones."""
+        """Random bits, but finite scales: usual ones and occasionally edge cases."""
         generator, block_type = np.random.default_rng(seed), TYPES[dtype]
         shape = (outputs, count)
         blocks = generator.integers(0, 256, (*shape, block_type.bytes), np.uint8)

@@ -13,13 +13,13 @@ from tests.kernels.memory import placed
 from tests.kernels.weights import round_to_bfloat16
 
 NAN = 0xFF
-"""Bytes that are NaN in float32 and in bfloat16; int8 has a scale that is NaN then."""
+"""Bytes that are NaN in float32 and bfloat16; in int8 they make the scale NaN."""
 
 
 @dataclass
 class Cache:
     """Of a cell of one user: [1, kv_heads, tiles, numbers, TILE] and [1, kv_heads, capacity,
-    numbers]. A cell of several users has as many in front."""
+    numbers]. A cell of several users has that many in the first dimension."""
 
     keys: NDArray[Any]
     values: NDArray[Any]
@@ -37,7 +37,7 @@ class Cache:
         return widened(keys, self.dtype), widened(values, self.dtype)
 
     def rows(self, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The same as they are kept, [kv_heads, count, bytes], the scale first."""
+        """The same as stored, [kv_heads, count, bytes], the scale first."""
         scales, numbers = self._key_bytes()
         heads, tiles = numbers.shape[:2]
         rows = np.moveaxis(numbers, 2, 3).reshape(heads, tiles, TILE, -1)
@@ -45,7 +45,7 @@ class Cache:
         return rows[:, :count], bytes_of(self.values[0, :, :count])
 
     def forget(self, position: int) -> None:
-        """All bits of a position become those of NaN."""
+        """Sets all bits of a position to NaN."""
         tile, lane = divmod(position, TILE)
         scales, numbers = self._key_bytes()
         scales[:, tile, lane] = numbers[:, tile, :, lane] = NAN
@@ -77,7 +77,7 @@ def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def rounded(rows: NDArray[np.float32], dtype: str) -> NDArray[np.uint8]:
-    """Rows [..., head_dim] as a cache of this type has them, [..., bytes]."""
+    """Rows [..., head_dim] as stored in a cache of this type, [..., bytes]."""
     if dtype == "float32":
         return bytes_of(rows)
     if dtype == "bfloat16":

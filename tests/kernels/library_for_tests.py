@@ -1,4 +1,4 @@
-"""A plugin of pytest (`-p`): the package uses the library that `calling.py` names, not its own."""
+"""A pytest plugin (`-p`): makes the package use the library named in `calling.py`."""
 
 from glm_multiuser.backends.native import library
 from tests.kernels.calling import PATH

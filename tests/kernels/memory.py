@@ -1,6 +1,6 @@
-"""Arrays that end where their memory ends: one number further there is nothing to read.
+"""Arrays that end at the end of mapped memory, so out-of-bounds reads fail.
 
-That also leaves them at any multiple of their own size, not at one of 64 bytes.
+They are therefore aligned only to their element size, not to 64 bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 NO_ACCESS = 0
 
 SANITIZED = "GLM_MULTIUSER_TEST_SANITIZED" in os.environ
-"""AddressSanitizer knows where memory ends that was allocated the usual way, and only of that."""
+"""AddressSanitizer only knows the bounds of normally allocated memory."""
 
 
 def placed(array: Any, announced: Optional[tuple[int, ...]] = None) -> NDArray[Any]:
-    """A copy at the end of its memory, which may pretend to be larger: `announced`."""
+    """A copy at the end of its memory, which may claim a larger shape: `announced`."""
     array = np.ascontiguousarray(array)
     if SANITIZED:
         copy = array.copy()

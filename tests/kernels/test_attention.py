@@ -1,4 +1,4 @@
-"""Attention over every user's own cache, against float64 and against itself."""
+"""Attention over each user's cache, against float64 and against itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ shapes = st.builds(
 
 @st.composite
 def mixtures(draw: Any) -> tuple[Step, list[Cache]]:
-    """Users that decode and users that bring prompts, in one step.
+    """Decoding users and users with prompts, in one step.
 
     The tokens of a prompt see those before them, or all of it.
     """

@@ -1,4 +1,4 @@
-"""The build: what it does without a compiler, with an old one, and with sources that are wrong."""
+"""The build without a compiler, with an old one, and with broken sources."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The other tests of kernels, at levels that this processor may not have: their instructions are
-emulated. That takes AVX2."""
+"""Runs the other kernel tests at levels that this processor may lack, with emulated instructions.
+Requires AVX2."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Weights in groups give what the same numbers give in float32: the same bits, or where products
-are computed on tiles, as much as float32 can say."""
+"""Group-quantised weights give the same results as the same numbers in float32: the same bits, or
+equal within float32 accuracy for tile products."""
 
 from __future__ import annotations
 

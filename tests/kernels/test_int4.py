@@ -1,4 +1,4 @@
-"""Quantising weights: nearer than usual ways to round, as near as ggml, exact where it can be."""
+"""Weight quantisation: better than plain rounding, as good as ggml, exact where possible."""
 
 from __future__ import annotations
 

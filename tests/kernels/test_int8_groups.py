@@ -1,4 +1,4 @@
-"""Products of int8 inputs and weights in groups: sums of groups are whole numbers, so every bit is
+"""Products of int8 inputs and group-quantised weights: sums of groups are integers, so every bit is
 known."""
 
 from __future__ import annotations

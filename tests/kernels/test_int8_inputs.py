@@ -1,4 +1,4 @@
-"""Products of int8 inputs and int8 weights: whole numbers, so every bit is known."""
+"""Products of int8 inputs and int8 weights: integers, so every bit is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the library is opened: what its environment variables say, and what happens without it."""
+"""Opening the library: its environment variables, and behaviour without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other tests of kernels, with a library that was compiled with other choices."""
+"""Runs the other kernel tests with a library built with other compiler options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Inputs that an operator packs for the next product, which has the same bits with them as with
-float32 inputs."""
+"""Inputs packed by an operator for the next product, which gives the same bits as with float32
+inputs."""
 
 from __future__ import annotations
 

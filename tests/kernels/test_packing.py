@@ -1,4 +1,4 @@
-"""Weights as the kernels read them: nothing gets lost but what the type cannot hold."""
+"""Packed weights: nothing is lost beyond the precision of the type."""
 
 from __future__ import annotations
 

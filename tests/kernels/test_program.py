@@ -1,4 +1,4 @@
-"""Programs: what they compute has the bits of their kernels, called one by one."""
+"""Programs give the same bits as their kernels called one by one."""
 
 from __future__ import annotations
 

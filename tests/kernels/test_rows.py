@@ -1,4 +1,4 @@
-"""Everything that happens to one row at a time: embedding, norms, SwiGLU, the next token."""
+"""Row-wise operators: embedding, norms, SwiGLU, the next token."""
 
 from __future__ import annotations
 

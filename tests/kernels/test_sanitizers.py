@@ -1,4 +1,4 @@
-"""The other tests of operators, with a library that AddressSanitizer and UBSan watch."""
+"""Runs the other operator tests with a library built with AddressSanitizer and UBSan."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Prints a checksum of each product on tiles, and of attention, with the library that `calling.py`
-finds."""
+"""Prints checksums of tile products and of attention, with the library found by `calling.py`."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ ROWS = (1, 5, 6, 40)
 """Times weights in groups."""
 
 HEADS = ((1, 64), (2, 80), (7, 20))
-"""Query heads that share keys, numbers of each."""
+"""Query heads per KV head, head dimension."""
 TOKENS = (1, 3, 40)
 
 
 def attended(group: int, head_dim: int, count: int, factor: float) -> bytes:
-    """Contexts of the last tokens of a prompt. Nothing is rotated: that is no product on tiles."""
+    """Contexts of the last tokens of a prompt. No rotary embedding, which uses no tiles."""
     shape = Shape(kv_heads=2, group=group, head_dim=head_dim, cache="bfloat16")
     tokens = [Token(0, place, place + 1, (0,)) for place in range(150, 150 + count)]
     step = Step.random(shape, tokens, seed=count)

@@ -1,4 +1,4 @@
-"""Weights packed, and read back number by number, as the docstring of `packing` describes them."""
+"""Packs weights, and reads them back element by element, in the layout documented in `packing`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def round_to_bfloat16(values: Any) -> NDArray[np.float64]:
-    """To nearest, ties to even, worked out in float64."""
+    """Rounds to nearest, ties to even, computed in float64."""
     exact = np.asarray(values, np.float64)
     _, exponents = np.frexp(np.where(np.isfinite(exact), exact, 0.0))
     units = np.ldexp(1.0, np.maximum(exponents - 8, -126 - 7))
@@ -26,14 +26,14 @@ def round_to_bfloat16(values: Any) -> NDArray[np.float64]:
 
 
 OUTLIERS = 4
-"""Inputs of a row that are not rounded to int8."""
+"""Outliers per row, which are not rounded to int8."""
 
 
 def round_to_int8(
     x: NDArray[np.float32],
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """float32 [rows, inputs] -> whole numbers up to 127, the scales of rows, [rows, 1], and where
-    the outliers are, [rows, up to OUTLIERS], the largest first; their whole numbers are 0."""
+    """float32 [rows, inputs] -> integers up to 127, row scales [rows, 1], and the positions of the
+    outliers [rows, up to OUTLIERS], the largest first; their integers are 0."""
     places = np.argsort(-np.abs(x), axis=1, kind="stable")[:, :OUTLIERS]
     others = x.copy()
     np.put_along_axis(others, places, np.float32(0), axis=1)
@@ -51,14 +51,14 @@ def pack_whole(packing: AnyPacking, weight: NDArray[Any]) -> NDArray[Any]:
 
 
 def int8_numbers(packing: Packing, packed: NDArray[Any]) -> NDArray[np.int64]:
-    """[outputs, inputs], without the filling: the whole numbers of int8 weights."""
+    """[outputs, inputs], without padding: the integers of int8 weights."""
     scales = np.ascontiguousarray(packed[:, : 4 * PANEL]).view(np.float32).reshape(-1)
     scales = scales[: packing.outputs, None].astype(np.float64)
     return np.rint(unpacked(packing, packed) / scales).astype(np.int64)
 
 
 def unpacked_bits(packing: Packing, packed: NDArray[Any]) -> NDArray[Any]:
-    """[outputs, inputs], without the filling, of a type without scales."""
+    """[outputs, inputs], without padding, for a type without scales."""
     output, column = np.meshgrid(
         np.arange(packing.outputs), np.arange(packing.inputs), indexing="ij"
     )
@@ -69,7 +69,7 @@ def unpacked_bits(packing: Packing, packed: NDArray[Any]) -> NDArray[Any]:
 
 
 def unpacked(packing: Packing, packed: NDArray[Any]) -> NDArray[np.float64]:
-    """[outputs, inputs], without the filling."""
+    """[outputs, inputs], without padding."""
     if packing.dtype == "bfloat16":
         wide = unpacked_bits(packing, packed).view(np.uint16).astype(np.uint32) << np.uint32(16)
         return wide.view(np.float32).astype(np.float64)

@@ -1,4 +1,4 @@
-"""The official client of the Messages API, and reading its responses strictly."""
+"""The official client of the Messages API, and strict parsing of its responses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calls_of(message: Message) -> list[tuple[str, Any]]:
 
 
 def named_events(url: str, path: str, **body: Any) -> list[dict[str, Any]]:
-    """The data of all events of a stream, each of which is named by its type."""
+    """The data of all events in a stream, each named by its type."""
     body = {**body, "stream": True}
     with httpx.stream("POST", url + path, json=body, **OPTIONS) as response:
         assert response.status_code == 200, response.read()
@@ -55,7 +55,7 @@ def named_events(url: str, path: str, **body: Any) -> list[dict[str, Any]]:
 
 
 def unknown_fields(value: Any) -> Iterable[str]:
-    """Names of fields that the client's types do not have."""
+    """Field names missing in the client's types."""
     if isinstance(value, BaseModel):
         yield from value.model_extra or ()
         for name in type(value).model_fields:

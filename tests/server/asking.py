@@ -1,4 +1,4 @@
-"""What tests need to ask a server, to go away in the middle, and to see that nothing stays."""
+"""Helpers to query a server, to disconnect mid-request, and to check for leaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.server.in_process import PATIENCE, InProcessServer, mock_llm, wait_un
 Result = TypeVar("Result")
 
 ANSWER_TOKENS = 64
-"""The most tokens of an answer of `mock_llm`."""
+"""Maximum tokens of an answer of `mock_llm`."""
 FAILS = "\x00"
 """A prompt with this character gets NaN in the middle of its answer; see `FailingTokenizer`."""
 
@@ -38,11 +38,11 @@ RED, BLUE = ({"authorization": f"Bearer {key}"} for key in KEYS.values())
 HTTP = httpx.Client(
     timeout=PATIENCE, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
 )
-"""A client that leaves no connection behind."""
+"""A client without keep-alive connections."""
 
 
 class FailingTokenizer(FakeTokenizer):
-    """Can say the token that makes the model's logits NaN."""
+    """Can encode the token that makes the model's logits NaN."""
 
     def encode(self, text: str) -> list[int]:
         plain = super().encode(text)
@@ -57,20 +57,20 @@ def llm_that_fails(settings: ModelSettings, **options: Any) -> MultiUserLLM:
 
 
 def tokens_alone(prompt: str, history: Sequence[Any] = ()) -> list[int]:
-    """The tokens of a mock with no other request."""
+    """A mock's tokens without concurrent requests."""
     prompt_ids = FakeTokenizer().encode_prompt(prompt, history)
     return alone(prompt_ids, temperature=0.0, max_tokens=ANSWER_TOKENS).token_ids
 
 
 @cache
 def answer_alone(prompt: str) -> str:
-    """What a mock answers with no other request."""
+    """A mock's answer without concurrent requests."""
     return FakeTokenizer().decode([token for token in tokens_alone(prompt) if token != EOS])
 
 
 @cache
 def long_prompts(count: int) -> list[str]:
-    """Prompts whose answers are as long as they may be."""
+    """Prompts with answers of maximum length."""
     found: list[str] = []
     number = 0
     while len(found) < count:
@@ -82,13 +82,13 @@ def long_prompts(count: int) -> list[str]:
 
 
 def post(server: Any, path: str, body: Any, **headers: str) -> httpx.Response:
-    """Sends JSON and waits for the whole answer; a header's name has `_` for `-`."""
+    """Posts JSON and waits for the whole response; header names have `_` for `-`."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return HTTP.post(server.url + path, json=body, headers=named)
 
 
 def ask(server: Any, prompt: str, **fields: Any) -> httpx.Response:
-    """Asks the simple API."""
+    """Calls the simple API."""
     return post(server, "/", {"prompt": prompt, **fields})
 
 
@@ -112,18 +112,18 @@ def get(server: Any, path: str, **headers: str) -> httpx.Response:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The JSON of an event stream."""
+    """Parses the JSON events of a stream."""
     lines = [line[len("data: ") :] for line in text.split("\n") if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
 
 
 def streamed_text(text: str) -> str:
-    """The deltas of a stream of the simple API, joined."""
+    """The joined deltas of a simple API stream."""
     return "".join(event["delta"] for event in events_of(text))
 
 
 def in_background(function: Callable[..., Result], *args: Any, **options: Any) -> Future[Result]:
-    """Calls it in a thread of its own."""
+    """Calls a function in its own thread."""
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -137,11 +137,11 @@ def in_background(function: Callable[..., Result], *args: Any, **options: Any) -
 
 
 class Wire:
-    """A connection whose bytes and end the test decides on.
+    """A raw connection controlled by the test.
 
     Args:
         url: of the server.
-        receive_buffer: bytes that the kernel takes in while the test reads nothing.
+        receive_buffer: size of the kernel's receive buffer in bytes.
     """
 
     def __init__(self, url: str, receive_buffer: Optional[int] = None) -> None:
@@ -158,7 +158,7 @@ class Wire:
         self._socket.sendall(content)
 
     def request(self, path: str, body: Any, method: str = "POST", **headers: str) -> Wire:
-        """Sends a request with JSON in it."""
+        """Sends a request with a JSON body."""
         content = json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -167,19 +167,19 @@ class Wire:
         return self
 
     def read(self, size: int = 65536) -> bytes:
-        """What has come, at most `size` bytes; empty at the end."""
+        """Reads at most `size` bytes; empty at the end."""
         content = self._socket.recv(size)
         self.received += content
         return content
 
     def read_until(self, mark: bytes) -> bytes:
-        """Everything so far, as soon as `mark` is in it."""
+        """Reads until `mark` is received; returns everything so far."""
         while mark not in self.received:
             assert self.read(), f"the connection ended before {mark!r}: {self.received!r}"
         return self.received
 
     def read_to_end(self) -> bytes:
-        """Everything, when the server has closed the connection."""
+        """Reads until the server closes the connection; returns everything."""
         try:
             while self.read():
                 pass
@@ -191,22 +191,22 @@ class Wire:
         self._socket.close()
 
     def reset(self) -> None:
-        """Ends the connection with RST instead of FIN."""
+        """Closes the connection with RST instead of FIN."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
 
 def open_files(pid: Optional[int] = None) -> int:
-    """File descriptors of a process; None: of this one."""
+    """Number of open file descriptors; None: of this process."""
     return len(os.listdir(f"/proc/{pid or 'self'}/fd"))
 
 
 LASTING_TASKS = {"_shutdown_watcher", "InProcessServer.call.<locals>.run"}
-"""One watches for the end of the process from the first stream on; the other is who asks."""
+"""The first watches for shutdown from the first stream on; the other is the caller itself."""
 
 
 def tasks_of(server: InProcessServer) -> list[str]:
-    """What runs on the server's event loop, by name."""
+    """Names of the tasks on the server's event loop."""
 
     def names() -> list[str]:
         return sorted(task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore
@@ -215,7 +215,7 @@ def tasks_of(server: InProcessServer) -> list[str]:
 
 
 def is_idle(server: InProcessServer) -> bool:
-    """Whether every counter of the service is at zero, between two turns of its event loop."""
+    """Whether all counters of the service are zero, checked on its event loop."""
     service = server.service
 
     def idle() -> bool:
@@ -227,20 +227,20 @@ def is_idle(server: InProcessServer) -> bool:
 
 
 def is_quiet(server: InProcessServer) -> bool:
-    """Whether it also has nothing left to do for a response that was sent: its line in the log."""
+    """Whether the server is idle and has also finished the log lines of sent responses."""
     return is_idle(server) and not any("run_asgi" in name for name in tasks_of(server))
 
 
 def errors_of(server: InProcessServer) -> list[Any]:
-    """Of each request that runs the error that it was aborted with; None if it was not."""
+    """The abort error of each running request; None if it was not aborted."""
     running = server.service._running
-    # An abort is a turn of the event loop: from the outside half of one could be seen.
+    # On the event loop: other threads could observe a partial abort.
     return list(server.call(lambda: [one._error for one, _ in running.values()]))
 
 
 @contextmanager
 def nothing_stays(server: InProcessServer) -> Iterator[None]:
-    """After its block the server is as it was before: no request, task or open file more."""
+    """Checks that its block leaves no request, task or open file behind."""
     wait_until(lambda: is_quiet(server))
     tasks, files = tasks_of(server), open_files()
 

@@ -1,4 +1,4 @@
-"""A server around a model in numpy, the official client of its OpenAI API."""
+"""A server with a numpy model, and the official client for its OpenAI API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server.openai_reading import OTHER, sync_client
 
 @pytest.fixture(scope="module")
 def mock() -> Iterator[InProcessServer]:
-    """One for all tests of a file; they leave it as it was."""
+    """Shared by all tests of a file, which do not change its state."""
     with in_process_server(mock_settings(users=4, max_queue=64, names=(MODEL, OTHER))) as server:
         yield server
 

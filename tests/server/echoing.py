@@ -1,7 +1,7 @@
-"""A model that answers with the last message, byte by byte: a test writes its answers itself.
+"""A model that echoes the last message byte by byte, so tests determine its answers.
 
-Its tokenizer is that of ChatGLM3 as far as answers go, so a test's text can have a blank header,
-call a tool, or do what only looks like it. It is causal, so sessions reuse what their slots hold.
+Its tokenizer parses answers like ChatGLM3's, so a test's text can have a blank header, call a tool,
+or contain text that only looks like a call. It is causal, so sessions use the prefix cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.engine.mock_runner import MockRunner
 SEQ_LENGTH = 4096
 BYTES = 256
 END, MESSAGE, NEXT = BYTES, BYTES + 1, BYTES + 2
-"""Ids behind those of the bytes: of the end, of the beginning of a message, and of `SEPARATOR`."""
+"""Ids after the byte ids: end, beginning of a message, and `SEPARATOR`."""
 VOCAB = BYTES + 3
 CHUNK = 64
 
@@ -72,7 +72,7 @@ def _encode(text: str) -> list[int]:
 
 
 class TaggedEchoTokenizer(EchoTokenizer):
-    """Its answers are those of Qwen2.5."""
+    """Parses answers like Qwen2.5's."""
 
     _strips_answers = False
 
@@ -83,7 +83,7 @@ class TaggedEchoTokenizer(EchoTokenizer):
 
 
 class EchoRunner(MockRunner):
-    """Fulfils `engine.runner.Runner`: whatever else a slot holds, it says the last message."""
+    """Implements `engine.runner.Runner`: echoes the last message, whatever else a slot holds."""
 
     vocab_size = VOCAB
 
@@ -99,7 +99,7 @@ class EchoRunner(MockRunner):
 
 
 def echo_llm(settings: ModelSettings, **options: Any) -> MultiUserLLM:
-    """In the place of `MultiUserLLM.from_pretrained`."""
+    """Replaces `MultiUserLLM.from_pretrained`."""
     config = replace(settings.engine, seq_length=SEQ_LENGTH)
     runner: Any = EchoRunner(config.users, chunk=CHUNK)
     params = SamplingParams(temperature=0.0)

@@ -1,11 +1,11 @@
-"""The command `serve` with faults built in: `python -m tests.server.faulty_server FAULTS serve`.
+"""The `serve` command with injected faults: `python -m tests.server.faulty_server FAULTS serve`.
 
-Faults, with commas:
-    nan: a prompt with `MARKER` finds NaN among its keys and values after its first token.
-    held: the real model, whose steps a test may hold (`tests.server.held_steps`).
-    loading: the real model; the steps that can be held are its graphs for prompts.
-    mock: a model in numpy, which is there at once, and whose steps can be held.
-    stuck: a model that takes for ever to load.
+Faults, comma-separated:
+    nan: a prompt with `MARKER` gets NaN in its KV cache after its first token.
+    held: the real model, with steps that a test can block (`tests.server.held_steps`).
+    loading: the real model; the steps to block are its prefill graphs.
+    mock: a numpy model, ready at once, with steps that a test can block.
+    stuck: a model that never finishes loading.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A server whose steps a test can hold: streams then pause.
+"""A server whose steps a test can block, which pauses its streams.
 
-Each step reads a byte of a named pipe. While its other end is closed, steps do not wait.
+Each step reads a byte from a named pipe. While the other end is closed, steps do not wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def server_to_hold(
     """`glm-multiuser serve` with `arguments`; its pipe is in `folder`.
 
     Args:
-        fault: one of `tests.server.faulty_server` whose steps can be held, or several with commas.
+        fault: one of `tests.server.faulty_server` with blockable steps, or several with commas.
         options: of `ServerProcess`.
     """
     command = (sys.executable, "-m", "tests.server.faulty_server", fault, "serve")
@@ -35,9 +35,9 @@ def server_to_hold(
 
 @contextmanager
 def held_steps(folder: Path) -> Iterator[Callable[[int], None]]:
-    """Holds the steps of the server there until the end; calls let it make so many of them.
+    """Blocks the steps of the server in `folder`; yields a function that allows some of them.
 
-    It may begin before the server does.
+    May start before the server.
     """
     pipe = os.open(_pipe(folder), os.O_RDWR | os.O_NONBLOCK)
     with suppress(BlockingIOError):  # what an earlier test let the server make, and it did not need
@@ -53,7 +53,7 @@ def held_steps(folder: Path) -> Iterator[Callable[[int], None]]:
 
 
 def wait_for_steps() -> Callable[[], None]:
-    """In the server: what every step has to call first."""
+    """In the server: returns the function that every step calls first."""
     # Opening does not block; reads block once the other end is open.
     pipe = os.open(os.environ[VARIABLE], os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(pipe, True)

@@ -1,4 +1,4 @@
-"""Requests over every protocol, each by a client that knows nothing of the others."""
+"""Requests over every protocol, each with its own client."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Ask:
 
     Attributes:
         protocol: a name in `PROTOCOLS`.
-        session: whose slot; None: any.
-        leave_after: pieces after which the client goes away; None: it stays.
+        session: the session; None: any slot.
+        leave_after: number of pieces before the client disconnects; None: it stays.
     """
 
     protocol: str
@@ -37,14 +37,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a client heard: the text, and why it ended (None: it went away, or is not told)."""
+    """A client's result: text and finish reason (None: disconnected, or not reported)."""
 
     text: str
     finish_reason: Optional[str]
 
 
 class Clients:
-    """The clients of one thread, to be closed at its end."""
+    """The clients of one thread, closed at its end."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -62,7 +62,7 @@ class Clients:
         self.anthropic.close()
 
     def ask(self, ask: Ask) -> Heard:
-        """The whole answer, or as much of it as the client stayed for."""
+        """The answer, up to a disconnect."""
         return PROTOCOLS[ask.protocol](self, ask)
 
 
@@ -153,7 +153,7 @@ def _responses(clients: Clients, ask: Ask) -> Heard:
 
 
 def _events(clients: Clients, path: str, ask: Ask, body: dict[str, Any]) -> Iterator[Any]:
-    """Events of a stream, until the client goes away."""
+    """Events of a stream, until the client disconnects."""
     with clients.http.stream("POST", path, json=body, headers=_headers(ask)) as response:
         response.raise_for_status()
         count = 0
@@ -244,4 +244,4 @@ PROTOCOLS: dict[str, Callable[[Clients, Ask], Heard]] = {
     "step": _step,
 }
 CAN_BE_LEFT = ("chat", "messages", "responses", "generate_stream", "simple", "step")
-"""Whose clients can go away in the middle of an answer."""
+"""Protocols whose clients can disconnect in the middle of an answer."""

@@ -1,6 +1,6 @@
-"""A server that has loaded no model, in a process of its own: `python -m tests.server.idle_server`.
+"""A server process without a model: `python -m tests.server.idle_server`.
 
-It does not import MindSpore, so its memory is what connections and requests need.
+It does not import MindSpore, so its memory is that of connections and requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The server in a thread of the test's own process, around a model in numpy: starts in no time.
+"""The server with a numpy model, in a thread of the test process, for fast starts.
 
-Clients reach it through real sockets; the test reaches its engine, and can hold it at every step.
+Clients use real sockets; tests can access the engine and block it at every step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mock_llm(
     runner_class: type[MockRunner] = MockRunner,
     **options: Any,
 ) -> MultiUserLLM:
-    """A model in numpy in the place of `MultiUserLLM.from_pretrained`; causal with a chunk."""
+    """A numpy model that replaces `MultiUserLLM.from_pretrained`; causal with a chunk."""
     config = replace(settings.engine, seq_length=SEQ_LENGTH)
     runner: Any = runner_class(config.users, before, chunk=chunk)
     params = params or SamplingParams(temperature=0.0, max_tokens=64)
@@ -47,7 +47,7 @@ def mock_llm(
 def mock_settings(
     users: int = 2, max_queue: int = 4, names: tuple[str, ...] = (MODEL,), **settings: Any
 ) -> ServerSettings:
-    """Settings of a server with models in numpy; `limits` is a dict."""
+    """Settings of a server with numpy models; `limits` is a dict."""
     limits = Limits(**settings.pop("limits", {}))
     engine = EngineConfig(users, SEQ_LENGTH, max_queue=max_queue)
     models = tuple(ModelSettings(name, FOLDER, engine) for name in names)
@@ -57,11 +57,11 @@ def mock_settings(
 
 
 class InProcessServer:
-    """A running server. What it does takes no notice of how busy the machine is.
+    """A running server, whose behaviour does not depend on the machine's load.
 
     Attributes:
-        url: where it is.
-        service: what its protocols share; to be touched with `call` only.
+        url: its address.
+        service: shared by its protocols; access it only through `call`.
     """
 
     def __init__(self, life: ServerLifecycle, loop: asyncio.AbstractEventLoop) -> None:
@@ -71,7 +71,7 @@ class InProcessServer:
         self.loop = loop
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Runs a function on the server's event loop; its result."""
+        """Runs a function on the server's event loop and returns its result."""
 
         async def run() -> Any:
             return function()
@@ -82,11 +82,11 @@ class InProcessServer:
         return self.service.models.get(name).llm
 
     def wait_until_running(self, count: int) -> None:
-        """Returns as soon as so many requests are running."""
+        """Waits until `count` requests are running."""
         wait_until(lambda: self.service.running == count)
 
     def end(self) -> None:
-        """Asks it to drain and end."""
+        """Requests a graceful shutdown."""
         self.loop.call_soon_threadsafe(self.life.request_stop)
 
 
@@ -96,7 +96,7 @@ def in_process_server(
     open_llm: Callable[..., MultiUserLLM] = mock_llm,
     ready: bool = True,
 ) -> Iterator[InProcessServer]:
-    """A server in a thread; ended at the end of the block, where its errors are raised."""
+    """A server in a thread; stopped at the end of the block, which raises its errors."""
     settings = settings or mock_settings()
     begun: Future[InProcessServer] = Future()
 

@@ -1,4 +1,4 @@
-"""How the tests ask a mock over KServe v2."""
+"""Helpers to query a mock over KServe v2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def column(name: str, *values: Any, datatype: str = "BYTES", shape: Any = None) 
 
 
 def infer(server: InProcessServer, *inputs: dict[str, Any], **fields: Any) -> Any:
-    """The outputs {name: data}; a refusal is a failure of the test."""
+    """Returns the outputs {name: data}; a rejection fails the test."""
     answer = post(server, f"{PATH}/infer", {"inputs": list(inputs), **fields})
     assert answer.status_code == 200, answer.text
     return {output["name"]: output["data"] for output in answer.json()["outputs"]}
@@ -38,19 +38,19 @@ def refusal(server: InProcessServer, body: Any, path: str = "infer", **headers: 
 
 
 def compact(value: Any) -> str:
-    """JSON as a history has it."""
+    """JSON in the format of a history."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def answer_to(prompt: str, history: Any = (), **params: Any) -> str:
-    """What a mock answers with no other request."""
+    """A mock's answer without concurrent requests."""
     wanted = {"temperature": 0.0, "max_tokens": ANSWER_TOKENS, **params}
     tokens = alone(FakeTokenizer().encode_prompt(prompt, history), **wanted).token_ids
     return FakeTokenizer().decode([token for token in tokens if token != EOS])
 
 
 class HeldOpening:
-    """Opens mocks, but only when the test lets it."""
+    """Opens mocks when the test allows it."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
@@ -71,5 +71,5 @@ def states(server: InProcessServer, **body: Any) -> dict[str, str]:
 
 
 def generate(server: InProcessServer, prompt: str = "hello") -> Any:
-    """Asks the generate extension."""
+    """Calls the generate extension."""
     return post(server, f"{PATH}/generate", {"prompt": prompt})

@@ -1,4 +1,4 @@
-"""Reading responses of `/v1/*`: by the official client, and strictly by its types."""
+"""Parses responses of `/v1/*` with the official client, and strictly by its types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS: Any = {
     "verify": False,
 }  # reading certificates takes longer than asking
 OTHER = "other"
-"""The second model of the server that these tests ask."""
+"""The second model of the tested server."""
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
@@ -48,7 +48,7 @@ def question(text: str) -> list[ChatCompletionMessageParam]:
 
 
 def parse(kind: type[Parsed], data: Any, vendor: Iterable[str] = ()) -> Parsed:
-    """Reads JSON by a type of the client: no other types of values, no fields but `vendor`."""
+    """Parses JSON strictly by a type of the client; of unknown fields only `vendor` is allowed."""
     parsed = kind.model_validate_json(json.dumps(data), strict=True)
     unknown = set(_unknown_fields(parsed)) - set(vendor)
     assert not unknown, f"{kind.__name__} has no {unknown}"
@@ -67,7 +67,7 @@ def _unknown_fields(value: Any) -> Iterable[str]:
 
 @dataclass
 class Choice:
-    """One answer, whole or joined from its chunks; of calls the names and arguments."""
+    """One answer, whole or joined from its chunks; calls as names and arguments."""
 
     text: str = ""
     finish_reason: Optional[str] = None
@@ -134,7 +134,7 @@ def _calls(message: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def ask_streaming(url: str, path: str, **body: Any) -> Answer:
-    """A streamed response, joined; fails where its chunks are not as OpenAI's."""
+    """Joins a streamed response; fails if its chunks are not in OpenAI's format."""
     chunks = stream_chunks(url, path, **body)
     first = chunks[0]
     usage = None
@@ -187,7 +187,7 @@ def _add(choice: Choice, entry: dict[str, Any], path: str, chunk: Any, is_first:
 
 
 def _add_call(choice: Choice, call: dict[str, Any]) -> None:
-    """Begins a call, or goes on with the last one."""
+    """Starts a call, or continues the last one."""
     if "id" in call:
         assert call["index"] == len(choice.tool_calls)
         choice.tool_calls += _calls({"tool_calls": [call]})
@@ -208,7 +208,7 @@ def _joined(known: Any, new: Any) -> Any:
 
 
 def stream_chunks(url: str, path: str, **body: Any) -> list[dict[str, Any]]:
-    """All chunks of a stream that ends well."""
+    """All chunks of a complete stream."""
     *chunks, last = stream_events(url, path, **body)
     assert last == "[DONE]"
     return [json.loads(chunk) for chunk in chunks]
@@ -225,7 +225,7 @@ def stream_events(url: str, path: str, **body: Any) -> list[str]:
 
 
 def ask_both_ways(url: str, path: str, **body: Any) -> Answer:
-    """The answer of a request that must be the same streamed and not."""
+    """The answer to a request, which must be identical streamed and not."""
     options = {"stream_options": {"include_usage": True}}
     whole, streamed = ask(url, path, **body), ask_streaming(url, path, **body, **options)
     for choice in whole.choices.values():

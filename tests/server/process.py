@@ -1,4 +1,4 @@
-"""The real command as a process, with what it logs."""
+"""The real command as a process, with its log."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ServerProcess:
 
     Args:
         arguments: of the command.
-        command: what to run instead of it.
-        environment: variables beside our own.
-        ready: whether to wait until it takes requests.
-        folder: that it is started in.
+        command: replaces the command.
+        environment: additional variables.
+        ready: whether to wait until it accepts requests.
+        folder: working directory.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class ServerProcess:
         return self.process.pid
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What the log says under this name so far."""
+        """The log lines with this name so far."""
         parsed = [json.loads(line) for line in list(self.lines) if line.startswith("{")]
         return [line for line in parsed if line["event"] == name]
 
     def wait_for(self, name: str, count: int = 1) -> dict[str, Any]:
-        """The log line number `count` of this name, as soon as it is there."""
+        """Waits for log line number `count` of this name and returns it."""
 
         def found() -> dict[str, Any]:
             lines = self.events(name)
@@ -91,13 +91,13 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = END_SECONDS) -> int:
-        """The exit code."""
+        """Returns the exit code."""
         code = self.process.wait(timeout)
         self._reader.join(timeout)
         return code
 
     def stop(self) -> int:
-        """Asks it to end, as a service manager does; the exit code."""
+        """Stops it as a service manager does; returns the exit code."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -106,7 +106,7 @@ class ServerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Harmless when it has ended."""
+        """No-op after its exit."""
         self.process.kill()
         self.process.wait(END_SECONDS)
         self._reader.join(END_SECONDS)

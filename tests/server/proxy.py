@@ -1,4 +1,4 @@
-"""A TCP proxy that does to connections what bad networks do."""
+"""A TCP proxy that simulates bad networks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to every connection.
+    """Faults of every connection.
 
     Attributes:
-        delay: seconds before each piece goes on, in both directions.
-        piece: bytes that go on at once.
-        cut_request, cut_response: bytes of that direction after which both sides are cut off.
-        stall_response: bytes of the response after which nothing is read from the server.
-        reset: whether to cut by RST instead of FIN.
+        delay: seconds before each piece is forwarded, in both directions.
+        piece: bytes forwarded at once.
+        cut_request, cut_response: bytes of that direction before both sides are cut off.
+        stall_response: bytes of the response before reading from the server stops.
+        reset: whether to close with RST instead of FIN.
     """
 
     delay: float = 0.0
@@ -40,14 +40,14 @@ class Fault:
 
 
 class ChaosProxy:
-    """Listens on a free port of the loopback interface, and passes on to a server.
+    """Listens on a free port of the loopback interface, and forwards to a server.
 
     Args:
         url: of the server.
-        fault: what happens on the way.
+        fault: the simulated fault.
 
     Attributes:
-        url: where clients come.
+        url: address for clients.
     """
 
     def __init__(self, url: str, fault: Fault) -> None:

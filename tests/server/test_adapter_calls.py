@@ -1,4 +1,4 @@
-"""Calls of tools in `/v1/messages` and `/v1/responses`: several at once, and what is none."""
+"""Tool calls in `/v1/messages` and `/v1/responses`: several at once, and text that is no call."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fields that agents send to `/v1/responses` and `/v1/messages`: hints are accepted without effect.
 
-A hint of another type is rejected, and so is what a client would miss in the answer.
+Hints of a wrong type are rejected, and so are fields whose effect a client would miss.
 """
 
 from __future__ import annotations

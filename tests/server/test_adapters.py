@@ -1,4 +1,4 @@
-"""What `/v1/messages` and `/v1/responses` have in common with the chat, which answers them."""
+"""Behaviour that `/v1/messages` and `/v1/responses` share with chat completions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Requests in the form of Codex CLI and Claude Code are answered, over several turns.
 
-Their fields are those of the API's documentation and of the clients' public sources; a new version
-of a client may send more.
+The fields come from the API documentation and the clients' public sources; new client versions may
+send more.
 """
 
 from __future__ import annotations

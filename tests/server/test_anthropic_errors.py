@@ -1,4 +1,4 @@
-"""Errors of `/v1/messages`: each in Anthropic's form, whoever found it."""
+"""Errors of `/v1/messages` are in Anthropic's format, whatever raises them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory is available: this machine, and machines made of files."""
+"""Available memory on this machine, and on machines simulated by files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example of a client does what it says, against the real server."""
+"""Every client example works as documented, against the real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that takes too long ends with an error of its own, and gives back what it held."""
+"""A request past its deadline ends with its own error and frees its resources."""
 
 from __future__ import annotations
 

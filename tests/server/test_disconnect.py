@@ -1,4 +1,4 @@
-"""A client that goes away frees what it held, whatever it was waiting for."""
+"""A client that disconnects frees its resources, whatever it was waiting for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python in the pages about protocols runs as it stands, against the real server."""
+"""The Python code in the protocol pages runs unchanged against the real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key that sends as much as it can neither shuts others out nor makes them wait; mocks."""
+"""A key that floods the server neither starves nor delays other keys; with mocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.structured.random_model import chatglm3_llm
 pytestmark = pytest.mark.slow
 
 ATTACKERS = 256
-"""As many requests as one key may have at the same time."""
+"""Maximum concurrent requests per key."""
 REQUESTS = 5
 STEPS_OF_A_SECOND = 100
 """Of a model that needs 10 ms for a step."""

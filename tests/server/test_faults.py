@@ -1,4 +1,4 @@
-"""Bad networks, bad clients and NaN fail their own request and no other."""
+"""Bad networks, bad clients and NaN affect only their own request."""
 
 from __future__ import annotations
 

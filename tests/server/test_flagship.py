@@ -1,9 +1,8 @@
-"""The promise of this library over HTTP: the same answer alone and under load.
+"""The library's guarantee over HTTP: identical answers alone and under load.
 
 The real command with eight slots, sixteen clients with random arrivals, lengths, seeds and
-sessions, all protocols mixed, three in ten clients going away in the middle. Every answer that is
-finished must be the one that the same request gets alone, and afterwards nothing
-may be left of it.
+sessions, all protocols mixed, three in ten clients disconnecting midway. Every finished answer must
+equal that of the same request alone, and no resources may leak.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/health`, `/ping` and `/version`: what a load balancer gets in each state of a server."""
+"""`/health`, `/ping` and `/version` as seen by a load balancer in each server state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attackers send, done again, with numbers: a server with keys and clients without one."""
+"""Attacks with measured limits: clients without a key against a server with keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys: where they come from, and that nothing gives one away."""
+"""API keys: their sources, and that nothing leaks them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What this server makes of inferences where KServe v2 leaves it open; its model is a mock.
+"""Inference behaviour that KServe v2 leaves open; the model is a mock.
 
-What the protocol itself demands is tested by `tests/conformance`.
+`tests/conformance` tests the requirements of the protocol.
 """
 
 from __future__ import annotations

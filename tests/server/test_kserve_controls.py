@@ -1,4 +1,4 @@
-"""Statistics, metadata, and Triton's switches, as this server has them."""
+"""Statistics, metadata and Triton's settings in this server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's generate extension as this server has it."""
+"""Triton's generate extension in this server."""
 
 from __future__ import annotations
 

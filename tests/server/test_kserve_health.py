@@ -1,4 +1,4 @@
-"""Whether the server lives and is ready, while it starts, drains and fails; models are mocks."""
+"""Liveness and readiness while the server starts, drains and fails; models are mocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of an inference: which rounds count, and how it comes back."""
+"""The history of an inference: which rounds count, and how it is returned."""
 
 from __future__ import annotations
 

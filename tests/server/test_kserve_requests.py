@@ -1,4 +1,4 @@
-"""Requests over KServe v2 on their way: sessions, deadlines, who may enter, and failures."""
+"""KServe v2 requests: sessions, deadlines, admission and failures."""
 
 from __future__ import annotations
 

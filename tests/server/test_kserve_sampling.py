@@ -1,4 +1,4 @@
-"""How a request over KServe v2 says what to sample."""
+"""Sampling parameters of KServe v2 requests."""
 
 from __future__ import annotations
 

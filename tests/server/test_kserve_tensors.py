@@ -1,4 +1,4 @@
-"""The tensor codec: round trips, the official client's own codec, and data that lies."""
+"""The tensor codec: round trips, the official client's codec, and malformed data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server from its first moment to its last."""
+"""The life cycle of a server, from start to shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line of JSON for each thing that happens, that a request's id holds together."""
+"""Structured logs: one line of JSON per event, correlated by request id."""
 
 from __future__ import annotations
 

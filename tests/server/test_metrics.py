@@ -1,4 +1,4 @@
-"""What the server counts, right after traffic that the test knows."""
+"""The server's metrics after known traffic."""
 
 from __future__ import annotations
 

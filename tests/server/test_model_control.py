@@ -1,4 +1,4 @@
-"""Who may load and unload models, and that a load that fails leaves all as it was; mocks."""
+"""Permissions for loading and unloading models; a failed load changes nothing; with mocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models come and go, fail and start again, and the users of the others do not notice."""
+"""Models are loaded, unloaded, fail and restart without affecting users of other models."""
 
 from __future__ import annotations
 

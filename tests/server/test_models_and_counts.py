@@ -1,4 +1,4 @@
-"""What official clients read besides answers: lists of models, and lengths of prompts."""
+"""Model lists and prompt token counts, read by the official clients."""
 
 from __future__ import annotations
 

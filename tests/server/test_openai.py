@@ -1,4 +1,4 @@
-"""Models and whole answers of `/v1/*`, with a model in numpy behind them."""
+"""Models and whole answers of `/v1/*`, with a numpy model."""
 
 from __future__ import annotations
 

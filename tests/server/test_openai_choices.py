@@ -1,4 +1,4 @@
-"""Several answers to one request, and their log-probabilities."""
+"""Several choices per request, and their log-probabilities."""
 
 from __future__ import annotations
 

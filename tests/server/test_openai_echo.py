@@ -1,4 +1,4 @@
-"""`echo` in completions: the prompt in front of the answer, and how likely its tokens were."""
+"""`echo` in completions: the prompt before the answer, and the log-probabilities of its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/v1/*` refuses, and answers that fail."""
+"""Requests that `/v1/*` rejects, and answers that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a body of `/v1/*` may hold, without a server."""
+"""Validation of request bodies of `/v1/*`, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/*` of the real command with the real small model, asked by the official client."""
+"""`/v1/*` of the real command with the real small model and the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How log-probabilities are written."""
+"""The format of log-probabilities."""
 
 from __future__ import annotations
 

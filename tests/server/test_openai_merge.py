@@ -1,4 +1,4 @@
-"""Several answers read as one stream."""
+"""Merging several answers into one stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in any order, answers whose beginning is given, and texts of log-probabilities."""
+"""Messages in any order, prefilled answers, and texts of log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of `/v1/*` join to the whole answers, and come as the client expects them."""
+"""Streams of `/v1/*` join to the whole answers, in the format that the client expects."""
 
 from __future__ import annotations
 

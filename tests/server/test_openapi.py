@@ -1,4 +1,4 @@
-"""The OpenAPI description is true: a program that knows nothing else finds no contradiction."""
+"""The OpenAPI schema is correct: a fuzzer that knows only the schema finds no contradiction."""
 
 from __future__ import annotations
 

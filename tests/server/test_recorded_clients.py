@@ -1,6 +1,6 @@
-"""What real clients sent, byte for byte or field for field, is answered.
+"""Recorded requests of real clients, byte for byte or field for field, are answered.
 
-`tests/clients` runs these clients; `python -m tests.clients.record` writes these files anew.
+`tests/clients` runs these clients; `python -m tests.clients.record` rewrites the recordings.
 """
 
 from __future__ import annotations

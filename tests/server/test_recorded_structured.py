@@ -1,6 +1,6 @@
-"""What real clients sent to get structured output is answered with what they asked for.
+"""Recorded structured-output requests of real clients get the requested structure.
 
-`tests/clients` runs these clients; `python -m tests.clients.record` writes these files anew.
+`tests/clients` runs these clients; `python -m tests.clients.record` rewrites the recordings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cached prefix of a session's slot is not computed again, unless the request says so."""
+"""A session's cached prefix is not recomputed, unless the request disables the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: kept for one key alone, listed and deleted by it, back after a restart."""
+"""Sessions over HTTP: private to one key, listed and deleted by it, restored after a restart."""
 
 from __future__ import annotations
 

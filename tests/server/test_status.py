@@ -1,4 +1,4 @@
-"""What the page's live panel shows: slots, queue, speed and loading."""
+"""The status for the page's live panel: slots, queue, speed and loading."""
 
 from __future__ import annotations
 

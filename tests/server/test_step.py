@@ -1,4 +1,4 @@
-"""The step API: whatever a client polls, and whenever, it gets the whole text exactly once."""
+"""The step API: however a client polls, it gets the whole text exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever tokens a model says: the pieces that are sent join to the text, and no stop string."""
+"""For any generated tokens, the streamed pieces join to the text, without a stop string."""
 
 from __future__ import annotations
 

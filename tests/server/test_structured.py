@@ -1,4 +1,4 @@
-"""Structured output and forced calls in `/v1/*`, asked by the official client."""
+"""Structured output and forced calls in `/v1/*`, with the official client."""
 
 from __future__ import annotations
 

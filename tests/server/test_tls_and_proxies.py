@@ -1,4 +1,4 @@
-"""HTTPS, and a reverse proxy in front: its path, and the addresses that it names."""
+"""HTTPS, and a reverse proxy: its path prefix, and its forwarded addresses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = str(TLS / "localhost.pem"), str(TLS / "localhost.key")
-"""Of localhost and 127.0.0.1, signed by itself."""
+"""Self-signed certificate for localhost and 127.0.0.1."""
 
 
 # TLS.

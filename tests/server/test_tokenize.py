@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: the same tokens as those that are answered."""
+"""`/tokenize` and `/detokenize` agree with the tokens used for answers."""
 
 from __future__ import annotations
 

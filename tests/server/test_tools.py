@@ -1,4 +1,4 @@
-"""Tools in `/v1/chat/completions`: calls whole and streamed, what they hold back, their results."""
+"""Tools in `/v1/chat/completions`: whole and streamed calls, held-back text, and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and sessions of the real command with chatglm3-tiny, asked by the official client."""
+"""Tools and sessions of the real command with chatglm3-tiny and the official client."""
 
 from __future__ import annotations
 

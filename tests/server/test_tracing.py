@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: what the SDK's own exporters get of requests."""
+"""OpenTelemetry traces of requests, as received by the SDK's own exporters."""
 
 from __future__ import annotations
 
