@@ -172,10 +172,13 @@ class MultiUserLLM(GenerationMixin):
         if per_cell is not None and isinstance(users, int):
             per_cell = max(1, min(per_cell, users))
         config = replace(self.config, users=users, users_per_cell=per_cell)
+
+        def on_resized() -> None:
+            self.config = config
+
         try:
             with show_progress(progress) as report:
-                self._engine.resize(users, report)
-            self.config = config
+                self._engine.resize(users, report, on_resized)
         finally:
             self._compiles_when_ready = self._runner.compiles
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Optional
+from typing import Callable, Optional
 
 from glm_multiuser.device_thread import DEVICE_THREAD, DeviceThread
 from glm_multiuser.engine.request import AnonymousUser, Request, user_of
@@ -137,15 +137,26 @@ class Engine(StepLoop):
         request.cancel()
         self._device_thread.wake()
 
-    def resize(self, users: int, progress: Progress) -> None:
+    def resize(
+        self, users: int, progress: Progress, on_resized: Callable[[], None] = lambda: None
+    ) -> None:
         """Changes the number of slots; running requests pause, keep their caches, and resume.
+
+        Args:
+            on_resized: called on the device thread after a success, so that the calls of concurrent
+                resizes are in the order of the resizes.
 
         Raises:
             EngineClosedError: the engine is closed or closing.
             Exception: what the device or `progress` raised. The engine has its old size again and
                 nothing was lost; if that fails as well, it closes.
         """
-        self._device_thread.call(lambda: self._resize(users, progress))
+
+        def resize() -> None:
+            self._resize(users, progress)
+            on_resized()
+
+        self._device_thread.call(resize)
 
     def close(self, drain: float) -> None:
         """Rejects new requests, waits `drain` seconds for accepted ones, then cancels the rest.

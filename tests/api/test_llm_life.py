@@ -19,6 +19,7 @@ from glm_multiuser import (
     MultiUserLLM,
     SamplingParams,
 )
+from glm_multiuser.engine.engine import Engine
 from tests.api.mocked import GREEDY, Open, runner_of
 from tests.engine.mock_runner import SEQ_LENGTH, VOCAB, Call, Gate, MockRunner
 
@@ -125,6 +126,28 @@ def test_a_resize_while_requests_run(open_llm: Open, gate: Gate) -> None:
     assert seen == ["mock"]
     expected = open_llm(users=1).generate([[n] for n in range(3)], GREEDY)
     assert [one.token_ids for one in results] == [one.token_ids for one in expected]
+
+
+def test_the_last_of_concurrent_resizes_counts(
+    open_llm: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = open_llm(users=2)
+    resize, first_is_done, second_is_done = Engine.resize, threading.Event(), threading.Event()
+
+    def return_last(self: Engine, users: int, *rest: Any) -> None:
+        resize(self, users, *rest)
+        if users == 3:
+            first_is_done.set()
+            assert second_is_done.wait(60)
+
+    monkeypatch.setattr(Engine, "resize", return_last)
+    first = threading.Thread(target=llm.resize, args=(3,))
+    first.start()
+    assert first_is_done.wait(60)
+    llm.resize(5)
+    second_is_done.set()
+    first.join()
+    assert llm.config.users == llm.stats().users == 5
 
 
 def test_a_resize_out_of_range_changes_nothing(llm: MultiUserLLM) -> None:
