@@ -183,6 +183,7 @@ def _read_calls(calls: Any, name: str) -> tuple[ToolCall, ...]:
             raise invalid(f"{name}[{place}]", call, wanted, "messages")
         where = f"{name}[{place}]['function']"
         arguments = check_text(function.get("arguments"), f"{where}['arguments']", "messages")
+        arguments = arguments or "{}"  # clients write calls without arguments either way
         if read_json_arguments(arguments) is None:
             wanted = f"the text of a JSON object of at most {DEEPEST} levels"
             raise invalid(f"{where}['arguments']", arguments, wanted, "messages")

@@ -171,6 +171,18 @@ class TestTools:
         expected = ids_of_the_library(family_folders["qwen3"], text)
         assert tokenizer.encode_messages([USER, *self.CALLED, *self.RESULT], TOOLS) == expected
 
+    @pytest.mark.parametrize("name", ["qwen3", "glm4_0414"])
+    def test_a_call_without_arguments(self, family_folders: dict[str, Path], name: str) -> None:
+        tokenizer = load(family_folders[name])
+        calls = [{"name": "f", "arguments": arguments} for arguments in ("", "{}")]
+        empty, object_of_none = (
+            tokenizer.encode_messages(
+                [USER, {**self.CALLED[0], "tool_calls": [{"function": call}]}, *self.RESULT], TOOLS
+            )
+            for call in calls
+        )
+        assert empty == object_of_none
+
     @pytest.mark.parametrize("words", ["", "wait"])
     def test_of_glm4_0414(self, family_folders: dict[str, Path], words: str) -> None:
         tokenizer = load(family_folders["glm4_0414"])
