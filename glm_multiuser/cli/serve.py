@@ -27,52 +27,52 @@ def command(
     checkpoint: Annotated[
         Optional[list[str]],
         typer.Option(
-            help="Folder, GGUF file, or model of Hugging Face as owner/name, or NAME= and one of "
-            "them; may come several times. The first one answers requests that name no model.",
+            help="Folder, GGUF file or Hugging Face model (owner/name), or NAME= and one of these; "
+            "can be repeated. The first one is the default for requests without a model.",
             show_default=str(loading.DEFAULT_CHECKPOINT),
         ),
     ] = None,
     available: Annotated[
         Optional[list[str]],
-        typer.Option(help="As --checkpoint, but loaded only when a client asks for it."),
+        typer.Option(help="Like --checkpoint, but loaded only through the API."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = DEFAULT_PORT,
     api_keys: Annotated[
         Optional[Path],
         typer.Option(
-            help="File with a name, a key and perhaps the role admin per line; also the "
-            "environment variable GLM_MULTIUSER_API_KEYS. Default: no authentication."
+            help="File with one `NAME KEY [admin]` per line; also the environment variable "
+            "GLM_MULTIUSER_API_KEYS. Default: no authentication."
         ),
     ] = None,
     warm_up: Annotated[
         Optional[Path],
         typer.Option(
-            help="File with a prompt per line that every model answers before it is ready."
+            help="Warm-up prompts, one per line; each model runs them before it is ready."
         ),
     ] = None,
     replicas: Annotated[
         Optional[int],
         typer.Option(
             min=1,
-            help="Replicas, each on a device of its own, behind one port; needs Ray Serve.",
+            help="Replicas behind one port, each on its own device; requires Ray Serve.",
             show_default="one server, without Ray",
         ),
     ] = None,
     backend: Annotated[
         str,
         typer.Option(
-            help="fastapi: our own server. triton: NVIDIA Triton with our model repository; gRPC "
-            "and metrics are on the next two ports after --port."
+            help="fastapi: the built-in server. triton: NVIDIA Triton with our model repository; "
+            "gRPC and metrics use the next two ports after --port."
         ),
     ] = "fastapi",
     **settings: Any,
 ) -> None:
-    """Serve OpenAI, Anthropic, KServe v2 (Triton), step and simple clients, and a web page, on one
+    """Serve the OpenAI, Anthropic, KServe v2 (Triton), step and simple APIs and a web page on one
     port.
 
-    The log goes to stderr. SIGTERM or Ctrl-C shuts down gracefully: running requests end first. A
-    second Ctrl-C ends the process immediately.
+    Logs go to stderr. SIGTERM or Ctrl-C shuts down gracefully: running requests finish first. A
+    second Ctrl-C exits immediately.
     """
     if backend == "triton":
         serve_triton.run(context)

@@ -57,21 +57,19 @@ class Limits:
     """
 
     body_bytes: int = setting(
-        1 << 20, "Bytes of a request body; more are rejected", above=0, option="--max-body"
+        1 << 20, "Maximum bytes of a request body", above=0, option="--max-body"
     )
-    body_seconds: float = setting(
-        30.0, "Seconds in which a request body must have arrived", above=0
-    )
+    body_seconds: float = setting(30.0, "Timeout for receiving a request body, in seconds", above=0)
     request_seconds: float = setting(
         600.0,
-        "Deadline of a request in seconds; a request may ask for less",
+        "Request timeout in seconds; a request can set a shorter one",
         above=0,
         option="--request-timeout",
     )
-    requests_per_user: int = setting(4, "Concurrent requests of one session", above=0)
-    requests_per_key: int = setting(256, "Concurrent requests of one API key", above=0)
-    choices: int = setting(8, "Prompts, and answers to one prompt, in a request", above=0)
-    step_entries: int = setting(256, "Generations that the step API keeps", above=0)
+    requests_per_user: int = setting(4, "Concurrent requests per session", above=0)
+    requests_per_key: int = setting(256, "Concurrent requests per API key", above=0)
+    choices: int = setting(8, "Answers per request, over all prompts", above=0)
+    step_entries: int = setting(256, "Generations kept by the step API", above=0)
     step_seconds: float = setting(
         60.0,
         "Seconds without a poll after which the step API cancels a generation",
@@ -80,7 +78,7 @@ class Limits:
     )
     response_bytes: int = setting(
         64 << 20,
-        "Bytes of stored responses of /v1/responses; keys share them",
+        "Bytes of stored /v1/responses, shared by all API keys",
         above=0,
         option="--response-store",
     )
@@ -117,7 +115,7 @@ class ServerSettings:
     warm_up: tuple[str, ...] = ("你好", "Who are you?")
     drain_seconds: float = setting(
         30.0,
-        "Graceful shutdown: seconds that running requests get",
+        "Seconds for running requests to finish on shutdown",
         low=0,
         high=DRAIN_SECONDS_MAX,
         option="--drain",
@@ -133,29 +131,27 @@ class ServerSettings:
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "Answer to this host name besides localhost, this machine's names and all addresses",
+        "Accept this host name besides localhost, this machine's names and any IP address",
         option="--allowed-host",
     )
-    tls_cert: Optional[str] = setting(
-        None, "PEM file with the certificate, and those up to its authority: serve HTTPS"
-    )
-    tls_key: Optional[str] = setting(None, "PEM file with the key of the certificate")
-    root_path: str = setting("", "Path under which a reverse proxy serves this server, as /glm")
+    tls_cert: Optional[str] = setting(None, "PEM file with the certificate chain; enables HTTPS")
+    tls_key: Optional[str] = setting(None, "PEM file with the private key")
+    root_path: str = setting("", "Path prefix of this server behind a reverse proxy, e.g. /glm")
     forwarded_allow_ips: str = setting(
         "",
-        "Addresses or networks of proxies, with commas, whose X-Forwarded-For and "
-        "X-Forwarded-Proto count; default: none",
+        "Comma-separated proxy addresses or networks to trust X-Forwarded-For and "
+        "X-Forwarded-Proto from; default: none",
     )
     log_prompts: bool = setting(False, "Log prompts and completions")
     otlp_endpoint: Optional[str] = setting(
         None,
-        "Send OpenTelemetry traces to this OTLP/HTTP collector, such as http://127.0.0.1:4318; "
-        "default: what the OTEL_* environment variables say",
+        "Send OpenTelemetry traces to this OTLP/HTTP collector, e.g. http://127.0.0.1:4318; "
+        "default: from the OTEL_* environment variables",
     )
     model_control: Optional[str] = setting(
         None,
-        "Who may load and unload models: none, keys (with the role admin) or all; default: all "
-        "without API keys and proxy on a loopback address, else none",
+        "Who may load and unload models: none, keys (role admin) or all; default: all on a "
+        "loopback address without API keys or proxy, else none",
         choices=("none", "keys", "all"),
     )
 
