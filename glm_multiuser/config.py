@@ -56,98 +56,97 @@ class EngineConfig:
         ConfigError: a field is out of its range.
     """
 
-    users: int = setting(8, "Slots: users that decode side by side", low=1, high=MOST_USERS)
+    users: int = setting(8, "Slots: users that decode concurrently", low=1, high=MOST_USERS)
     seq_length: int = setting(
-        512, "Tokens that each user can hold, prompt and answer together", low=8, high=1 << 20
+        512, "Maximum tokens per user, prompt and answer together", low=8, high=1 << 20
     )
-    device_target: str = setting("CPU", "Type of the device", choices=("CPU", "Ascend"))
-    device_id: int = setting(0, "Number of the card", low=0, high=1 << 10)
+    device_target: str = setting("CPU", "Device type", choices=("CPU", "Ascend"))
+    device_id: int = setting(0, "Device number", low=0, high=1 << 10)
     dtype: Optional[str] = setting(
         None,
-        "Type of the arithmetic; default: float32 on CPU, float16 on Ascend",
+        "Arithmetic precision; default: float32 on CPU, float16 on Ascend",
         choices=("float32", "float16"),
     )
     max_queue: int = setting(
-        64, "Requests that may wait for a slot; more are rejected", low=0, high=1 << 20
+        64, "Maximum requests waiting for a slot; others are rejected", low=0, high=1 << 20
     )
     max_queue_per_user: int = setting(
-        16, "Requests of one user that may wait; more are rejected", low=1, high=1 << 20
+        16, "Maximum waiting requests per user; others are rejected", low=1, high=1 << 20
     )
     users_per_cell: Optional[int] = setting(
         None,
-        "Users of one cell of the KV cache; default: all in one, the fastest",
+        "Users per KV cache cell; default: all in one, the fastest",
         low=1,
         high="users",
     )
     batch_invariant: bool = setting(
         True,
-        "A user's logits are bit for bit the same in every batch; portable kernels pad decode "
+        "Batch invariance: bitwise identical logits in every batch; portable kernels pad decode "
         "steps for it",
     )
     prefill_chunk: Optional[int] = setting(
         None,
-        "Chunked prefill: prompt tokens in a step, beside the other users' next tokens; default: "
-        "what suits the device",
+        "Chunked prefill: prompt tokens per step, batched with other users' decoding; default: "
+        "depends on the device",
         low=1,
         high=1 << 20,
     )
     cache_prompt: bool = setting(
         True,
-        "Per-user prefix cache of causal models: the part of a prompt that is still in its user's "
-        "slot is skipped",
+        "Per-user prefix cache (causal models): skip the part of a prompt that is still in the "
+        "user's slot",
     )
     kernels: str = setting(
         "auto",
-        "Native kernels (CPU, float32 arithmetic), MindSpore's portable operators, or native where "
+        "native (CPU, float32 arithmetic), portable (MindSpore's operators) or auto: native where "
         "possible",
         choices=("auto", "native", "portable"),
     )
     weight_dtype: Optional[str] = setting(
         None,
-        "Type of the matrices, with native kernels; default: as the checkpoint has them",
+        "Type of weight matrices, with native kernels; default: as in the checkpoint",
         choices=("float32", "bfloat16", "float16", "int8", "int4"),
     )
     compute_dtype: str = setting(
         "float32",
-        "Type that inputs of matrix products are rounded to, with native kernels; for int8 weights "
-        "at least bfloat16; int8 for int8 weights and for those in groups only",
+        "Type that matmul inputs are rounded to, with native kernels; at least bfloat16 for int8 "
+        "weights; int8 only for int8 weights and weights in groups",
         choices=("float32", "bfloat16", "int8"),
     )
     cache_dtype: Optional[str] = setting(
         None,
-        "Type of the KV caches, with native kernels; default: bfloat16 where inputs of matrix "
-        "products are rounded, otherwise float32",
+        "KV cache type, with native kernels; default: bfloat16 if matmul inputs are rounded, "
+        "otherwise float32",
         choices=("float32", "bfloat16", "int8"),
     )
 
     cache_memory: Optional[str] = setting(
         None,
-        "Budget for the memory of KV caches, as in 8GiB, with native kernels: a request waits "
-        "until the most that it may need is there; default: none, every user may fill its cache",
+        "KV cache memory budget, e.g. 8GiB, with native kernels: a request waits until its maximum "
+        "need is available; default: none, every user can fill its cache",
     )
     weight_cache: Optional[str] = setting(
         None,
-        "Folder that keeps packed weights for the next start, with native kernels, or off; "
-        "default: ~/.cache/glm_multiuser",
+        "Folder that caches packed weights between starts, with native kernels, or off; default: "
+        "~/.cache/glm_multiuser",
     )
     compile_cache_dir: Optional[str] = setting(
         None,
-        "Folder that keeps compiled graphs for the next start, with portable kernels; default: "
-        "none",
+        "Folder that caches compiled graphs between starts, with portable kernels; default: none",
     )
     session_memory: Optional[str] = setting(
         None,
-        "Memory for sessions whose slot another user needed, as in 2GiB; default: none",
+        "Memory for sessions evicted from their slot, e.g. 2GiB; default: none",
     )
     session_dir: Optional[str] = setting(
         None,
-        "Folder that keeps sessions for the next start, and for other servers; default: none",
+        "Folder that keeps sessions across restarts and servers; default: none",
     )
     session_disk: str = setting(
-        "16GiB", "Limit for the files in session_dir; the least recently used are removed"
+        "16GiB", "Size limit of session files; the least recently used are removed"
     )
     session_ttl: float = setting(
-        7 * 24 * 3600.0, "Seconds since its last use after which a session is dropped", above=0
+        7 * 24 * 3600.0, "Seconds after its last use until a session expires", above=0
     )
 
     def __post_init__(self) -> None:

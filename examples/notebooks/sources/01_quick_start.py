@@ -13,8 +13,8 @@
 # %%
 CHECKPOINT = "ckpt/glm-tiny"  # a folder as it was published; "/cache/chatglm-6b" on ModelArts
 DEVICE_TARGET = "CPU"  # or "Ascend"
-USERS = 4  # that decode side by side
-SEQ_LENGTH = 512  # tokens that each user can hold, prompt and answer together
+USERS = 4  # that decode concurrently
+SEQ_LENGTH = 512  # maximum tokens per user, prompt and answer together
 # %% [markdown] lang="en"
 # ## Load
 #

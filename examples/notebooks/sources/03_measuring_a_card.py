@@ -17,7 +17,7 @@
 # %%
 CHECKPOINT = "ckpt/glm-tiny"  # a folder as it was published; "/cache/chatglm-6b" on ModelArts
 DEVICE_TARGET = "CPU"  # or "Ascend"
-SEQ_LENGTH = 1024  # tokens that each user can hold, prompt and answer together
+SEQ_LENGTH = 1024  # maximum tokens per user, prompt and answer together
 # %% [markdown] lang="en"
 # ## The command
 #
