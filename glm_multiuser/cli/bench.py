@@ -1,4 +1,4 @@
-"""`glm-multiuser bench`: throughput and latency at several numbers of users."""
+"""`glm-multiuser bench`: throughput and latency for several numbers of users."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def command(
     checkpoint: Annotated[
         Optional[Path],
         typer.Option(
-            help="Measure this folder, GGUF file, or model of Hugging Face (owner/name) instead of "
+            help="Folder, GGUF file or Hugging Face model (owner/name) to measure instead of "
             "random weights."
         ),
     ] = None,
@@ -35,20 +35,20 @@ def command(
     inner: Annotated[int, typer.Option(help="Random weights: inner size of the MLP.")] = 4096,
     heads: Annotated[int, typer.Option(help="Random weights: attention heads.")] = 16,
     vocab: Annotated[int, typer.Option(min=32, help="Random weights: vocabulary.")] = 16384,
-    users: Annotated[str, typer.Option(help="Numbers of users; a run each.")] = "1,2,4,8,16,32",
-    prompt_tokens: Annotated[int, typer.Option(help="Length of every prompt.")] = 16,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Length of every answer.")] = 128,
-    repeat: Annotated[int, typer.Option(min=1, help="Measured rounds of each run.")] = 1,
-    plot: Annotated[Path, typer.Option(help="Write the picture here.")] = Path("bench.png"),
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no picture.")] = False,
+    users: Annotated[str, typer.Option(help="Numbers of users, one run each.")] = "1,2,4,8,16,32",
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 16,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
+    repeat: Annotated[int, typer.Option(min=1, help="Measured rounds per run.")] = 1,
+    plot: Annotated[Path, typer.Option(help="Write the plot here.")] = Path("bench.png"),
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Skip the plot.")] = False,
     json_file: Annotated[
-        Optional[Path], typer.Option("--json", help="Write the last line also here.")
+        Optional[Path], typer.Option("--json", help="Also write the JSON here.")
     ] = None,
     **settings: Any,
 ) -> None:
-    """Measure throughput and latency at several numbers of users.
+    """Measure throughput and latency for several numbers of users.
 
-    Each number runs in a process of its own, for its start-up time and peak memory.
+    Each run has its own process, to measure start-up time and peak memory.
     N threads, one per user, submit random prompts of a fixed length concurrently through the public
     API; decoding is greedy, end-of-sequence ids are ignored, the first round is a warm-up. The
     metrics are defined in glm_multiuser/cli/measure.py. The last line of stdout is one JSON object.
