@@ -14,15 +14,15 @@ from glm_multiuser.settings import Function, Setting, add_parameters, setting, s
 Checkpoint = Annotated[
     Path,
     typer.Option(
-        help="Folder in Hugging Face layout, or with MindFormers' .ckpt; a GGUF file; or a model "
-        "to download: owner/name of Hugging Face, modelscope:owner/name of ModelScope.",
+        help="Folder in Hugging Face layout or with a MindFormers .ckpt, GGUF file, or model to "
+        "download: owner/name (Hugging Face) or modelscope:owner/name (ModelScope).",
         show_default=str(DEFAULT_CHECKPOINT),
     ),
 ]
 
 JsonSchema = Annotated[
     Optional[Path],
-    typer.Option(help="A file with a JSON schema: every answer is JSON that fits it."),
+    typer.Option(help="JSON schema file; every answer is JSON that matches it."),
 ]
 
 
@@ -30,11 +30,11 @@ JsonSchema = Annotated[
 class Sampling:
     """The fields of `SamplingParams` that commands accept, which validates them."""
 
-    max_tokens: int = setting(128, "Longest answer, in tokens")
-    temperature: float = setting(0.0, "0 is greedy decoding")
-    top_k: int = setting(0, "Sample from that many most likely tokens; 0: off")
-    top_p: float = setting(1.0, "Sample from the fewest tokens with that much probability; 1: off")
-    seed: Optional[int] = setting(None, "Of sampling; the same seed gives the same answer")
+    max_tokens: int = setting(128, "Maximum tokens per answer")
+    temperature: float = setting(0.0, "0: greedy decoding")
+    top_k: int = setting(0, "Sample from the top_k most likely tokens; 0: off")
+    top_p: float = setting(1.0, "Cumulative probability of the tokens to sample from; 1: off")
+    seed: Optional[int] = setting(None, "Random seed; the same seed gives the same answer")
 
 
 def one_of(words: Iterable[str]) -> Callable[[str], list[str]]:
