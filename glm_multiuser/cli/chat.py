@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 History = list[tuple[str, str]]
 
 HELP = """\
-/user NAME   speak as NAME; every user has a conversation of their own
-/users       who is here
-/reset       forget this user's conversation
-/help        this list
-/quit        end (Ctrl-D does the same)
+/user NAME   switch to user NAME; each user has a separate conversation
+/users       list users
+/reset       clear this user's conversation
+/help        show this help
+/quit        exit (or Ctrl-D)
 Ctrl-C       while an answer is streaming: cancel that answer only"""
 
 
@@ -37,9 +37,9 @@ def command(
     checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT,
     **settings: Any,
 ) -> None:
-    """Chat as several users, each with a history of their own.
+    """Chat as several users, each with a separate history.
 
-    Reads lines from a terminal or from a pipe; /help lists the commands.
+    Reads lines from a terminal or a pipe; /help lists the commands.
     """
     grammar = loading.json_grammar(json_schema)
     params = loading.sampling_params(**pick(Sampling, settings), **grammar)
