@@ -33,23 +33,23 @@ WAITING_PER_USER = 4
 @takes_options(Sampling)
 def command(
     file: Annotated[
-        Path, typer.Argument(help="One prompt per line, as text or as JSON; - reads stdin.")
+        Path, typer.Argument(help="File with one prompt per line, text or JSON; -: stdin.")
     ] = STDIN,
-    out: Annotated[Optional[Path], typer.Option(help="Write here.", show_default="stdout")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Output file.", show_default="stdout")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue after the rows that --out already has.")
+        bool, typer.Option("--resume", help="Continue after the rows already in --out.")
     ] = False,
     json_schema: JsonSchema = None,
     checkpoint: Checkpoint = loading.DEFAULT_CHECKPOINT,
     **settings: Any,
 ) -> None:
-    """Generate an answer for every prompt of a file; one JSON line per prompt, in their order.
+    """Generate an answer for every prompt in a file; one JSON line per prompt, in order.
 
-    A line that begins with { is a JSON object with "prompt" (text or token ids) and, if wanted,
+    A line that begins with { is a JSON object with "prompt" (text or token ids) and optionally
     "history" (pairs of question and answer), "user", "json_schema", and fields of SamplingParams
-    ("max_tokens", "temperature", "seed", "stop" and so on) that replace the options; any other
-    line is a prompt itself. Empty lines are skipped. A prompt that fails gives a line with
-    "error"; the others go on, and the exit code is 1.
+    ("max_tokens", "temperature", "seed", "stop", ...) that override the options; any other line is
+    a plain text prompt. Empty lines are skipped. A prompt that fails gives a line with "error"; the
+    others continue, and the exit code is 1.
     """
     grammar = loading.json_grammar(json_schema)
     params = loading.sampling_params(**pick(Sampling, settings), **grammar)
