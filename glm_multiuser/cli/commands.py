@@ -62,14 +62,14 @@ def _root(
     version: Annotated[
         Optional[bool],
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the versions and end."
+            "--version", callback=_print_version, is_eager=True, help="Print versions and exit."
         ),
     ] = None,
 ) -> None:
     """Serve many users with one GLM: one copy of the weights, one set of compiled graphs, one
     KV cache per user, continuous batching.
 
-    Start with `glm-multiuser demo`: eight concurrent users, each in a pane of their own, and every
+    Start with `glm-multiuser demo`: eight concurrent users, each in a separate pane, and every
     answer is compared with the same request running alone.
     """
 

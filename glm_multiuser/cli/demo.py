@@ -33,7 +33,7 @@ def command(
     prompts: Annotated[
         Optional[Path],
         typer.Option(
-            help="File with a prompt per line; more users begin again from the first.",
+            help="File with one prompt per line, reused if there are more users.",
             show_default="questions that glm-tiny knows",
         ),
     ] = None,
@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Run concurrent users, then each request alone; the answers must be identical.
 
-    The exit code is 1 if one of them is not.
+    The exit code is 1 if any answer differs.
     """
     users = EngineConfig(**pick(EngineConfig, settings)).users  # checked before it is used
     asked = questions(users) if prompts is None else prompts_of(prompts, users)
