@@ -35,44 +35,42 @@ def command(
     model: Annotated[
         str,
         typer.Option(
-            help="A checkpoint folder, a GGUF file, a model of Hugging Face as owner/name, or one "
-            f"of {', '.join(PUBLISHED)}.",
+            help="Checkpoint folder, GGUF file, Hugging Face model (owner/name), or one of "
+            f"{', '.join(PUBLISHED)}.",
             autocompletion=one_of(PUBLISHED),
         ),
     ] = "chatglm3-6b",
     device: Annotated[
         str,
         typer.Option(
-            help="910A, 910B (published peaks, not measured) or CPU, this one.",
+            help="910A, 910B (published peaks, not measured) or CPU (this one).",
             autocompletion=complete_device,
         ),
     ] = "910A",
     device_memory: Annotated[
-        Optional[str], typer.Option(help='Memory of the device, as in "32GiB".')
+        Optional[str], typer.Option(help='Device memory, e.g. "32GiB".')
     ] = None,
     bandwidth: Annotated[
-        Optional[str], typer.Option(help='Of that memory per second, as in "1.2TB".')
+        Optional[str], typer.Option(help='Memory bandwidth per second, e.g. "1.2TB".')
     ] = None,
-    compute: Annotated[
-        Optional[float], typer.Option(help="TFLOPS in the type that is computed in.")
-    ] = None,
+    compute: Annotated[Optional[float], typer.Option(help="TFLOPS in the compute type.")] = None,
     context: Annotated[
         Optional[int],
-        typer.Option(help="Tokens that each user holds in a step.", show_default="seq-length"),
+        typer.Option(help="Tokens per user in a step.", show_default="seq-length"),
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Also users against sequence length, as a picture.")
+        bool, typer.Option("--sweep", help="Also plot users against sequence length.")
     ] = False,
-    plot: Annotated[Path, typer.Option(help="Where --sweep draws it.")] = Path("plan.png"),
+    plot: Annotated[Path, typer.Option(help="Plot file of --sweep.")] = Path("plan.png"),
     json_file: Annotated[
-        Optional[Path], typer.Option("--json", help="Write the plan also here, as one line.")
+        Optional[Path], typer.Option("--json", help="Also write the plan here, as one line.")
     ] = None,
     **settings: Any,
 ) -> None:
-    """How many users fit: weights, caches and workspace, computed from the model's shape.
+    """Plan how many users fit: weights, caches and workspace, computed from the model's shape.
 
-    And the roofline of a decode step: the time in which a device could read the weights and all
-    caches, or do the arithmetic. It is a bound; nothing was measured on an Ascend card.
+    Also the roofline of a decode step: the time a device needs to read the weights and all caches,
+    or to do the arithmetic. It is a lower bound; nothing was measured on an Ascend card.
     """
     if sweep:
         screen.check_picture(plot)
