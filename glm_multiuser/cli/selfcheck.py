@@ -55,16 +55,16 @@ def command(
     golden: Annotated[
         Path,
         typer.Option(
-            help="Golden folder: a small model with the logits that it must give.",
-            show_default=f"{package_data.GOLDEN}, which is part of the package",
+            help="Golden folder: a small model with its expected logits.",
+            show_default=f"{package_data.GOLDEN}, part of the package",
         ),
     ] = GOLDEN,
     **settings: Any,
 ) -> None:
     """Check this machine: golden logits, known answers, isolation, compiled graphs.
 
-    Takes under a minute. Ends with exit code 1 if a check fails; a check that cannot run here is
-    "skipped" and says why.
+    Takes under a minute. The exit code is 1 if a check fails; a check that cannot run here is
+    "skipped", with the reason.
     """
     engine = EngineConfig(users=USERS, seq_length=SEQ_LENGTH, **settings)
     folder = loading.find_checkpoint(checkpoint, engine.check_fits)
