@@ -20,20 +20,22 @@ STYLES = {"pristine": "", "patched": "green", "partly patched": "yellow", EARLIE
 
 
 def command(
-    show: Annotated[bool, typer.Option("--list", help="Show all patches.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List all patches.")] = False,
     check: Annotated[
-        Optional[Path], typer.Option(metavar="PATH", help="Say what --apply would do.")
+        Optional[Path], typer.Option(metavar="PATH", help="Show what --apply would do.")
     ] = None,
-    apply: Annotated[Optional[Path], typer.Option(metavar="PATH", help="Patch it.")] = None,
+    apply: Annotated[
+        Optional[Path], typer.Option(metavar="PATH", help="Apply all patches.")
+    ] = None,
     revert: Annotated[
-        Optional[Path], typer.Option(metavar="PATH", help="Take all patches back.")
+        Optional[Path], typer.Option(metavar="PATH", help="Revert all patches.")
     ] = None,
 ) -> None:
-    """Make the GLM of a MindFormers multi-user, or as it was before.
+    """Patch MindFormers' own GLM for many users, or revert the patches.
 
     PATH is an unpacked wheel, a checkout, site-packages, or the folder `mindformers` itself; its
-    version is found by the contents of its files. A file with other changes is rejected; patches
-    of an earlier series are replaced by --apply, and taken back by --revert.
+    version is detected from file contents. A file with other changes is rejected; patches of an
+    earlier series are replaced by --apply, and reverted by --revert.
     Either all files are written or none, and every action can be repeated.
     """
     if [show, check is not None, apply is not None, revert is not None].count(True) != 1:
