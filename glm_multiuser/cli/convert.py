@@ -21,27 +21,27 @@ def command(
             help="Folder with *.safetensors, pytorch_model*.bin or *.ckpt; a .ckpt or GGUF file."
         ),
     ],
-    destination: Annotated[Path, typer.Argument(help="Folder for the result.")],
+    destination: Annotated[Path, typer.Argument(help="Output folder.")],
     to: Annotated[
         Optional[str],
-        typer.Option(help="mindformers or huggingface.", show_default="what the source is not"),
+        typer.Option(help="mindformers or huggingface.", show_default="the other format"),
     ] = None,
     dtype: Annotated[
         Optional[str],
-        typer.Option(help="float16 or float32.", show_default="each weight as it is"),
+        typer.Option(help="float16 or float32.", show_default="as in the source"),
     ] = None,
     config: Annotated[
         Optional[Path],
-        typer.Option(help="The model's config.json.", show_default="beside the weights"),
+        typer.Option(help="The model's config.json.", show_default="next to the weights"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Convert a checkpoint to MindFormers' .ckpt, or a .ckpt to Hugging Face layout.
 
     pytorch_model*.bin (with --to huggingface) and GGUF files become model.safetensors, quantised
     weights in float32 unless --dtype is given. The new folder is complete: weights, config.json and
-    the tokenizer's files. glm-multiuser loads either kind. Caches and optimizer state in a .ckpt
-    are left out.
+    the tokenizer's files. glm-multiuser loads both formats. Caches and optimizer state in a .ckpt
+    are dropped.
     """
     # Imported late, because `--help` must not wait for it.
     from glm_multiuser.checkpoint.convert import MINDFORMERS, convert, direction
