@@ -18,7 +18,8 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Folder with *.safetensors, pytorch_model*.bin or *.ckpt; a .ckpt or GGUF file."
+            help="Folder with `*.safetensors`, `pytorch_model*.bin` or `*.ckpt`; a .ckpt or GGUF "
+            "file."
         ),
     ],
     destination: Annotated[Path, typer.Argument(help="Output folder.")],
