@@ -29,12 +29,12 @@ ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 
 GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("users", "Slots.", lambda stats: stats.users),
-    ("active_users", "Slots in which a request runs.", lambda stats: stats.active_users),
-    ("idle_users", "Slots kept for a user's next request.", lambda stats: stats.idle_users),
-    ("queue_depth", "Requests that wait for a slot.", lambda stats: stats.waiting),
+    ("active_users", "Slots with a running request.", lambda stats: stats.active_users),
+    ("idle_users", "Slots kept for an idle user.", lambda stats: stats.idle_users),
+    ("queue_depth", "Requests waiting for a slot.", lambda stats: stats.waiting),
     (
         "compiles_after_ready",
-        "Graphs compiled after the model was ready; has to be 0.",
+        "Graphs compiled after the model was ready; must be 0.",
         lambda stats: stats.compiles_after_ready,
     ),
     ("sessions_in_memory", "Sessions in memory.", lambda stats: stats.sessions.in_memory),
@@ -57,10 +57,10 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ),
     (
         "session_restored_tokens",
-        "Prompt tokens that were restored, and not computed.",
+        "Prompt tokens restored instead of computed.",
         lambda stats: stats.sessions.restored_tokens,
     ),
-    ("steps", "Steps: prompts, decode rows, or both.", lambda stats: stats.steps),
+    ("steps", "Steps: prefill, decode, or both.", lambda stats: stats.steps),
 )
 
 
@@ -78,7 +78,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)  # memory, CPU time, file descriptors
         self.requests = Counter(
             "glm_requests",
-            "Requests by how they ended.",
+            "Requests by outcome.",
             ("model", "outcome"),
             registry=self.registry,
         )
@@ -87,22 +87,20 @@ class Metrics:
         )
         self.step_entries = Gauge(
             "glm_step_entries",
-            "Generations that the step API keeps for a client.",
+            "Generations kept by the step API.",
             registry=self.registry,
         )
-        self.ttft = self._histogram("ttft_seconds", "Time to the first token.", TTFT_BUCKETS)
-        self.queue_seconds = self._histogram("queue_seconds", "Wait for a slot.", TTFT_BUCKETS)
-        self.itl = self._histogram("itl_seconds", "Time between two tokens.", STEP_BUCKETS)
+        self.ttft = self._histogram("ttft_seconds", "Time to first token.", TTFT_BUCKETS)
+        self.queue_seconds = self._histogram("queue_seconds", "Time in the queue.", TTFT_BUCKETS)
+        self.itl = self._histogram("itl_seconds", "Inter-token latency.", STEP_BUCKETS)
         self.step_seconds = Histogram(
             "glm_step_seconds",
-            "Time of a step.",
+            "Step duration.",
             ("model", "kind"),
             buckets=STEP_BUCKETS,
             registry=self.registry,
         )
-        self.batch_rows = self._histogram(
-            "batch_rows", "Users in a step that decodes.", ROW_BUCKETS
-        )
+        self.batch_rows = self._histogram("batch_rows", "Users per decode step.", ROW_BUCKETS)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"glm_{name}", text, ("model",), buckets=buckets, registry=self.registry)
@@ -117,7 +115,7 @@ class Metrics:
             yield gauge
         caches = GaugeMetricFamily(
             "glm_cache_bytes",
-            "Memory of all KV caches: reserved for full slots, resident for the tokens in them.",
+            "KV cache memory: reserved for full slots, resident for the tokens in them.",
             labels=("model", "kind"),
         )
         for model, stats in all_stats.items():
