@@ -57,7 +57,7 @@ def create_app(service: Service) -> ASGIApp:
     """Creates the application: all routes, wrapped in middleware."""
     app = FastAPI(
         title="glm_multiuser",
-        description="Many users on one GLM.",
+        description="Multi-user GLM server.",
         version=own_version(),
         docs_url=None,  # its page loads scripts from a CDN
         redoc_url=None,

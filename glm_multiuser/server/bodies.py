@@ -30,13 +30,13 @@ NotBoolean = BeforeValidator(_not_boolean)
 
 Temperature = Annotated[
     Optional[float],
-    Field(ge=0, le=100, description="0 takes the likeliest token each time."),
+    Field(ge=0, le=100, description="0: greedy decoding."),
     NotBoolean,
 ]
 TopP = Annotated[Optional[float], Field(gt=0, le=1), NotBoolean]
-MaxTokens = Annotated[Optional[int], Field(ge=1, description="Tokens of the answer."), NotBoolean]
+MaxTokens = Annotated[Optional[int], Field(ge=1, description="Maximum new tokens."), NotBoolean]
 MaxLength = Annotated[
-    Optional[int], Field(ge=1, description="Tokens of prompt and answer together."), NotBoolean
+    Optional[int], Field(ge=1, description="Maximum prompt plus answer tokens."), NotBoolean
 ]
 Seed = Annotated[
     Optional[int],
@@ -48,7 +48,7 @@ Seed = Annotated[
 SessionName = Annotated[
     Optional[str],
     Field(
-        description="Names a session, whose answers share a slot.",
+        description="Session name; its requests share a slot.",
         json_schema_extra={"maxLength": SESSION_LENGTH_MAX},
     ),
 ]

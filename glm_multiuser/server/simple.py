@@ -52,7 +52,7 @@ class SimpleResponse(BaseModel):
     response: str
     history: list[Union[tuple[str, str], HistoryMessage]]
     status: int = 200
-    time: str = Field(description="When the answer was complete, as YYYY-MM-DD HH:MM:SS.")
+    time: str = Field(description="Completion time, YYYY-MM-DD HH:MM:SS.")
     finish_reason: str
 
 

@@ -46,7 +46,7 @@ class StepRequest(BaseModel):
     temperature: Temperature = None
     top_p: TopP = None
     max_length: MaxLength = None
-    do_sample: Optional[bool] = Field(None, description="false: temperature 0.")
+    do_sample: Optional[bool] = Field(None, description="false: greedy decoding.")
 
 
 class StepResponse(BaseModel):

@@ -113,7 +113,7 @@ class ToolChoice(Strict):
     """Which tools to call: as the model decides, at least one, a named one, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Optional[str] = Field(None, validate_default=True, description="Of `tool`.")
+    name: Optional[str] = Field(None, validate_default=True, description="For `tool`.")
     disable_parallel_tool_use: Optional[bool] = None
 
     @field_validator("name")
@@ -161,7 +161,7 @@ class Metadata(Strict):
 class CountTokensRequest(Strict):
     """A conversation."""
 
-    model: Optional[str] = Field(None, description="null: the first model of the server.")
+    model: Optional[str] = Field(None, description="null: the server's first model.")
     messages: list[Message] = Field(min_length=1, max_length=ROUNDS_MAX)
     system: Optional[Texts] = None
     tools: Optional[list[Tool]] = Field(None, max_length=TOOLS_MAX)
@@ -181,7 +181,7 @@ class CountTokensRequest(Strict):
 class MessagesRequest(CountTokensRequest, CommonFields):
     """A conversation to answer; if its last message is an assistant's, it is continued."""
 
-    max_tokens: int = Field(ge=1, description="Tokens of the answer.")
+    max_tokens: int = Field(ge=1, description="Maximum new tokens.")
     stop_sequences: Optional[list[StopText]] = Field(None, max_length=STOP_MAX)
     metadata: Optional[Metadata] = None
 

@@ -33,7 +33,7 @@ TextOrTemperature = Annotated[
     Field(
         ge=0,
         le=TEMPERATURE_MAX,
-        description="A number or its text; 0 takes the likeliest token each time; empty: default.",
+        description="Number or string; 0: greedy decoding; empty: default.",
     ),
     BeforeValidator(none_if_empty),
     NotBoolean,
@@ -43,7 +43,7 @@ TextOrTokens = Annotated[
     Field(
         ge=1,
         le=UNSIGNED_MAX,
-        description="Tokens of the answer, a number or its text; empty: default.",
+        description="Maximum new tokens, number or string; empty: default.",
     ),
     BeforeValidator(none_if_empty),
     NotBoolean,
@@ -65,15 +65,13 @@ class Parameters(BaseModel):
         Optional[float], Field(gt=0, le=REPETITION_PENALTY_MAX), NotBoolean
     ] = None
     seed: Seed = None
-    stop: Annotated[
-        Union[Text, list[Text], None], Field(description="Texts that end the answer.")
-    ] = None
+    stop: Annotated[Union[Text, list[Text], None], Field(description="Stop strings.")] = None
     timeout: Annotated[
-        Optional[Unsigned], Field(description="Microseconds; 0: the server's own limit.")
+        Optional[Unsigned], Field(description="Microseconds; 0: the server's limit.")
     ] = None
     sequence_id: Annotated[
         Union[Unsigned, str, None],
-        Field(description="Whose slot the request takes, as the header X-Session-Id; 0: any."),
+        Field(description="Session whose slot to use, like header X-Session-Id; 0: any."),
     ] = None
 
     @property
@@ -86,13 +84,13 @@ class Fields(Parameters):
     """The inputs of one question, and its parameters."""
 
     prompt: Optional[Text] = None
-    text_input: Annotated[Optional[Text], Field(description="Another name of `prompt`.")] = None
+    text_input: Annotated[Optional[Text], Field(description="Alias of `prompt`.")] = None
     history: Annotated[
         Text, Field(description='JSON: [["question", "answer"], ...]; empty: none.')
     ] = ""
     max_token: TextOrTokens = None
     history_len: Annotated[
-        Optional[int], Field(ge=0, description="Rounds that count; without it, all."), NotBoolean
+        Optional[int], Field(ge=0, description="Rounds to use; default: all."), NotBoolean
     ] = None
 
     def sampling(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Input(BaseModel):
     datatype: str
     shape: Annotated[list[Annotated[int, NotBoolean]], Field(description="[N, 1] or [N].")]
     data: Annotated[
-        Optional[list[Any]], Field(description="Elements in row-major order, nested or not.")
+        Optional[list[Any]], Field(description="Elements in row-major order, nested or flat.")
     ] = None
     parameters: InputParameters = InputParameters()
 

@@ -34,7 +34,7 @@ NUMBER: TypeAdapter[int] = TypeAdapter(Annotated[int, NotBoolean])
 class IndexRequest(BaseModel):
     """Which models to list."""
 
-    ready: Annotated[bool, Field(strict=True, description="Only those that take requests.")] = False
+    ready: Annotated[bool, Field(strict=True, description="Only ready models.")] = False
 
 
 class IndexEntry(BaseModel):
@@ -54,8 +54,8 @@ class LoadParameters(BaseModel):
     config: Annotated[
         Optional[str],
         Field(
-            description='JSON as of `/config`, or {"parameters": {"users": ...}} alone. Of it, '
-            "`users`, `seq_length` and `max_queue` may differ from what they are."
+            description='JSON as from `/config`, or only {"parameters": {"users": ...}}. Only '
+            "`users`, `seq_length` and `max_queue` can be changed."
         ),
     ] = None
 

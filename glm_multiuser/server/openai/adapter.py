@@ -43,7 +43,7 @@ class CommonFields(Strict):
     )
     seed: Seed = None
     cache_prompt: Optional[bool] = Field(
-        None, description="false: does not use the session's prefix cache."
+        None, description="false: bypass the session's prefix cache."
     )
 
     service_tier: Hint[str] = None

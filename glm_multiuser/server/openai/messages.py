@@ -35,9 +35,9 @@ class ChatMessage(Lenient):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Optional[list[CalledTool]] = Field(None, description="Of an assistant.")
+    tool_calls: Optional[list[CalledTool]] = Field(None, description="Assistant only.")
     tool_call_id: Optional[str] = Field(
-        None, validate_default=True, description="Of a tool: the call whose result this is."
+        None, validate_default=True, description="Tool only: the call this is the result of."
     )
     content: OptionalContent = Field(None, validate_default=True)
 

@@ -72,7 +72,7 @@ class BaseRequest(Extensions):
 
     prompt_field: ClassVar[str]
 
-    model: Optional[str] = Field(None, description="null: the first model of the server.")
+    model: Optional[str] = Field(None, description="null: the server's first model.")
     stream: Optional[bool] = None
     stream_options: Optional[StreamOptions] = None
     max_tokens: Annotated[MaxTokens, UNLIMITED] = None
@@ -83,7 +83,7 @@ class BaseRequest(Extensions):
     n: Optional[int] = Field(
         None,
         ge=1,
-        description="Answers to each prompt.",
+        description="Answers per prompt.",
         json_schema_extra={"maximum": CHOICES_MAX},
     )
     user: SessionName = None
@@ -96,17 +96,17 @@ class BaseRequest(Extensions):
     ignore_eos: Optional[bool] = None
     stop_token_ids: Optional[list[TokenId]] = None
     cache_prompt: Optional[bool] = Field(
-        None, description="false: does not use the session's prefix cache."
+        None, description="false: bypass the session's prefix cache."
     )
     return_token_ids: Optional[bool] = Field(
         None, description="Adds `token_ids` to every choice: all generated tokens."
     )
 
     structured_outputs: Optional[StructuredOutputs] = None
-    guided_json: Optional[SchemaOrText] = Field(None, description="vLLM's older field.")
-    guided_regex: Optional[str] = Field(None, description="vLLM's older field.")
-    guided_choice: Optional[list[str]] = Field(None, description="vLLM's older field.")
-    guided_grammar: Optional[str] = Field(None, description="vLLM's older field.")
+    guided_json: Optional[SchemaOrText] = Field(None, description="Legacy vLLM field.")
+    guided_regex: Optional[str] = Field(None, description="Legacy vLLM field.")
+    guided_choice: Optional[list[str]] = Field(None, description="Legacy vLLM field.")
+    guided_grammar: Optional[str] = Field(None, description="Legacy vLLM field.")
 
     min_p: Optional[float] = Field(None, ge=0, le=1, description="0: off.")
     frequency_penalty: Penalty = None
@@ -151,7 +151,7 @@ class ChatRequest(BaseRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=ROUNDS_MAX)
     max_completion_tokens: Annotated[MaxTokens, UNLIMITED] = None
     continue_final_message: Optional[bool] = Field(
-        None, description="The last message, an assistant's, is the beginning of the answer."
+        None, description="Continue the last message, which must be an assistant's."
     )
     add_generation_prompt: Optional[bool] = Field(
         None, description="As in vLLM; false with `continue_final_message`, and only then."
@@ -161,13 +161,13 @@ class ChatRequest(BaseRequest):
     tools: Optional[list[Tool]] = Field(
         None,
         max_length=TOOLS_MAX,
-        description="What the model may call; some families were not trained on tools.",
+        description="Tools the model may call; some families were not trained on tools.",
     )
     tool_choice: Optional[ToolChoice] = Field(
         None, description="required, or a function: the answer is exactly one call."
     )
     parallel_tool_calls: Optional[bool] = Field(
-        None, description="false: an answer has at most one call; others are dropped."
+        None, description="false: at most one call per answer; others are dropped."
     )
     response_format: Optional[ResponseFormat] = None
 
@@ -221,7 +221,7 @@ class CompletionRequest(BaseRequest):
     prompt: Prompts
     max_tokens: Annotated[
         Optional[int],
-        Field(ge=0, description="Tokens of the answer; 0: none, with `echo`."),
+        Field(ge=0, description="Maximum new tokens; 0: none, with `echo`."),
         NotBoolean,
         UNLIMITED,
     ] = None
@@ -230,10 +230,10 @@ class CompletionRequest(BaseRequest):
     best_of: Optional[int] = Field(
         None,
         ge=1,
-        description="Answers to choose the `n` likeliest from, by the mean of their tokens'.",
+        description="Candidates; the `n` of highest mean token log-probability are returned.",
         json_schema_extra={"maximum": CHOICES_MAX},
     )
-    echo: Optional[bool] = Field(None, description="The text begins with the prompt.")
+    echo: Optional[bool] = Field(None, description="Prepend the prompt to the text.")
 
     add_special_tokens: Annotated[Any, Only(True)] = None
     suffix: Annotated[Any, Only("", why="needs a model that was trained to fill in")] = None

@@ -31,17 +31,15 @@ Result = TypeVar("Result")
 class TokenizeRequest(Strict):
     """Either a text or a conversation with its tools."""
 
-    model: Optional[str] = Field(None, description="null: the first model of the server.")
-    prompt: Optional[str] = Field(
-        None, description="Its tokens alone, without the form of the model's chat."
-    )
+    model: Optional[str] = Field(None, description="null: the server's first model.")
+    prompt: Optional[str] = Field(None, description="Tokenized without the chat template.")
     messages: Optional[list[ChatMessage]] = Field(
         None,
         min_length=1,
         max_length=ROUNDS_MAX,
-        description="The tokens that `/v1/chat/completions` answers.",
+        description="Tokenized as in `/v1/chat/completions`.",
     )
-    tools: Optional[list[Tool]] = Field(None, max_length=TOOLS_MAX, description="Of `messages`.")
+    tools: Optional[list[Tool]] = Field(None, max_length=TOOLS_MAX, description="For `messages`.")
 
     add_generation_prompt: Annotated[Any, Only(True)] = None
     add_special_tokens: Annotated[Any, Only(False)] = None
@@ -62,7 +60,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(Strict):
     """Token ids."""
 
-    model: Optional[str] = Field(None, description="null: the first model of the server.")
+    model: Optional[str] = Field(None, description="null: the server's first model.")
     tokens: list[TokenId]
 
 

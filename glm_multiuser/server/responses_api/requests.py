@@ -115,7 +115,7 @@ Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_l
 class ResponseRequest(CommonFields):
     """A conversation to answer."""
 
-    model: Optional[str] = Field(None, description="null: the first model of the server.")
+    model: Optional[str] = Field(None, description="null: the server's first model.")
     input: Annotated[
         list[InputItem],
         Field(min_length=1, max_length=ROUNDS_MAX),
@@ -128,11 +128,11 @@ class ResponseRequest(CommonFields):
     parallel_tool_calls: Optional[bool] = None
     text: Optional[TextConfig] = None
     reasoning: Optional[Reasoning] = None
-    include: Optional[list[str]] = Field(None, description=f"{LOGPROBS}; others add nothing.")
+    include: Optional[list[str]] = Field(None, description=f"{LOGPROBS}; others are ignored.")
     top_logprobs: LogprobsCount = Field(None, description=f"Needs `include` with {LOGPROBS}.")
     metadata: Optional[Metadata] = Field(None, max_length=16)
-    store: Optional[bool] = Field(None, description="For a session; default: false.")
-    previous_response_id: Optional[str] = Field(None, description="Stored for the same session.")
+    store: Optional[bool] = Field(None, description="Needs a session; default: false.")
+    previous_response_id: Optional[str] = Field(None, description="Stored in the same session.")
     user: SessionName = None
 
     stop: Stop = Field(default_factory=list)
