@@ -25,11 +25,11 @@ class SamplingParams:
     """Sampling parameters and stop conditions. Values out of range raise InvalidParameterError.
 
     max_tokens: at least 1; None: limited by the sequence length.
-    min_tokens: number of tokens before which those that end the answer cannot be drawn.
+    min_tokens: number of tokens before which end and stop tokens cannot be sampled.
     temperature: 0: greedy; up to TEMPERATURE_MAX.
-    top_k: number of best tokens to draw from (Fan et al. 2018); 0: off.
-    top_p: cumulative probability of the best tokens to draw from (Holtzman et al. 2019); 1: off.
-    min_p: minimum probability of a token relative to the best one's (Nguyen et al. 2024); 0: off.
+    top_k: number of most likely tokens to sample from (Fan et al. 2018); 0: off.
+    top_p: cumulative probability of the tokens to sample from (Holtzman et al. 2019); 1: off.
+    min_p: minimum probability relative to the most likely token (Nguyen et al. 2024); 0: off.
     repetition_penalty: for tokens of the prompt and the answer (Keskar et al. 2019); 1: off.
     presence_penalty: subtracted from the logits of tokens in the answer; up to PENALTY_MAX.
     frequency_penalty: the same, times the token's count. Both as in OpenAI's API reference:
@@ -39,9 +39,9 @@ class SamplingParams:
     seed: 0 to SEED_MAX. The same seed gives the same answer. None: a random one per request.
     stop: stop strings: one, or up to STOP_MAX, of up to STOP_LENGTH_MAX characters.
     stop_token_ids: tokens that end the answer besides the end-of-sequence tokens of the model.
-    ignore_eos: end-of-sequence tokens do not end the answer; they can still be drawn.
-    logprobs: number of best tokens, up to LOGPROBS_MAX, whose log-probabilities are returned with
-        those of each token; None: off.
+    ignore_eos: end-of-sequence tokens do not end the answer; they can still be sampled.
+    logprobs: number of most likely tokens, up to LOGPROBS_MAX, whose log-probabilities are returned
+        with each token's own; None: off.
     prompt_logprobs: the same for prompt tokens, each given those before it; the first one has none.
         Disables the prefix cache for the prompt. Causal models only.
     grammar: that the answer must match; see `Grammar`. None: off.
