@@ -62,7 +62,7 @@ class ServerProcess:
             if ready:
                 self.wait_for("ready")
         except BaseException:
-            self.kill()
+            self.stop()  # so that it ends its own children, too
             raise
 
     @property
@@ -110,7 +110,8 @@ class ServerProcess:
         self.process.kill()
         self.process.wait(END_SECONDS)
         self._reader.join(END_SECONDS)
-        if self.process.stderr is not None:
+        # A child that is left keeps the pipe open, and closing it while it is read waits for ever.
+        if self.process.stderr is not None and not self._reader.is_alive():
             self.process.stderr.close()
 
     def __enter__(self: Started) -> Started:

@@ -307,10 +307,9 @@ int64_t tile_panels_per_call(glm::Weight kind, Inputs inputs, int64_t depth, int
   return in_chunks(product) && rows > BLOCK && chunks_of(product, depth) > 1 ? PANELS_FOR_CHUNKS : 1;
 }
 
-int64_t tile_rows_per_call(glm::Weight kind, Inputs inputs, int64_t depth, int64_t rows,
-                           int64_t weight_bytes) {
+int64_t tile_rows_per_call(glm::Weight kind, Inputs inputs, int64_t rows, int64_t weight_bytes) {
   if (on_tiles(kind, inputs) != OnTiles::none) return rows;
-  return rows_per_call(kind, inputs, depth, rows, weight_bytes);
+  return rows_per_call(kind, inputs, rows, weight_bytes);
 }
 
 // Share of L2 (2 MB) for the rows of a pass: one chunk of them, and their sums. With more, chunks would be

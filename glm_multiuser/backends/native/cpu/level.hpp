@@ -120,7 +120,7 @@ struct Level {
   // Best number of panels per call of `linear`.
   int64_t (*panels_per_call)(Weight, Inputs, int64_t depth, int64_t rows);
   // Best number of rows per call of `linear`; `weight_bytes` is the size of all panels.
-  int64_t (*rows_per_call)(Weight, Inputs, int64_t depth, int64_t rows, int64_t weight_bytes);
+  int64_t (*rows_per_call)(Weight, Inputs, int64_t rows, int64_t weight_bytes);
   // Scratch memory that `linear` needs.
   int64_t (*scratch_bytes)(Weight, Inputs, int64_t depth, int64_t rows, int64_t panels);
   void (*linear)(Weight, const LinearPanel&);

@@ -254,7 +254,7 @@ int64_t panels_per_call(glm::Weight kind, Inputs inputs, int64_t, int64_t rows) 
 // the whole weight, which takes longer than that saves if it does not stay in a cache.
 constexpr int64_t ROWS_PER_CALL = 128, SMALL_WEIGHT_BYTES = 2 << 20;
 
-int64_t rows_per_call(glm::Weight, Inputs, int64_t, int64_t rows, int64_t weight_bytes) {
+int64_t rows_per_call(glm::Weight, Inputs, int64_t rows, int64_t weight_bytes) {
   return weight_bytes > SMALL_WEIGHT_BYTES || rows < ROWS_PER_CALL ? rows : ROWS_PER_CALL;
 }
 

@@ -22,7 +22,7 @@ void multiply(glm::Weight kind, const glm::LinearPanel& all) {
   const int64_t best = level.panels_per_call(kind, all.inputs, all.depth, all.rows);
   const int64_t panels_per_call = std::max<int64_t>(1, std::min(best, most));
   const int64_t rows_per_call = std::max<int64_t>(
-      1, level.rows_per_call(kind, all.inputs, all.depth, all.rows, panels * all.bytes));
+      1, level.rows_per_call(kind, all.inputs, all.rows, panels * all.bytes));
   const int64_t scratch_bytes =
       level.scratch_bytes(kind, all.inputs, all.depth, all.rows, panels_per_call);
   const int64_t calls = (panels + panels_per_call - 1) / panels_per_call;
