@@ -24,7 +24,9 @@ POLL_SECONDS = 0.2
 
 
 def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
-    """Starts the server, loads the models and supervises them until SIGTERM or Ctrl-C.
+    """Serves the models until SIGTERM or Ctrl-C, with a supervisor for each.
+
+    A server that dies after it was ready is started again, on the same ports.
 
     Args:
         parameters: of every model, as in its `config.pbtxt`.
@@ -32,7 +34,7 @@ def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
 
     Raises:
         ConfigError: no wheel, no repository, or a model that cannot be loaded.
-        EngineClosedError: the server ended by itself.
+        EngineClosedError: the server died before it was ready.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -40,43 +42,57 @@ def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
     with tempfile.TemporaryDirectory(prefix="glm_multiuser_") as scratch:
         repository = Path(scratch) / "model_repository"
         write_repository(repository, parameters)
-        server = TritonServer(repository, Path(scratch), host, ports)
-        try:
-            _run(server, repository, stop)
-        finally:
-            stop.set()
-            server.stop()
+        while not stop.is_set():
+            _serve_once(repository, Path(scratch), host, ports, stop)
 
 
-def _run(server: TritonServer, repository: Path, stop: threading.Event) -> None:
-    client = TritonClient(server.host, server.ports.http)
+def _serve_once(
+    repository: Path, scratch: Path, host: str, ports: Ports, stop: threading.Event
+) -> None:
+    """Serves until `stop` is set, or the server dies after it was ready."""
+    server = TritonServer(repository, scratch, host, ports)
+    over = threading.Event()
+    try:
+        client = TritonClient(host, ports.http)
+        _load_models(server, client, stop)
+        if stop.is_set():
+            return
+        logger.info("ready", extra={FIELDS: {"models": MODELS, **vars(ports)}})
+        for model in MODELS:
+            supervisor = Supervisor(client, server, model, repository / model / "config.pbtxt")
+            threading.Thread(target=supervisor.watch, args=(over,), daemon=True).start()
+        while not stop.wait(POLL_SECONDS):
+            if server.exit_code() is not None:
+                logger.error("tritonserver lost", extra={FIELDS: {"code": server.exit_code()}})
+                return
+        logger.info("ending")
+    finally:
+        over.set()
+        server.stop()
+
+
+def _load_models(server: TritonServer, client: TritonClient, stop: threading.Event) -> None:
+    """Loads all models, or returns when `stop` is set."""
     while not client.is_live():
-        if _ended(server, stop):
+        if _stopped(server, stop):
             return
     with ThreadPoolExecutor(len(MODELS)) as threads, show_progress(None) as progress:
         loads: list[Future[None]] = [threads.submit(client.load, model) for model in MODELS]
         while not all(load.done() for load in loads):
             done = sum(load.done() for load in loads)
             progress(done, len(MODELS), f"loading {', '.join(MODELS)}")
-            if _ended(server, stop):
+            if _stopped(server, stop):
                 server.stop()  # ends a running load
                 return
         for load in loads:
             load.result()
-    logger.info("ready", extra={FIELDS: {"models": MODELS, **vars(server.ports)}})
-    for model in MODELS:
-        supervisor = Supervisor(client, server, model, repository / model / "config.pbtxt")
-        threading.Thread(target=supervisor.watch, args=(stop,), daemon=True).start()
-    while not _ended(server, stop):
-        pass
-    logger.info("ending")
 
 
-def _ended(server: TritonServer, stop: threading.Event) -> bool:
+def _stopped(server: TritonServer, stop: threading.Event) -> bool:
     """Waits `POLL_SECONDS`; returns whether a signal arrived.
 
     Raises:
-        EngineClosedError: the server ended by itself.
+        EngineClosedError: the server died.
     """
     if stop.wait(POLL_SECONDS):
         return True

@@ -151,7 +151,7 @@ def make_backends(folder: Path, scratch: Path) -> Path:
     if not stub.is_file():
         raise ConfigError(f"nvidia-pytriton has no stub for Python {version} at {stub}")
     backends = scratch / "backends"
-    shutil.copytree(folder / "backends" / "python", backends / "python")
+    shutil.copytree(folder / "backends" / "python", backends / "python", dirs_exist_ok=True)
     shutil.copy2(stub, backends / "python")
     return backends
 

@@ -64,8 +64,9 @@ SAMPLED: dict[str, Any] = {"top_k": 20, "top_p": 0.95, "seed": 5}
 def triton() -> Iterator[TritonProcess]:
     with TritonProcess() as process:
         yield process
+        tritonserver = process.tritonserver
         assert process.stop() == 0, process.lines[-20:]
-    assert not Path(f"/proc/{process.tritonserver}").exists()
+    assert not Path(f"/proc/{tritonserver}").exists()
     assert not list(Path("/dev/shm").glob(f"glm_multiuser_{process.pid}_*"))
 
 
@@ -291,15 +292,28 @@ def test_unloading_and_loading_under_traffic(
 def test_a_killed_model_comes_back(triton: TritonProcess, model: str, alone: list[str]) -> None:
     stub = triton.stub(model)
     assert stub is not None
-    recovered = len(triton.events("model recovered"))
+    recoveries = triton.recoveries(model)
     os.kill(stub, signal.SIGKILL)
     start = time.monotonic()
-    event = triton.wait_for("model recovered", recovered + 1)
+    triton.wait_for_recovery(model, recoveries + 1)
     (*_, last) = generate_stream(triton, model, question(QUESTIONS[0]))
     print(f"{model} answers {time.monotonic() - start:.1f} s after the kill; {PROMISED_SECONDS=}")
     assert json.loads(last["history"]) == [[QUESTIONS[0], alone[0]]]
-    assert event["model"] == model
     assert triton.stub(model) not in (None, stub)
+
+
+def test_a_killed_server_comes_back(triton: TritonProcess, alone: list[str]) -> None:
+    killed = triton.tritonserver
+    stubs = [triton.stub(model) for model in (WHOLE, STREAM)]
+    count = len(triton.events("ready"))
+    os.kill(killed, signal.SIGKILL)
+    assert triton.wait_for("ready", count + 1)["http"] == triton.ports["http"]
+    assert triton.events("tritonserver lost")[-1]["code"] == -signal.SIGKILL
+    assert triton.tritonserver != killed
+    for model in (WHOLE, STREAM):
+        (*_, last) = generate_stream(triton, model, question(QUESTIONS[0]))
+        assert json.loads(last["history"]) == [[QUESTIONS[0], alone[0]]]
+    assert not any(Path(f"/proc/{stub}").exists() for stub in stubs)
 
 
 def test_shapes_are_those_of_the_signature(triton: TritonProcess, grpc: Any) -> None:

@@ -31,7 +31,12 @@ class TritonProcess(ServerProcess):
         sizes = ("--users", str(USERS), "--seq-length", str(SEQ_LENGTH))
         super().__init__(*sizes, command=(*SERVE, "--backend", "triton"))
         self.ports: dict[str, int] = self.events("ready")[0]
-        (self.tritonserver,) = children(self.pid)
+
+    @property
+    def tritonserver(self) -> int:
+        """Its process; another one after it was killed."""
+        (pid,) = children(self.pid)
+        return pid
 
     def stub(self, model: str) -> Optional[int]:
         """The process that runs a model."""
@@ -40,6 +45,18 @@ class TritonProcess(ServerProcess):
     def grpc(self) -> InferenceServerClient:
         """A client, to be closed."""
         return InferenceServerClient(f"127.0.0.1:{self.ports['grpc']}")
+
+    def wait_for_recovery(self, model: str, count: int) -> None:
+        """Until a model, or the server, has recovered so many times.
+
+        tritonserver seldom aborts when the process of a model is killed (docs/triton.md, Limits).
+        """
+        self._wait(lambda: self.recoveries(model) >= count)
+
+    def recoveries(self, model: str) -> int:
+        """How many times a model, or the server, has recovered so far."""
+        recovered = [one for one in self.events("model recovered") if one["model"] == model]
+        return len(recovered) + len(self.events("ready")) - 1
 
     def outcomes(self, model: str) -> list[str]:
         """How the requests of a model have ended so far."""
