@@ -18,6 +18,7 @@ from glm_multiuser.cli.chat_answers import ChatAnswer, chat_alone, chat_together
 from glm_multiuser.cli.options import Checkpoint, takes_options
 from glm_multiuser.cli.questions import KNOWN, questions
 from glm_multiuser.config import EngineConfig
+from glm_multiuser.errors import ConfigError
 
 if TYPE_CHECKING:
     from glm_multiuser.answer import GenerationResult
@@ -66,6 +67,8 @@ def command(
     Takes under a minute. The exit code is 1 if a check fails; a check that cannot run here is
     "skipped", with the reason.
     """
+    if not (golden / "expected.json").is_file():
+        raise ConfigError(f"golden is {golden}; it must be a folder with a model and expected.json")
     engine = EngineConfig(users=USERS, seq_length=SEQ_LENGTH, **settings)
     folder = loading.find_checkpoint(checkpoint, engine.check_fits)
     loading.check_engine(folder, engine)
@@ -127,8 +130,6 @@ def one_line(error: Exception) -> str:
 
 def golden_logits(golden: Path, **settings: Any) -> Outcome:
     """Compares greedy tokens exactly, and the first token's log-probabilities, of golden cases."""
-    if not (golden / "expected.json").is_file():
-        return None, f"no golden folder at {golden}"
     import numpy
 
     cases = json.loads((golden / "expected.json").read_text(encoding="utf-8"))["cases"]

@@ -100,27 +100,32 @@ def test_what_cannot_be_checked_is_skipped_with_its_reason(
     run: Callable[..., Any],
     fake_llm: type[FakeLLM],
     checkpoint: Path,
+    golden: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = checkpoint.rename(tmp_path / "another-model")
     monkeypatch.setattr(fake_llm, "final_stats", Stats(batch_invariant=None))
-    result = check(run, other, tmp_path / "nowhere")
+    result = check(run, other, golden)
     assert result.exit_code == 0
     got = statuses(result.stdout)
     assert [name for name, status in got.items() if status == "skipped"] == [
-        "golden logits",
         "known answers",
         "batch invariance",
     ]
-    assert "no golden folder" in result.stdout
+
+
+def test_a_golden_folder_that_is_none(run: Callable[..., Any], checkpoint: Path) -> None:
+    result = check(run, checkpoint, checkpoint / "nowhere")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: golden is {checkpoint / 'nowhere'}; it must be")
 
 
 def test_a_wrong_answer_and_a_mixed_answer_fail(
     run: Callable[..., Any],
     fake_llm: type[FakeLLM],
     checkpoint: Path,
-    tmp_path: Path,
+    golden: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fake_llm, "wrong_for", ("user 3",))
@@ -129,10 +134,10 @@ def test_a_wrong_answer_and_a_mixed_answer_fail(
     )
     stats = Stats(compiles_after_ready=2, batch_invariant=False)
     monkeypatch.setattr(fake_llm, "final_stats", stats)
-    result = check(run, checkpoint, tmp_path / "nowhere")
+    result = check(run, checkpoint, golden)
     assert result.exit_code == 1
     got = statuses(result.stdout)
-    assert got.pop("golden logits") == "skipped"
+    assert got.pop("golden logits") == "ok"
     assert (got.pop("start"), got.pop("kernels")) == ("ok", "ok")
     assert set(got.values()) == {"FAILED"}
     assert KNOWN[0].question in result.stdout
@@ -153,16 +158,16 @@ def test_an_engine_that_does_not_start_is_a_failed_check(
     run: Callable[..., Any],
     fake_llm: type[FakeLLM],
     checkpoint: Path,
-    tmp_path: Path,
+    golden: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("the device says no\nC++ stack: many lines")
 
     monkeypatch.setattr(fake_llm, "from_pretrained", refuse)
-    result = check(run, checkpoint, tmp_path / "nowhere")
+    result = check(run, checkpoint, golden)
     assert result.exit_code == 1
-    assert statuses(result.stdout) == {"golden logits": "skipped", "start": "FAILED"}
+    assert statuses(result.stdout) == {"golden logits": "FAILED", "start": "FAILED"}
     assert "RuntimeError: the device says no" in " ".join(result.stdout.split())
     assert "C++" not in result.output
 
