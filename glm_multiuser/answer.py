@@ -213,7 +213,7 @@ class AnswerCollector:
             if self.reader:
                 text, self._tool_calls = self._read_end(self.reader)
                 rest += text
-            text, stopped = self._stop_strings.feed(rest)
+            text, stopped = self._stop_strings.feed(rest, ends=self._may_stop)
             if stopped and event.finish_reason == "length":
                 event = replace(event, finish_reason="stop")
             return self._finish(text + self._stop_strings.flush(), (), event)
@@ -222,7 +222,7 @@ class AnswerCollector:
         text, stopped = "", False
         if self._detokenizer and token_id not in self.request.stop_token_ids:
             content = self._content(self._detokenizer.push([token_id]), token_id)
-            text, stopped = self._stop_strings.feed(content)
+            text, stopped = self._stop_strings.feed(content, ends=self._may_stop)
         if stopped:
             if self.reader:
                 self._tool_calls = self.reader.finish().tool_calls
@@ -235,6 +235,11 @@ class AnswerCollector:
             begun = self.reader.begun_call
             calls = self._calls.of([*self.reader.ended_calls, *([begun] if begun else [])])
         return Piece(text, (token_id,), None, self._logprobs((event,)), inside, calls)
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a stop string may end the answer at the last token."""
+        return len(self._tokens) > self.request.params.min_tokens
 
     def _read_end(self, reader: AnswerReader) -> tuple[str, tuple[ToolCall, ...]]:
         """Returns the rest of the content, and all calls; a certain one may be cut off."""

@@ -25,7 +25,8 @@ class SamplingParams:
     """Sampling parameters and stop conditions. Values out of range raise InvalidParameterError.
 
     max_tokens: at least 1; None: limited by the sequence length.
-    min_tokens: number of tokens before which end and stop tokens cannot be sampled.
+    min_tokens: number of tokens before which end and stop tokens cannot be sampled, and stop
+        strings do not end the answer.
     temperature: 0: greedy; up to TEMPERATURE_MAX.
     top_k: number of most likely tokens to sample from (Fan et al. 2018); 0: off.
     top_p: cumulative probability of the tokens to sample from (Holtzman et al. 2019); 1: off.

@@ -116,8 +116,11 @@ class StopStrings:
         self.found: Optional[str] = None
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, bool]:
+    def feed(self, text: str, *, ends: bool = True) -> tuple[str, bool]:
         """Takes the next text.
+
+        Args:
+            ends: whether a stop string that is completed in this text ends the answer.
 
         Returns:
             The text that may be sent now, and whether a stop string was found. After that, the
@@ -126,9 +129,11 @@ class StopStrings:
         if self.found is not None:
             return "", True
         known = self._held + text
-        found = [(known.find(word), word) for word in self._stop]
+        # One that lies in the held-back text was completed where it did not end the answer.
+        first = len(self._held) + 1
+        found = [(known.find(word, max(0, first - len(word))), word) for word in self._stop]
         matches = [(start + len(word), start, word) for start, word in found if start >= 0]
-        if matches:
+        if matches and ends:
             _, start, self.found = min(matches)
             self._held = ""
             return known[:start], True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Union
 
 import pytest
@@ -59,6 +60,11 @@ def test_a_stop_string_across_tokens_ends_the_answer(open_llm: Open) -> None:
     assert stopped.text == "".join(pieces[:3])[:-1]
     assert stopped.token_ids == whole.token_ids[:4]
     assert stopped.finish_reason == "stop"
+    early = replace(params, min_tokens=3)
+    assert llm.submit("who", params=early).result().token_ids == whole.token_ids[:4]
+    late = replace(params, min_tokens=4, max_tokens=8)
+    passed = llm.submit("who", params=late).result()
+    assert (passed.text, passed.token_ids) == (whole.text, whole.token_ids)
     # The engine does not know the stop string; the handle has cancelled the request.
     assert llm.submit("next", params=calm).result().finish_reason in ("stop", "length")
     assert llm.stats().active_users == 0

@@ -50,6 +50,26 @@ def test_against_the_whole_text(pieces: list[str], stop: list[str]) -> None:
     assert sent + stops.flush() == known[:cut]
 
 
+@given(pieces=texts, stop=stop_lists, count=st.integers(0, 8))
+def test_the_first_pieces_do_not_end_the_answer(
+    pieces: list[str], stop: list[str], count: int
+) -> None:
+    stops = StopStrings(stop)
+    found = ""
+    for place, piece in enumerate(pieces):
+        found += stops.feed(piece, ends=place >= count)[0]
+    known = "".join(pieces)
+    passed = len("".join(pieces[:count]))
+    ends = [
+        (end, end - len(word))
+        for end in range(passed + 1, len(known) + 1)
+        for word in stop
+        if known[:end].endswith(word)
+    ]
+    assert found + stops.flush() == known[: min(ends)[1] if ends else None]
+    assert (stops.found is not None) == bool(ends)
+
+
 @given(text=st.text("ab", max_size=30), stop=stop_lists, data=st.data())
 def test_the_split_does_not_matter(text: str, stop: list[str], data: st.DataObject) -> None:
     whole = StopStrings(stop)
