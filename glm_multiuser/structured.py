@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from glm_multiuser.errors import GenerationError, InvalidParameterError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.grammar_size import check_lark
+from glm_multiuser.json_schema import for_llguidance
 from glm_multiuser.sampling_rows import Mask
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.forms import one_of
@@ -31,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'glm-multiuser[structured]'"
 MASK_THREADS = 2
-
-JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""At most one space after a comma or colon, so that a model cannot write white space for ever."""
 
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -324,9 +322,7 @@ def _lark(name: str, text: str) -> dict[str, Any]:
 
 
 def _schema(name: str, schema: Any) -> dict[str, Any]:
-    if not isinstance(schema, dict):
-        schema = {} if schema else {"not": {}}
-    return {"name": name, "json_schema": {**schema, "x-guidance": JSON_OPTIONS}}
+    return {"name": name, "json_schema": for_llguidance(schema)}
 
 
 def _shortened(text: str) -> str:

@@ -156,6 +156,7 @@ def test_what_no_compiler_sees(make: Callable[[], Grammar], words: str) -> None:
     [
         (Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (Grammar.json_schema({"not": {}}), "not"),
+        (Grammar.json_schema({"type": "string", "format": "idn-email"}), "idn-email"),
         (Grammar.json_schema({"type": "strin"}), "strin"),
         (Grammar.json_schema({"$ref": "http://example.com/x"}), "example.com"),
         (Grammar.json_schema(False), "not"),

@@ -1,0 +1,48 @@
+"""Prepares JSON schemas for llguidance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""At most one space after a comma or colon, so that a model cannot write white space for ever."""
+
+FORMATS = (
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
+    *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
+    *("json-pointer", "relative-json-pointer", "regex"),
+)
+"""JSON Schema Validation 2020-12, section 7.3. All others are annotations that validators ignore,
+such as "binary" of OpenAPI and "path" of pydantic; llguidance rejects them."""
+
+OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value has a schema for each name."""
+OF_VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose value is no schema."""
+
+
+def for_llguidance(schema: Any) -> dict[str, Any]:
+    """Returns the schema, an object or a boolean, without annotations that llguidance rejects."""
+    if not isinstance(schema, dict):
+        schema = {} if schema else {"not": {}}
+    return {**_without_annotations(schema), "x-guidance": OPTIONS}
+
+
+def _without_annotations(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_annotations(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        keyword: _keyword(keyword, value)
+        for keyword, value in schema.items()
+        if keyword != "format" or not isinstance(value, str) or value in FORMATS
+    }
+
+
+def _keyword(keyword: str, value: Any) -> Any:
+    if keyword in OF_VALUES:
+        return value
+    if keyword in OF_SCHEMAS and isinstance(value, dict):
+        return {name: _without_annotations(one) for name, one in value.items()}
+    return _without_annotations(value)

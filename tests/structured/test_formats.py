@@ -1,0 +1,97 @@
+"""Values of "format" that JSON Schema does not define are annotations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import pytest
+from pydantic import BaseModel, Field, SecretStr
+
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
+from tests.server.process import ROOT
+from tests.structured.walking import Answer, compiler_of, tool, walk
+
+
+class File(BaseModel, extra="forbid"):
+    path: Path = Field(json_schema_extra={"maxLength": 9})
+    format: Optional[str] = Field(max_length=5)
+    keys: list[Annotated[SecretStr, Field(max_length=9)]] = Field(max_length=2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    found = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: ChatTokenizer) -> GrammarCompiler:
+    return compiler_of(tokenizer)
+
+
+def without_formats(schema: dict[str, Any]) -> dict[str, Any]:
+    written: dict[str, Any] = json.loads(
+        json.dumps(schema).replace('"format": "path"', '"title": "p"')
+    )
+    return written
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_of_pydantic(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer, seed: int
+) -> None:
+    schema = File.model_json_schema()
+    assert schema["properties"]["path"]["format"] == "path"
+    answer = walk(compiler, tokenizer, Grammar.json_schema(schema), seed)
+    assert answer.complete
+    assert len(str(File.model_validate_json(answer.text).path)) <= 9
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "path", "maxLength": 9},
+        {"anyOf": [{"type": "string", "format": "path", "maxLength": 9}, {"type": "null"}]},
+        {
+            "$defs": {"format": {"type": "string", "format": "path", "maxLength": 9}},
+            "type": "array",
+            "items": {"$ref": "#/$defs/format"},
+            "maxItems": 3,
+        },
+    ],
+)
+def test_the_answer_is_the_one_without_it(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer, schema: dict[str, Any]
+) -> None:
+    def answer(one: dict[str, Any]) -> Answer:
+        return walk(compiler, tokenizer, Grammar.json_schema(one), 3)
+
+    assert answer(schema) == answer(without_formats(schema))
+
+
+def test_it_may_be_in_a_tool(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"path": {"type": "string", "format": "path", "maxLength": 9}},
+        "required": ["path"],
+        "additionalProperties": False,
+    }
+    tools = [tool("read", parameters)]
+    grammar = Grammar.tool_call(tools, required=True)
+    answer = walk(compiler, tokenizer, grammar, 5, tools)
+    assert set(json.loads(answer.calls[0].arguments)) == {"path"}
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+def test_values_keep_what_is_called_format(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer, keyword: str
+) -> None:
+    value = {"format": "path"}
+    schema = {keyword: value if keyword == "const" else [value]}
+    answer = walk(compiler, tokenizer, Grammar.json_schema(schema), 7)
+    assert json.loads(answer.text) == value
