@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glm_multiuser.deploy.triton_client import TritonClient
 from glm_multiuser.deploy.triton_repository import MODELS, write_repository
-from glm_multiuser.deploy.triton_server import Ports, TritonServer
+from glm_multiuser.deploy.triton_server import Ports, TritonServer, make_backends
 from glm_multiuser.deploy.triton_supervisor import Supervisor
 from glm_multiuser.errors import EngineClosedError
 from glm_multiuser.progress import show_progress
@@ -40,17 +40,18 @@ def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stop.set())
     with tempfile.TemporaryDirectory(prefix="glm_multiuser_") as scratch:
-        repository = Path(scratch) / "model_repository"
+        repository, backends = Path(scratch) / "model_repository", Path(scratch) / "backends"
         write_repository(repository, parameters)
+        make_backends(backends)
         while not stop.is_set():
-            _serve_once(repository, Path(scratch), host, ports, stop)
+            _serve_once(repository, backends, host, ports, stop)
 
 
 def _serve_once(
-    repository: Path, scratch: Path, host: str, ports: Ports, stop: threading.Event
+    repository: Path, backends: Path, host: str, ports: Ports, stop: threading.Event
 ) -> None:
     """Serves until `stop` is set, or the server dies after it was ready."""
-    server = TritonServer(repository, scratch, host, ports)
+    server = TritonServer(repository, backends, host, ports)
     over = threading.Event()
     try:
         client = TritonClient(host, ports.http)

@@ -78,20 +78,20 @@ class TritonServer:
 
     Args:
         repository: of models.
-        scratch: folder for temporary files.
+        backends: directory of backends, of `make_backends`.
         host, ports: to listen on.
 
     Raises:
-        ConfigError: the wheel is not installed, or not for this Python.
+        ConfigError: the wheel is not installed.
     """
 
-    def __init__(self, repository: Path, scratch: Path, host: str, ports: Ports) -> None:
+    def __init__(self, repository: Path, backends: Path, host: str, ports: Ports) -> None:
         self.host = host
         self.ports = ports
         self._region = f"glm_multiuser_{os.getpid()}_{ports.http}_"
         folder = find_tritonserver()
         self.process = subprocess.Popen(
-            self._command(folder, repository, make_backends(folder, scratch)),
+            self._command(folder, repository, backends),
             env=environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
@@ -140,20 +140,19 @@ class TritonServer:
         ]
 
 
-def make_backends(folder: Path, scratch: Path) -> Path:
-    """Creates a backend directory with the Python backend and the stub for this Python.
+def make_backends(backends: Path) -> None:
+    """Creates a directory with the Python backend and the stub for this Python.
 
     Raises:
-        ConfigError: the wheel has no stub for this Python.
+        ConfigError: the wheel is not installed, or has no stub for this Python.
     """
+    folder = find_tritonserver()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = folder / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.is_file():
         raise ConfigError(f"nvidia-pytriton has no stub for Python {version} at {stub}")
-    backends = scratch / "backends"
-    shutil.copytree(folder / "backends" / "python", backends / "python", dirs_exist_ok=True)
+    shutil.copytree(folder / "backends" / "python", backends / "python")
     shutil.copy2(stub, backends / "python")
-    return backends
 
 
 def environment(folder: Path) -> dict[str, str]:
