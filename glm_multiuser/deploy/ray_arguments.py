@@ -24,19 +24,19 @@ class Scale:
         ConfigError: a field out of its range.
     """
 
-    replicas: int = setting(1, "Replicas; with max_replicas, at least that many", low=1)
+    replicas: int = setting(1, "Number of replicas; with max_replicas, the minimum", low=1)
     max_replicas: Optional[int] = setting(
-        None, "Most replicas of autoscaling; default: no autoscaling", low=1
+        None, "Maximum number of replicas; default: no autoscaling", low=1
     )
-    cpus: float = setting(1.0, "Processors of its node that a replica takes", above=0)
+    cpus: float = setting(1.0, "CPUs that Ray reserves for a replica", above=0)
     busy: float = setting(
-        0.8, "Mean number of requests in a replica per slot that autoscaling aims at", above=0
+        0.8, "Autoscaling target: ongoing requests per slot of a replica", above=0
     )
     upscale_delay_seconds: float = setting(
-        30.0, "Seconds of more load before replicas are added", above=0
+        30.0, "Seconds of higher load before replicas are added", above=0
     )
     downscale_delay_seconds: float = setting(
-        600.0, "Seconds of less load before replicas are removed", above=0
+        600.0, "Seconds of lower load before replicas are removed", above=0
     )
 
     def __post_init__(self) -> None:
