@@ -13,8 +13,8 @@ from pathlib import Path
 from glm_multiuser.deploy.triton_client import TritonClient
 from glm_multiuser.deploy.triton_repository import MODELS, write_repository
 from glm_multiuser.deploy.triton_server import Ports, TritonServer, make_backends
-from glm_multiuser.deploy.triton_supervisor import Supervisor
-from glm_multiuser.errors import EngineClosedError
+from glm_multiuser.deploy.triton_supervisor import CONNECTION_ERRORS, RETRY_SECONDS, Supervisor
+from glm_multiuser.errors import ConfigError, EngineClosedError
 from glm_multiuser.progress import show_progress
 from glm_multiuser.server.logs import FIELDS
 
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.2
 def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
     """Serves the models until SIGTERM or Ctrl-C, with a supervisor for each.
 
-    A server that dies after it was ready is started again, on the same ports.
+    A server that dies after it was ready is started again, on the same ports, until that succeeds.
 
     Args:
         parameters: of every model, as in its `config.pbtxt`.
@@ -43,8 +43,13 @@ def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
         repository, backends = Path(scratch) / "model_repository", Path(scratch) / "backends"
         write_repository(repository, parameters)
         make_backends(backends)
+        _serve_once(repository, backends, host, ports, stop)
         while not stop.is_set():
-            _serve_once(repository, backends, host, ports, stop)
+            try:
+                _serve_once(repository, backends, host, ports, stop)
+            except (ConfigError, EngineClosedError, *CONNECTION_ERRORS) as error:
+                logger.error("recovery failed", extra={FIELDS: {"error": str(error)}})
+                stop.wait(RETRY_SECONDS)
 
 
 def _serve_once(

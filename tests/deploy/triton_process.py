@@ -35,8 +35,7 @@ class TritonProcess(ServerProcess):
     @property
     def tritonserver(self) -> int:
         """Its process; another one after it was killed."""
-        (pid,) = children(self.pid)
-        return pid
+        return children(self.pid)[0]
 
     def stub(self, model: str) -> Optional[int]:
         """The process that runs a model."""
