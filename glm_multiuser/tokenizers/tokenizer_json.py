@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Optional
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from glm_multiuser.checkpoint.files import read_json_object, read_text
@@ -29,6 +31,9 @@ PATTERN = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Qwen2's pre-tokenisation, from tokenization_qwen2.py of transformers."""
+
+LONG_TEXT = 4096
+"""In characters."""
 
 Encode = Callable[[str], list[int]]
 
@@ -68,8 +73,7 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
         raise CheckpointError(f"{file} is not a BPE vocabulary: {error!r}") from None
     model = {**model, "merges": [" ".join(pair) for pair in merges], "unk_token": None}
     if "ByteLevel" in decoder and "ByteLevel" in json.dumps(content.get("pre_tokenizer")):
-        whole_words = ordinary if model.get("ignore_merges") else {}
-        encode = _byte_level_encoder(_load(content, model, file), whole_words)
+        encode = _byte_level_encoder(content, model, ordinary, file)
         return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special, strips=strips)
     if not (model.get("byte_fallback") and "ByteFallback" in decoder):
         raise CheckpointError(
@@ -125,30 +129,43 @@ def _load(content: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> T
         raise CheckpointError(f"{file} cannot be read by tokenizers: {error}") from None
 
 
+def _encoding(tokenizer: Tokenizer, text: str) -> Encoding:
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False)
+    # `encode` holds the GIL for the whole text, a second per million characters; `encode_batch`
+    # does not, but starts threads.
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    return encoding
+
+
 def _encoder(tokenizer: Tokenizer) -> Encode:
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = _encoding(tokenizer, text).ids
         return ids
 
     return encode
 
 
-def _byte_level_encoder(tokenizer: Tokenizer, whole_words: Mapping[str, int]) -> Encode:
-    """Encodes like `tokenizer`, but words that are pieces skip the merges."""
-    if not whole_words:
-        return _encoder(tokenizer)
-    normalizer, splitter, merger = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model
+def _byte_level_encoder(
+    content: Mapping[str, Any], model: Mapping[str, Any], ordinary: Mapping[str, int], file: Path
+) -> Encode:
+    """Encodes with `model`; with its `ignore_merges`, words that are pieces skip the merges."""
+    if not model.get("ignore_merges"):
+        return _encoder(_load(content, model, file))
+    # With a piece for each byte, the pieces of a word join to it.
+    end = max(model["vocab"].values(), default=-1) + 1
+    missing = {one: end + place for place, one in enumerate({*ByteLevel.alphabet()} - {*ordinary})}
+    tokenizer = _load(content, {**model, "vocab": {**model["vocab"], **missing}}, file)
 
     def encode(text: str) -> list[int]:
-        if normalizer is not None:
-            text = normalizer.normalize_str(text)
+        encoding = _encoding(tokenizer, text)
         ids: list[int] = []
-        for word, _ in splitter.pre_tokenize_str(text):
-            if word in whole_words:
-                ids.append(whole_words[word])
-            else:
-                ids += [token.id for token in merger.tokenize(word)]
-        return ids
+        tokens = zip(encoding.word_ids, encoding.tokens, encoding.ids)
+        for _, word in groupby(tokens, itemgetter(0)):
+            _, pieces, piece_ids = zip(*word)
+            whole = ordinary.get("".join(pieces))
+            ids += piece_ids if whole is None else [whole]
+        return [one for one in ids if one < end] if missing else ids
 
     return encode
 
