@@ -8,12 +8,14 @@ and runs all other calls to the device (building, compiling, resizing).
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections import deque
 from concurrent.futures import Future
 from typing import Callable, Optional, TypeVar
 
+from glm_multiuser.errors import EngineClosedError
 from glm_multiuser.progress import Progress
 
 Result = TypeVar("Result")
@@ -31,9 +33,26 @@ class DeviceThread:
         self._awake = False
         self._stopping = False
         self._thread: Optional[threading.Thread] = None
+        self._process = 0
+
+    def check_process(self) -> None:
+        """Raises EngineClosedError in a process that was forked after this thread started.
+
+        Threads are not forked, so calls would wait for ever.
+        """
+        if self._forked:
+            raise EngineClosedError(
+                f"this process was forked from process {self._process}, which has opened a model; "
+                "start it with multiprocessing's 'spawn', and open its own"
+            )
+
+    @property
+    def _forked(self) -> bool:
+        return self._thread is not None and self._process != os.getpid()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Runs `function` on the device thread and returns its result or raises its error."""
+        self.check_process()
         if threading.current_thread() is self._thread:
             return function()
         future: Future[Result] = Future()
@@ -87,6 +106,8 @@ class DeviceThread:
 
     def wake(self) -> None:
         """Wakes the thread because an engine has work."""
+        if self._forked:
+            return  # the lock may have been held
         with self._changed:
             self._awake = True
             self._changed.notify()
@@ -97,6 +118,8 @@ class DeviceThread:
 
     def stop(self) -> None:
         """Ends the thread after the current step; called at exit."""
+        if self._forked:
+            return
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -108,6 +131,7 @@ class DeviceThread:
             # A daemon, so that a process can exit without `close`; stopped by atexit, so that it
             # never ends in the middle of a device call.
             self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+            self._process = os.getpid()
             self._thread.start()
             atexit.register(self.stop)
 

@@ -87,6 +87,7 @@ class Engine(StepLoop):
             QueueFullError: `max_queue` requests are waiting.
             UserBusyError: `max_queue_per_user` requests of this user are waiting.
         """
+        self._device_thread.check_process()
         with self._lock:
             if wait:
                 self._lock.wait_for(lambda: self._closing or self._refusal(request) is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,19 @@ def test_while_a_model_is_loaded_the_others_go_on(
     monkeypatch.setattr(glm_multiuser.llm, "build_runner", build)
     with MultiUserLLM.from_pretrained(folder, users=1, seq_length=SEQ_LENGTH):
         assert len(answered[0].token_ids) == 8
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_is_told(llm: MultiUserLLM) -> None:
+    llm.submit("who", params=GREEDY).result()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            llm.submit("who", params=GREEDY)
+        except EngineClosedError as error:
+            code = 0 if f"forked from process {os.getppid()}" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert llm.submit("who", params=GREEDY).result().token_ids
