@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.answer import GenerationResult, Piece
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.deprecation import keyword_only_since
 from glm_multiuser.engine.engine import Engine
 from glm_multiuser.engine.request import Event, Request
@@ -30,6 +32,7 @@ class GenerationMixin(InputProcessor):
     """The generation methods of `MultiUserLLM`, which submit requests and return handles."""
 
     _engine: Engine
+    config: EngineConfig
 
     @keyword_only_since("0.2", "params", "user", "history", "reader")
     def submit(
@@ -185,11 +188,22 @@ class GenerationMixin(InputProcessor):
                     error.args = (f"prompts[{place}]: {error}",)
                 raise
         # Only now, because one invalid prompt rejects all.
-        handles = [
-            Handle(answer, events, self._enqueue(request, wait=True))
-            for events, request, answer in made
-        ]
-        return [handle.result() for handle in handles]
+        handles: list[Handle] = []
+        readers = ThreadPoolExecutor(self.config.users, "reader")
+        try:
+            for events, request, answer in made:
+                handles.append(Handle(answer, events, self._enqueue(request, wait=True)))
+                if request.params.stop:
+                    # Only its reader finds a stop string, and ends the request there.
+                    readers.submit(handles[-1].result)
+            readers.shutdown()
+            return [handle.result() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        finally:
+            readers.shutdown()
 
     def check_queue(self, group: str = "") -> None:
         """Raises what `submit` would raise for a full queue or a closed engine.

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -19,10 +20,11 @@ from glm_multiuser.errors import ConfigError, GLMMultiUserError, TooManyRequests
 from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
+    from glm_multiuser.answer import GenerationResult
     from glm_multiuser.handle import Handle
     from glm_multiuser.llm import MultiUserLLM
 
-    Started = Union[Handle, GLMMultiUserError]
+    Started = Union[Handle, Future[GenerationResult], GLMMultiUserError]
     """A running request, or why it was rejected."""
 
 WAITING_PER_USER = 4
@@ -79,32 +81,38 @@ def command(
 def answer_all(llm: "MultiUserLLM", jobs: Iterable[Job], users: int) -> Iterator[dict[str, Any]]:
     """Yields rows in the order of the jobs, with enough running jobs to fill every slot."""
     under_way: deque[tuple[Job, Started]] = deque()
-    for job in jobs:
-        while True:
-            try:
-                under_way.append((job, start(llm, job)))
-                break
-            except TooManyRequestsError as error:
-                if not under_way:
-                    under_way.append((job, error))
+    readers = ThreadPoolExecutor(WAITING_PER_USER * users + 1, "reader")
+    try:
+        for job in jobs:
+            while True:
+                try:
+                    under_way.append((job, start(llm, job, readers)))
                     break
+                except TooManyRequestsError as error:
+                    if not under_way:
+                        under_way.append((job, error))
+                        break
+                    yield finish(*under_way.popleft())
+            if len(under_way) > WAITING_PER_USER * users:
                 yield finish(*under_way.popleft())
-        if len(under_way) > WAITING_PER_USER * users:
+        while under_way:
             yield finish(*under_way.popleft())
-    while under_way:
-        yield finish(*under_way.popleft())
+    finally:
+        readers.shutdown(wait=False, cancel_futures=True)
 
 
-def start(llm: "MultiUserLLM", job: Job) -> "Started":
-    """Submits a job; returns its handle, or the error that rejected it."""
+def start(llm: "MultiUserLLM", job: Job, readers: ThreadPoolExecutor) -> "Started":
+    """Submits a job; returns what its result comes from, or the error that rejected it."""
     if job.error is not None:
         return job.error
     try:
-        return llm.submit(job.prompt, user=job.user, history=job.history, params=job.params)
+        handle = llm.submit(job.prompt, user=job.user, history=job.history, params=job.params)
     except TooManyRequestsError:
         raise
     except GLMMultiUserError as error:
         return error
+    # Only its reader finds a stop string, and ends the request there.
+    return readers.submit(handle.result) if job.params.stop else handle
 
 
 def finish(job: Job, started: "Started") -> dict[str, Any]:
