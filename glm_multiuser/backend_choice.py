@@ -38,6 +38,8 @@ def portable_by_choice(engine: EngineConfig) -> str:
     """The setting that rules out native kernels; "" if none does."""
     if engine.kernels == "portable":
         return "kernels is 'portable'"
+    if engine.device_target != "CPU":
+        return library.unavailable_reason(engine.device_target)
     if dtype_of(engine) != "float32":
         return f"they compute in float32, not in {dtype_of(engine)}"
     if engine.kernels == "auto" and os.environ.get(library.SWITCH) == "0":

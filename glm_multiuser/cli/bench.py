@@ -78,7 +78,7 @@ def command(
     for one in all_settings:
         check_engine(one)
     conditions = {**machine(), **workload(all_settings[0])}
-    console = screen.wide_output(120)
+    console = screen.wide_output(160)
     print_conditions(console, conditions)
     runs, failed = run_all(all_settings)
     screen.print_numbers(console, table_of(runs))

@@ -140,7 +140,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         ConfigError: no such file, or not UTF-8.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the warm-up prompts in {path}: {error}") from error
     return tuple(line for line in lines if line.strip())

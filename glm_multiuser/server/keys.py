@@ -132,7 +132,7 @@ def read_keys(path: Optional[Path]) -> Keys:
     lines: list[tuple[str, str]] = []
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the API keys in {path}: {error}") from error
         lines = [(f"line {number} of {path}", line) for number, line in _numbered(text, "\n")]

@@ -141,6 +141,7 @@ def test_int4_takes_the_smaller_types_where_inputs_are_whole_blocks() -> None:
 CANNOT = [
     ({"dtype": "float16"}, "they compute in float32, not in float16"),
     ({"device_target": "Ascend", "dtype": "float32"}, "they are for the CPU, not for Ascend"),
+    ({"device_target": "Ascend", "dtype": "float16"}, "they are for the CPU, not for Ascend"),
 ]
 
 

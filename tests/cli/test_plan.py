@@ -214,7 +214,7 @@ def test_the_sweep_is_a_table_and_a_picture(run: Callable[..., Any], tmp_path: P
         (["--weight-dtype", "int8"], "weight_dtype 'int8' needs native kernels, but"),
         (["--compute-dtype", "bfloat16"], "compute_dtype 'bfloat16' needs native kernels, but"),
         (["--cache-dtype", "int8"], "cache_dtype 'int8' needs native kernels, but"),
-        (["--kernels", "native"], "kernels is 'native', but they compute in float32"),
+        (["--kernels", "native"], "kernels is 'native', but they are for the CPU"),
     ],
 )
 def test_values_that_are_refused(run: Callable[..., Any], words: list[str], told: str) -> None:

@@ -31,6 +31,7 @@ def file_with(folder: Path, text: str) -> Path:
 def test_a_line_is_a_name_and_a_key_or_a_key_alone(tmp_path: Path) -> None:
     text = f"# who may ask\n\nred {RED}\n   \n  {BLUE}  \r\n#red other-key-0123456789\n"
     assert read_keys(file_with(tmp_path, text)).keys == {"red": RED, "key-2": BLUE}
+    assert read_keys(file_with(tmp_path, "\ufeff" + text)).keys == {"red": RED, "key-2": BLUE}
 
 
 def test_the_environment_holds_the_same_with_commas(

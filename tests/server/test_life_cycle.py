@@ -105,6 +105,8 @@ def test_warm_up_prompts_are_the_lines_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("你好\n\n  \nWho are you?\r\n", encoding="utf-8")
     assert read_prompts(file) == ("你好", "Who are you?")
+    file.write_text("你好", encoding="utf-8-sig")
+    assert read_prompts(file) == ("你好",)
     with pytest.raises(ConfigError, match="cannot read the warm-up prompts"):
         read_prompts(tmp_path / "nothing")
 
