@@ -21,6 +21,11 @@ OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 """Paths that need no API key, besides the page."""
 
 
+DISCARD_BYTES = 32 << 20
+DISCARD_SECONDS = 5.0
+"""Limits on what is received of a rejected body."""
+
+
 class GuardMiddleware:
     """Authenticates requests, sets `caller` in their state, and receives their whole body.
 
@@ -54,6 +59,8 @@ class GuardMiddleware:
             if error.code == WRONG_KEY:
                 address, _ = scope.get("client") or ("", 0)
                 await asyncio.sleep(self.wrong_keys.record(address))
+            if _has_body(scope) and _closes(scope, headers):
+                await _discard(receive)
             await error_response(scope["path"], error)(scope, receive, send)
             return
         if body is None:
@@ -111,6 +118,30 @@ class GuardMiddleware:
         return APIError(
             413, "body_too_large", f"body: {what}; it may have {self.limits.body_bytes}"
         )
+
+
+async def _discard(receive: Receive) -> None:
+    """Receives and drops the rest of a body, within limits.
+
+    A connection that is closed with unread data is reset, and the client loses the response.
+    """
+    deadline = time.monotonic() + DISCARD_SECONDS
+    left = DISCARD_BYTES
+    while left > 0:
+        try:
+            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            return
+        if not message.get("more_body", False):  # or a disconnect
+            return
+        left -= len(message.get("body", b""))
+
+
+def _closes(scope: Scope, headers: Headers) -> bool:
+    """Whether the connection ends with the response, and the client sends its body unasked."""
+    if headers.get("expect", "").lower() == "100-continue":
+        return False
+    return scope["http_version"] == "1.0" or "close" in headers.get("connection", "").lower()
 
 
 def _host_of(origin: str) -> str:
