@@ -104,6 +104,24 @@ def test_a_restart_keeps_a_session_and_a_new_key_does_not_get_it(tmp_path: Path)
         assert Client(server, "blue").cached("anna", "hello", "again") == 0
 
 
+def test_a_session_of_an_unloaded_model_is_not_called_deleted(tmp_path: Path) -> None:
+    settings = replace(settings_of(session_dir=str(tmp_path)), model_control="all")
+    with served(settings) as server:
+        red = Client(server, "red")
+        red.cached("s", "one")
+        name = red.get("/v1/models").json()["data"][0]["id"]
+        red.request("POST", f"/v2/repository/models/{name}/unload").raise_for_status()
+        assert len(list(tmp_path.glob("*.session"))) == 1
+        for method, path in (("DELETE", "/v1/sessions/s"), ("GET", "/v1/sessions")):
+            answer = red.request(method, path)
+            assert answer.status_code == 503
+            assert answer.headers["Retry-After"]
+            assert "unloaded" in answer.json()["error"]["message"]
+        red.request("POST", f"/v2/repository/models/{name}/load").raise_for_status()
+        assert red.request("DELETE", "/v1/sessions/s").json()["deleted"] is True
+        assert not list(tmp_path.glob("*.session"))
+
+
 def test_status_and_metrics_count_sessions(tmp_path: Path) -> None:
     with served(settings_of(session_memory="1MiB", session_dir=str(tmp_path))) as server:
         red = Client(server, "red")

@@ -43,10 +43,10 @@ class SessionDeleted(BaseModel):
 
 @router.get("/v1/sessions", responses=OPENAI_ERRORS)
 async def sessions(request: Request) -> SessionList:
-    """Lists the idle sessions of the caller's key, for all models."""
+    """Lists the idle sessions of the caller's key, for all ready models; 503 if none is ready."""
     service, caller = service_of(request), caller_of(request)
     cards = []
-    for model in service.models.ready():
+    for model in service.models.ready() or service.models:
         infos = await asyncio.to_thread(model.llm.sessions, caller.owner)
         cards += [
             SessionCard(
@@ -64,11 +64,17 @@ async def sessions(request: Request) -> SessionList:
 @router.delete("/v1/sessions/{session:path}", responses=OPENAI_ERRORS)
 async def delete_session(request: Request, session: str) -> SessionDeleted:
     """Deletes a session of the caller's key, for all models: from its slot, memory and disk.
-    Succeeds even if nothing is stored."""
+    Succeeds even if nothing is stored; 503 while a model that keeps sessions on disk is not ready,
+    and then nothing is deleted."""
     service, caller = service_of(request), caller_of(request)
     user = caller.user(session)
     if user is None:
         raise APIError(400, BAD_REQUEST, "the session has no name", field="id")
-    for model in service.models.ready():
-        await asyncio.to_thread(model.llm.forget, user, owner=caller.owner)
+    models = [
+        model.llm
+        for model in service.models
+        if model.state == "ready" or model.settings.engine.session_dir
+    ]
+    for llm in models:
+        await asyncio.to_thread(llm.forget, user, owner=caller.owner)
     return SessionDeleted(id=session)
