@@ -256,7 +256,8 @@ def slot_name(user: User) -> Hashable:
             f"user is an int of {user.bit_length()} bits; it may have at most {USER_BITS_MAX}",
             "user",
         )
-    return user
+    # Without its subclass, whose name would make another session of an equal user.
+    return int(user) if isinstance(user, int) else str.__str__(user)
 
 
 def check_owner(owner: bytes) -> None:

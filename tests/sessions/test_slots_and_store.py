@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from glm_multiuser import EngineClosedError, MultiUserLLM, SessionError, UserBusyError
@@ -175,6 +176,17 @@ def test_save_load_and_forget(tmp_path: Path, expected: dict[int, list[Any]]) ->
         with pytest.raises(SessionError, match="no session is read from"):
             llm.load_session("b", tmp_path / "none")
     assert one.answers == expected[0]
+
+
+def test_a_user_of_a_subclass_has_the_same_session(tmp_path: Path) -> None:
+    with causal_llm(1, session_dir=str(tmp_path)) as llm:
+        Conversation(0, np.str_("alice")).talk(llm)
+        (info,) = llm.sessions()
+        assert type(info.user) is str
+    assert list(tmp_path.glob("*.session"))
+    with causal_llm(1, session_dir=str(tmp_path)) as llm:
+        llm.forget("alice")
+    assert not list(tmp_path.glob("*.session"))
 
 
 def test_a_closed_engine_removes_no_sessions(tmp_path: Path) -> None:
