@@ -27,6 +27,10 @@ REMAINS_SECONDS = 3600.0
 """Age from which a partial file is considered abandoned."""
 
 
+COLLECT_SECONDS = 60.0
+"""Between two collections of a folder that is within its limit, as far as this engine knows."""
+
+
 class Found(NamedTuple):
     """A session file in the folder.
 
@@ -63,20 +67,28 @@ class SessionFolder:
         self._works = True
         self._changing = threading.Lock()
         self.count = self.nbytes = 0
-        """Number and bytes of files at the last `collect`."""
+        """Number and bytes of files at the last `collect`, and of those saved since."""
+        self._collected = 0.0
         self.collect()
 
     def save(self, identity: Identity, session: Session) -> bool:
         """Writes a session, replacing an earlier one; returns whether it succeeded."""
         if session.nbytes > self._limit:
             return False
+        path = self._file(identity)
+        before = _size(path)
         try:
-            write_file(self._file(identity), session, self._fingerprint, identity.name)
+            write_file(path, session, self._fingerprint, identity.name)
         except OSError as error:
             self._failed("sessions are not written", error)
             return False
         self._works = True
-        self.collect()
+        with self._changing:
+            self.count += not before
+            self.nbytes += _size(path) - before
+            late = time.monotonic() - self._collected > COLLECT_SECONDS
+        if late or self.nbytes > self._limit:
+            self.collect()
         return True
 
     def load(self, identity: Identity) -> Optional[Session]:
@@ -135,6 +147,7 @@ class SessionFolder:
                     self._failed("a session is not removed", error)
                 total, count = total + nbytes, count + 1
             self.count, self.nbytes = count, total
+            self._collected = time.monotonic()
 
     def _files(self) -> Iterator[Found]:
         """Yields all session files; removes partial files of processes that ended while writing."""
@@ -162,3 +175,11 @@ class SessionFolder:
         if self._works:
             logger.warning("%s, and prompts are computed: %s: %s", what, self.path, error)
         self._works = False
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 if there is none, or another server has just removed it."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -145,6 +145,35 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert not folder.save(identities[4], session_of(1000))  # alone it is too large
 
 
+def test_a_save_lists_the_folder_only_when_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 10 * (session_of(5).nbytes + 1000)
+    folder = folder_at(tmp_path, limit)
+    listed: list[Any] = []
+    files = SessionFolder._files
+
+    def noted(own: SessionFolder) -> Any:
+        listed.append(own)
+        return files(own)
+
+    monkeypatch.setattr(SessionFolder, "_files", noted)
+    for user in (1, 2, 3, 1, 2):
+        assert folder.save(identity_of(folder.secret, b"", user), session_of(5))
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.session")]
+    assert (folder.count, folder.nbytes) == (3, sum(sizes))
+    assert listed == []
+    for user in range(40):
+        folder.save(identity_of(folder.secret, b"", user), session_of(5))
+        assert sum(path.stat().st_size for path in tmp_path.glob("*.session")) <= limit
+    assert listed
+    listed.clear()
+    late = time.monotonic() + 61
+    monkeypatch.setattr("glm_multiuser.sessions.folder.time.monotonic", lambda: late)
+    folder.save(identity_of(folder.secret, b"", 39), session_of(5))
+    assert len(listed) == 1
+
+
 def test_what_others_have_in_the_folder_stays(tmp_path: Path) -> None:
     names = ("telegram.session", "film.mkv.part", ".film-abc.part", "x.session")
     for name in names:
