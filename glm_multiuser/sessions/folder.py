@@ -96,6 +96,8 @@ class SessionFolder:
         path = self._file(identity)
         try:
             if time.time() - path.stat().st_mtime > self._ttl:
+                with suppress(OSError):  # if it is read-only, it is ignored again next time
+                    path.unlink()
                 return None
             session = read_file(path, self._fingerprint, identity.name)
         except FileNotFoundError:
@@ -125,10 +127,13 @@ class SessionFolder:
     def of_owner(self, owner: str) -> list[tuple[str, int]]:
         """Lists a tenant's files for this engine: name of the identity, and bytes."""
         end = f"-{self._fingerprint[:16]}{SUFFIX}"
+        oldest = time.time() - self._ttl
         return [
             (found.path.name[: -len(end)], found.nbytes)
             for found in self._files()
-            if found.path.name.startswith(f"{owner}-") and found.path.name.endswith(end)
+            if found.used >= oldest
+            and found.path.name.startswith(f"{owner}-")
+            and found.path.name.endswith(end)
         ]
 
     def collect(self) -> None:

@@ -213,6 +213,7 @@ class SessionStore:
         """Lists a tenant's sessions in memory and on disk, including copies of those in slots."""
         prefix = self.owner(owner)
         with self._lock:
+            self._make_room()
             held = {key: one for key, one in self._all().items() if key.owner == prefix}
             names = {identity.name for identity in held}
             infos = [

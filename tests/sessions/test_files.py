@@ -174,6 +174,21 @@ def test_a_save_lists_the_folder_only_when_it_must(
     assert len(listed) == 1
 
 
+def test_expired_sessions_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_at(tmp_path, ttl=HOUR)
+    disk, memory = SessionStore(folder=folder, ttl=HOUR), SessionStore(10_000, ttl=HOUR)
+    identity = disk.identity(b"", 1)
+    folder.save(identity, session_of(2))
+    memory.put(memory.identity(b"", 1), session_of(2))
+    assert len(disk.list(b"")) == len(memory.list(b"")) == 1
+    late, ticks = time.time() + 2 * HOUR, time.monotonic() + 2 * HOUR
+    monkeypatch.setattr("glm_multiuser.sessions.folder.time.time", lambda: late)
+    monkeypatch.setattr("glm_multiuser.sessions.store.time.monotonic", lambda: ticks)
+    assert disk.list(b"") == memory.list(b"") == []
+    assert folder.load(identity) is None
+    assert not list(tmp_path.glob("*.session"))
+
+
 def test_what_others_have_in_the_folder_stays(tmp_path: Path) -> None:
     names = ("telegram.session", "film.mkv.part", ".film-abc.part", "x.session")
     for name in names:
