@@ -17,6 +17,7 @@ import logging
 import math
 import mmap
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ MOST_BUFFERS = 512
 """Maximum per system call; Linux allows 1,024."""
 
 MIB = 1 << 20
+
+REMAINS = re.compile(r"\..+-[0-9a-f]{16}-[a-z0-9_]{8}\.part", re.DOTALL)
+"""Names of partial files of this cache; the folder may have those of others."""
 
 
 def cache_folder(setting: Optional[str]) -> Optional[Path]:
@@ -189,6 +193,8 @@ class WeightCache:
     def _remove_remains(self) -> None:
         """Removes partial files of processes that exited while writing: they are not locked."""
         for remains in self.path.parent.glob(".*.part"):
+            if not REMAINS.fullmatch(remains.name):
+                continue
             try:
                 with remains.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

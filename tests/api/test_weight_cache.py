@@ -40,6 +40,7 @@ pytestmark = [
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 PROMPT = [5, 80, 33, 7, 61]
+REMAINS = "0123456789abcdef-1234abc_.part"
 
 
 def nothing(done: int, total: int, what: str) -> None:
@@ -297,7 +298,7 @@ def test_what_another_process_is_writing_is_left_alone(kept: Path) -> None:
     import fcntl
 
     kept.mkdir()
-    theirs, remains = kept / ".theirs-1.part", kept / ".remains-1.part"
+    theirs, remains = kept / f".theirs-{REMAINS}", kept / f".remains-{REMAINS}"
     remains.write_bytes(b"half")
     with theirs.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -306,9 +307,20 @@ def test_what_another_process_is_writing_is_left_alone(kept: Path) -> None:
         assert files(kept) == [theirs, cache.path]
 
 
+def test_partial_files_of_others_are_left_alone(kept: Path) -> None:
+    kept.mkdir()
+    session = f".{'a' * 16}-{'b' * 32}-{'c' * 16}.session-1234abc_.part"
+    theirs = {kept / name for name in (".film.mkv.part", ".secret-1234abc_.part", session)}
+    for path in (*theirs, kept / f".remains-{REMAINS}"):
+        path.write_bytes(b"half")
+    cache, arrays = small(kept)
+    cache.save(arrays)
+    assert set(files(kept)) == {*theirs, cache.path}
+
+
 def test_remains_that_cannot_be_opened_are_left_alone(kept: Path) -> None:
     kept.mkdir()
-    (kept / ".remains-1.part").mkdir()
+    (kept / f".remains-{REMAINS}").mkdir()
     cache, arrays = small(kept)
     cache.save(arrays)
     assert cache.load(lambda *now: None) is not None
