@@ -7,6 +7,7 @@ partial files of interrupted transfers.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.checkpoint.families import read_model_config
-from glm_multiuser.checkpoint.huggingface import SHARDS, has_weights
+from glm_multiuser.checkpoint.huggingface import SHARDS, has_weights, read_shard_names
 from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError, shown
 from glm_multiuser.tokenizers import TOKENIZER_FILES
@@ -95,7 +96,12 @@ def download(name: str, check: Optional[Check] = None, weights: bool = True) -> 
     if not weights:
         return folder
     for single, shards in SHARDS.items():
-        folder = fetch((*SMALL_FILES, single, f"{single}.index.json", shards))
+        index = f"{single}.index.json"
+        folder = fetch((*SMALL_FILES, single, index, shards))
+        if (folder / index).is_file() and not (folder / single).exists():
+            names = set(read_shard_names(folder / index).values())
+            missing = sorted(one for one in names if not os.path.exists(folder / one))
+            folder = fetch(map(glob.escape, missing)) if missing else folder
         if has_weights(folder):
             return folder
     raise CheckpointError(f"model {name!r} has no weights: neither {' nor '.join(SHARDS)} is there")

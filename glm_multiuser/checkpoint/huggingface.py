@@ -103,15 +103,25 @@ def _shards(folder: Path) -> list[str]:
     return sorted(path.name for pattern in SHARDS.values() for path in folder.glob(pattern))
 
 
-def _open_shards(index: Path, open_file: OpenFile) -> dict[str, StoredTensor]:
+def read_shard_names(index: Path) -> dict[str, str]:
+    """Returns the file of every tensor, as an index names them.
+
+    Raises:
+        CheckpointError: a broken index, or a name that is not that of a file beside it.
+    """
     shard_of = read_json_object(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"weight_map in {index} is {shard_of!r}; it must name the tensors")
-    shards: dict[str, dict[str, StoredTensor]] = {}
-    tensors: dict[str, StoredTensor] = {}
     for name, shard in shard_of.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} has {name} in {shard!r}, which is not a file beside it")
+    return shard_of
+
+
+def _open_shards(index: Path, open_file: OpenFile) -> dict[str, StoredTensor]:
+    shards: dict[str, dict[str, StoredTensor]] = {}
+    tensors: dict[str, StoredTensor] = {}
+    for name, shard in read_shard_names(index).items():
         if shard not in shards:
             if not os.path.exists(index.with_name(shard)):  # False for names that are too long
                 raise CheckpointError(f"{index} names {shard}, which is not there")

@@ -97,6 +97,19 @@ def test_shards_and_their_index(hub: Hub, source: Path) -> None:
     check_tensors(folder, read_model_config(folder))
 
 
+def test_shards_of_other_names(hub: Hub, source: Path) -> None:
+    (source / "model.safetensors").unlink()
+    write_shards(source, arrays_of(QWEN2))
+    index = source / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("model-", "model.safetensors-"))
+    for file in source.glob("model-*"):
+        file.rename(source / file.name.replace("model-", "model.safetensors-"))
+    hub.add("owner/others", source)
+    folder = download("owner/others")
+    check_tensors(folder, read_model_config(folder))
+    assert set(OTHERS).isdisjoint(hub.transferred())
+
+
 def test_bin_where_there_is_no_safetensors(hub: Hub, source: Path) -> None:
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     hub.add("owner/older", source)
