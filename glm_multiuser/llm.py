@@ -116,6 +116,11 @@ class MultiUserLLM(GenerationMixin):
         tokenizer = load_tokenizer(folder)
         vocab_size = model_config.vocab_size
         ends = tokenizer.stop_token_ids if tokenizer else read_end_ids(folder, vocab_size)
+        if not (ends or model_config.eos_token_ids):
+            raise CheckpointError(
+                f"{folder} has no id that ends an answer; config.json or generation_config.json "
+                "must have an eos_token_id, or tokenizer_config.json an eos_token"
+            )
         defaults = _default_params(folder)
         source = load_weights(folder, model_config)
         return cls._start(model_config, config, source, progress, tokenizer, ends, defaults)

@@ -86,6 +86,8 @@ def _glm2_arguments(
     if model.rope_scaling is not None:
         raise ConfigError(f"rope_scaling is {model.rope_scaling}; MindFormers' GLM2 scales nothing")
     ids = model.eos_token_ids
+    if not ids:
+        raise ConfigError("eos_token_id is missing; MindFormers' GLM2 needs one")
     return {
         **_common_arguments(model, seq_length, dtype),
         "padded_vocab_size": model.vocab_size,

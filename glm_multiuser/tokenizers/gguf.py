@@ -208,7 +208,8 @@ def sentencepiece_model(pieces: Pieces) -> bytes:
     """Serialises a `ModelProto` of sentencepiece_model.proto, with the fields that matter.
 
     User-defined pieces become control symbols: otherwise sentencepiece would match them in text,
-    and users could write special tokens.
+    and users could write special tokens. sentencepiece accepts one unknown piece; older converters
+    wrote padding as unknown pieces, too, which become unused ones.
     """
     scores = pieces.fields.get("scores")
     if not isinstance(scores, np.ndarray) or not np.isfinite(scores).all():
@@ -216,8 +217,12 @@ def sentencepiece_model(pieces: Pieces) -> bytes:
     _check_length(pieces.path, "scores", scores, pieces.names)
     prefix = pieces.fields.get("add_space_prefix", True) is True
     content = []
-    for name, kind, score in zip(pieces.names, pieces.types, scores.tolist()):
+    unknown = pieces.id_of("unknown_token_id")
+    if unknown is None:
+        unknown = next(iter(pieces.of_type(UNKNOWN).values()), None)
+    for one, (name, kind, score) in enumerate(zip(pieces.names, pieces.types, scores.tolist())):
         kind = CONTROL if kind == USER_DEFINED else kind
+        kind = UNUSED if kind == UNKNOWN and one != unknown else kind
         number = struct.pack("<f", score)
         content.append(_field(1, _field(1, name.encode()) + b"\x15" + number + _number(3, kind)))
     bpe = _number(3, 2) + _number(35, True)  # model_type, byte_fallback

@@ -19,12 +19,18 @@ from tokenizers.pre_tokenizers import ByteLevel
 from glm_multiuser.checkpoint.files import read_json_object, read_text
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.base import Vocabulary
-from glm_multiuser.tokenizers.folder import added_tokens_decoder, read_added_tokens
+from glm_multiuser.tokenizers.folder import (
+    added_tokens_decoder,
+    read_added_tokens,
+    read_tokenizer_config,
+)
 from glm_multiuser.tokenizers.sentencepiece_file import SPACE_MARK, bytes_of_pieces
 from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
 
 VOCABULARY_FILE = "tokenizer.json"
 OLDER_FILES = ("vocab.json", "merges.txt")
+OLDER_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+"""Classes whose older files are read; those of others have another pre-tokenisation."""
 
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
@@ -244,6 +250,13 @@ def _byte_level_pieces(ids: Mapping[str, int]) -> dict[int, bytes]:
 
 def _older_content(folder: Path) -> dict[str, Any]:
     """Builds the content of `tokenizer.json` from Qwen2's older files."""
+    written = read_tokenizer_config(folder).get("tokenizer_class")
+    if written not in (None, *OLDER_CLASSES):
+        raise CheckpointError(
+            f"tokenizer_config.json in {folder} has tokenizer_class {written!r}; without "
+            f"{VOCABULARY_FILE} this version reads {' and '.join(OLDER_FILES)} of "
+            f"{' or '.join(OLDER_CLASSES)}"
+        )
     lines = read_text(folder / OLDER_FILES[1]).split("\n")
     added = added_tokens_decoder(folder)
     if not added:

@@ -22,6 +22,7 @@ from glm_multiuser import (
 )
 from glm_multiuser.engine.engine import Engine
 from tests.api.mocked import GREEDY, Open, runner_of
+from tests.checkpoint.folders import QWEN2, write_json
 from tests.engine.mock_runner import SEQ_LENGTH, VOCAB, Call, Gate, MockRunner
 
 # From a folder
@@ -64,6 +65,16 @@ def test_defaults_come_from_generation_config_json(folder: Path) -> None:
 def test_without_generation_config_json_the_defaults_are_our_own(folder: Path) -> None:
     with MultiUserLLM.from_pretrained(str(folder)) as llm:
         assert llm.default_params == SamplingParams()
+
+
+@pytest.mark.parametrize("value", [None, []])
+def test_ends_of_generation_config_json_alone(folder: Path, value: Any) -> None:
+    write_json(folder / "config.json", {**QWEN2, "eos_token_id": value})
+    with pytest.raises(CheckpointError, match=r"config.json .*tokenizer_config.json an eos_token"):
+        MultiUserLLM.from_pretrained(folder)
+    write_json(folder / "generation_config.json", {"eos_token_id": 3})
+    with MultiUserLLM.from_pretrained(folder, seq_length=SEQ_LENGTH) as llm:
+        assert llm.stop_token_ids == (3,)
 
 
 @pytest.mark.parametrize("value", ["high", 7.0])

@@ -279,8 +279,9 @@ def test_what_is_not_computed_is_refused_by_name(
         config_of(tmp_path, {**values, **changes})
 
 
-OPTIONAL = {"multi_query_group_num", "num_key_value_heads", "head_dim"}
-"""Older files have as many key/value heads as others, and heads that share out `hidden_size`."""
+OPTIONAL = {"multi_query_group_num", "num_key_value_heads", "head_dim", "eos_token_id"}
+"""Older files have as many key/value heads as others, and heads that share out `hidden_size`;
+`generation_config.json` and the tokenizer also name end tokens."""
 
 
 @of_every_family

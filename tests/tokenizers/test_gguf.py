@@ -179,6 +179,22 @@ def test_user_defined_tokens_are_shown_and_never_written(tmp_path: Path, name: s
     assert 290 not in tokenizer.encode(text)
 
 
+@pytest.mark.parametrize("kind", [2, 5])
+def test_padding_may_be_unknown_pieces(tmp_path: Path, kind: int) -> None:
+    content = Content.of(gguf_model("llama_spm.F16"))
+    types = content.metadata["tokenizer.ggml.token_type"].copy()
+    piece = content.metadata["tokenizer.ggml.tokens"][383]
+    types[383] = kind
+    content.metadata["tokenizer.ggml.token_type"] = types
+    tokenizer, original = (
+        load(content.write(tmp_path / "a.gguf")),
+        load(gguf_model("llama_spm.F16")),
+    )
+    assert 383 in original.encode(piece)
+    assert 383 not in tokenizer.encode(piece)
+    assert tokenizer.encode("\u4f60 the cat 12") == original.encode("\u4f60 the cat 12")
+
+
 @pytest.mark.parametrize("model", ["none", "no_vocab"])
 def test_no_vocabulary(tmp_path: Path, model: str) -> None:
     content = Content.of(gguf_model("qwen2.F32"))

@@ -290,6 +290,14 @@ class TestFiles:
         with pytest.raises(CheckpointError, match=f"cannot read .*{name}"):
             load_tokenizer(tmp_path)
 
+    def test_older_files_of_another_class(self, qwen2_older_folder: Path, tmp_path: Path) -> None:
+        for file in qwen2_older_folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
+        write_config(tmp_path, **{**settings, "tokenizer_class": "GPT2Tokenizer"})
+        with pytest.raises(CheckpointError, match=r"'GPT2Tokenizer'; without tokenizer\.json"):
+            load_tokenizer(tmp_path)
+
     @pytest.mark.parametrize("added", [None, {}, {"400": "<|im_end|>"}])
     def test_older_files_without_special_tokens(
         self, qwen2_older_folder: Path, tmp_path: Path, added: Any

@@ -48,10 +48,10 @@ def switch(values: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def eos_token_ids(values: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Reads `eos_token_id`, one id or a list; raises ConfigError."""
-    value = required(values, "eos_token_id")
-    ids = value if isinstance(value, list) else [value]
-    for one in ids or [None]:
+    """Reads `eos_token_id`, one id or a list, empty if missing or null; raises ConfigError."""
+    value = values.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for one in ids:
         if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < vocab_size:
             raise ConfigError(
                 f"eos_token_id is {reprlib.repr(value)}; it must be ids below the vocabulary's "
