@@ -21,6 +21,8 @@ OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 """Paths that need no API key, besides the page."""
 
 
+BODY_TIMEOUT = "body_timeout"
+
 DISCARD_BYTES = 32 << 20
 DISCARD_SECONDS = 5.0
 """Limits on what is received of a rejected body."""
@@ -48,6 +50,7 @@ class GuardMiddleware:
         if scope["type"] != "http":
             return  # WebSockets and lifespan events are not supported
         headers = Headers(scope=scope)
+        receive = BodyReceive(receive)
         try:
             if not _is_open(scope):
                 caller = self.keys.caller(headers.get("authorization"), headers.get("x-api-key"))
@@ -59,7 +62,7 @@ class GuardMiddleware:
             if error.code == WRONG_KEY:
                 address, _ = scope.get("client") or ("", 0)
                 await asyncio.sleep(self.wrong_keys.record(address))
-            if _has_body(scope) and _closes(scope, headers):
+            if _has_body(scope) and _closes(scope, headers) and error.code != BODY_TIMEOUT:
                 await _discard(receive)
             await error_response(scope["path"], error)(scope, receive, send)
             return
@@ -103,7 +106,7 @@ class GuardMiddleware:
             except asyncio.TimeoutError:
                 raise APIError(
                     408,
-                    "body_timeout",
+                    BODY_TIMEOUT,
                     f"the body had not arrived after {self.limits.body_seconds:g} seconds",
                 ) from None
             if message["type"] == "http.disconnect":
@@ -120,19 +123,30 @@ class GuardMiddleware:
         )
 
 
-async def _discard(receive: Receive) -> None:
+class BodyReceive:
+    """A `receive` that knows whether more of the body is to come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.more = True
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.more = message.get("more_body", False)
+        return message
+
+
+async def _discard(receive: BodyReceive) -> None:
     """Receives and drops the rest of a body, within limits.
 
     A connection that is closed with unread data is reset, and the client loses the response.
     """
     deadline = time.monotonic() + DISCARD_SECONDS
     left = DISCARD_BYTES
-    while left > 0:
+    while receive.more and left > 0:
         try:
             message = await asyncio.wait_for(receive(), deadline - time.monotonic())
         except asyncio.TimeoutError:
-            return
-        if not message.get("more_body", False):  # or a disconnect
             return
         left -= len(message.get("body", b""))
 

@@ -143,6 +143,7 @@ def test_an_error_in_a_stream_is_its_last_event(path: str, server: InProcessServ
     else:
         assert "event: response.failed\n" in content
         assert last["response"]["status"] == "failed"
+        assert [item["status"] for item in last["response"]["output"]] == ["incomplete"]
         assert last["response"]["error"] == {"code": "server_error", "message": "the server ends"}
         assert last["sequence_number"] == len(events_of(content)) - 1
 

@@ -36,6 +36,18 @@ def test_a_body_that_is_too_large(server: InProcessServer, version: str) -> None
         connection.close()
 
 
+def test_a_last_chunk_that_is_too_large(
+    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glm_multiuser.server.middleware.DISCARD_SECONDS", 2 * PATIENCE)
+    wire = Wire(server.url)
+    lines = ["POST / HTTP/1.1", f"Host: {wire.host}", "Connection: close"]
+    lines += ["Transfer-Encoding: chunked", "", "3E9", "[" * 1001, "0", "", ""]
+    wire.send("\r\n".join(lines).encode())
+    assert wire.read_to_end().startswith(b"HTTP/1.1 413")
+    wire.close()
+
+
 def test_a_client_that_asks_first_is_not_asked_for_its_body(server: InProcessServer) -> None:
     wire = Wire(server.url)
     lines = ["POST / HTTP/1.1", f"Host: {wire.host}", "Connection: close"]

@@ -100,6 +100,9 @@ class ResponseEvents(AnswerEvents):
     def error_event(self, error: APIError) -> bytes:
         """Encodes an error in the middle of a stream, as its last event."""
         failed = {"code": "server_error", "message": str(error)}
+        for item in self._output:
+            if item["status"] == "in_progress":
+                item["status"] = "incomplete"
         self.response.update(status="failed", error=failed)
         last = self._event("failed", response=self.response)
         return event(last, last["type"])
