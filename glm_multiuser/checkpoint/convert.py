@@ -63,6 +63,11 @@ def direction(source: Path, to: Optional[str]) -> str:
         if to == MINDFORMERS:
             raise CheckpointError(f"{source} is a GGUF model; it can only become {HUGGINGFACE}")
         return HUGGINGFACE
+    if source.is_file() and source.suffix in (".safetensors", ".bin", ".json"):
+        raise CheckpointError(
+            f"{source} is a file; name its folder {source.parent}. Only .ckpt and GGUF files can "
+            "be named themselves"
+        )
     targets = []
     if find_ckpt(source):
         targets.append(HUGGINGFACE)

@@ -18,7 +18,7 @@ from glm_multiuser.cli.chat_answers import ChatAnswer, chat_alone, chat_together
 from glm_multiuser.cli.options import Checkpoint, takes_options
 from glm_multiuser.cli.questions import KNOWN, questions
 from glm_multiuser.config import EngineConfig
-from glm_multiuser.errors import ConfigError
+from glm_multiuser.errors import ConfigError, InvalidParameterError
 
 if TYPE_CHECKING:
     from glm_multiuser.answer import GenerationResult
@@ -196,6 +196,10 @@ def known_answers(llm: "MultiUserLLM", folder: Path) -> Outcome:
 
 def isolation(llm: "MultiUserLLM", folder: Path) -> Outcome:
     """Checks that eight concurrent users get the same tokens as alone: greedy, and with a seed."""
+    try:
+        llm.prompt_token_ids(questions(1)[0])
+    except InvalidParameterError as error:
+        return None, str(error)
     good = 0
     sampled = loading.sampling_params(max_tokens=32, temperature=0.9, top_p=0.9, seed=7)
     for params in (greedy(32), sampled):

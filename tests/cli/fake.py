@@ -145,6 +145,9 @@ class FakeLLM:
         self.tokens_generated += len(pieces)
         return pieces
 
+    def prompt_token_ids(self, prompt: str) -> list[int]:
+        return [ord(one) for one in prompt]
+
     def stream_chat(
         self,
         prompt: str,

@@ -112,6 +112,14 @@ def test_pytorch_files(run: Run, tmp_path: Path) -> None:
     refused(run("convert", folder, tmp_path / "newer"), "has both pytorch_model.bin and .ckpt")
 
 
+def test_files_of_a_folder_are_not_named_themselves(
+    run: Run, huggingface: Path, tmp_path: Path
+) -> None:
+    for name in ("model.safetensors", "config.json"):
+        result = run("convert", huggingface / name, tmp_path / "new")
+        refused(result, f"{name} is a file; name its folder {huggingface}")
+
+
 def test_one_file_with_the_config_of_another_folder(
     run: Run, huggingface: Path, mindformers: Path, tmp_path: Path
 ) -> None:

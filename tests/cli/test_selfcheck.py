@@ -14,6 +14,7 @@ import pytest
 from glm_multiuser import config
 from glm_multiuser.cli import selfcheck
 from glm_multiuser.cli.questions import KNOWN
+from glm_multiuser.errors import InvalidParameterError
 from tests.cli.fake import FakeLLM, Params, Result, Stats
 
 
@@ -113,6 +114,22 @@ def test_what_cannot_be_checked_is_skipped_with_its_reason(
         "known answers",
         "batch invariance",
     ]
+
+
+def test_isolation_is_skipped_where_questions_cannot_be_asked(
+    run: Callable[..., Any],
+    fake_llm: type[FakeLLM],
+    checkpoint: Path,
+    golden: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: FakeLLM, prompt: str) -> list[int]:
+        raise InvalidParameterError("this checkpoint has no tokenizer; give token ids")
+
+    monkeypatch.setattr(fake_llm, "prompt_token_ids", refuse)
+    result = check(run, checkpoint, golden)
+    assert statuses(result.stdout)["isolation"] == "skipped"
+    assert "this checkpoint has no tokenizer" in " ".join(result.stdout.split())
 
 
 def test_a_golden_folder_that_is_none(run: Callable[..., Any], checkpoint: Path) -> None:
