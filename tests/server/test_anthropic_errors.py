@@ -48,7 +48,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (with_block(CALL), "messages[0].content[1] is a tool_use in a message of role 'user'"),
     (with_block(RESULT, "assistant"), "only a message of role 'user' can have one"),
     (with_block(RESULT), "messages[0].content[1] is a tool_result; it must come before all texts"),
-    ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0] has tool_call_id '1'"),
+    ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0] has tool_use_id '1'"),
     ({"system": "x", "messages": [{"role": "user", "content": [RESULT]}]}, "messages[0] has"),
     ({"max_tokens": 0}, "max_tokens: "),
     ({"max_tokens": None}, "max_tokens: "),

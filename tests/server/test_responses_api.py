@@ -293,7 +293,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "input.0.message.content",
     ),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input[0]"),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
+        "input[0] has call_id",
+    ),
     (
         {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}]},
         "input[0]",

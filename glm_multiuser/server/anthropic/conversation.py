@@ -23,6 +23,7 @@ NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
     "user": "metadata.user_id",
+    "tool_call_id": "tool_use_id",
 }
 MODES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -23,6 +23,7 @@ from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.server.openai.requests import ChatRequest
 from glm_multiuser.server.request_context import service_of
 
+CALL_ID = "tool_call_id"
 MESSAGE = re.compile(r"\bmessages(?:\[(\d+)\]|\.(\d+))")
 KEEPS_ALL = "would drop content; here a prompt that is too long is rejected"
 RUNS_NO_TOOL = (
@@ -139,11 +140,13 @@ class Chat:
         return APIError(error.status, error.code, message, field, error.retry_after)
 
     def _rename(self, text: str) -> str:
-        """Replaces the first field name in the text by the other protocol's name."""
+        """Replaces the first field name in the text by the other protocol's name. After a place,
+        only that of a call, because other words may be the client's own."""
         message = MESSAGE.search(text)
         if message is not None and int(message[1] or message[2]) < len(self.places):
             place = self.places[int(message[1] or message[2])]
-            return text[: message.start()] + place + text[message.end() :]
+            text = text[: message.start()] + place + text[message.end() :]
+            return text.replace(CALL_ID, self.names[CALL_ID], 1)
         words = re.search(rf"\b({'|'.join(self.names)})\b", text)
         if words is None:
             return text

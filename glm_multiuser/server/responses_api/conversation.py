@@ -16,6 +16,7 @@ NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "logprobs": "include",
+    "tool_call_id": "call_id",
 }
 
 
