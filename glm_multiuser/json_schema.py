@@ -36,8 +36,15 @@ def _without_annotations(schema: Any) -> Any:
     return {
         keyword: _keyword(keyword, value)
         for keyword, value in schema.items()
-        if keyword != "format" or not isinstance(value, str) or value in FORMATS
+        if not _constrains_nothing(keyword, value)
     }
+
+
+def _constrains_nothing(keyword: str, value: Any) -> bool:
+    if keyword == "format":
+        return isinstance(value, str) and value not in FORMATS
+    # zod writes the second for every record.
+    return keyword == "propertyNames" and value in (True, {"type": "string"}, {})
 
 
 def _keyword(keyword: str, value: Any) -> Any:

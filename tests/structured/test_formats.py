@@ -1,4 +1,4 @@
-"""Values of "format" that JSON Schema does not define are annotations."""
+"""What constrains nothing is accepted, such as a "format" that JSON Schema does not define."""
 
 from __future__ import annotations
 
@@ -72,6 +72,15 @@ def test_the_answer_is_the_one_without_it(
         return walk(compiler, tokenizer, Grammar.json_schema(one), 3)
 
     assert answer(schema) == answer(without_formats(schema))
+
+
+def test_names_of_properties_that_may_be_any(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer
+) -> None:
+    record = {"type": "object", "additionalProperties": {"type": "integer"}, "maxProperties": 2}
+    named = {**record, "propertyNames": {"type": "string"}}
+    answers = [walk(compiler, tokenizer, Grammar.json_schema(one), 3) for one in (record, named)]
+    assert answers[0] == answers[1]
 
 
 def test_it_may_be_in_a_tool(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:

@@ -142,6 +142,10 @@ def test_usual_counts_are_served(compiler: GrammarCompiler, grammar: Grammar) ->
         (lambda: Grammar.choice(["a"] * 1025), "1025 texts; it may have at most 1024"),
         (lambda: Grammar.tool_call([]), "at least 1 function"),
         (lambda: Grammar.tool_call([{"type": "function"}]), "each needs a name"),
+        (
+            lambda: Grammar.tool_call([{"function": {"name": "f", "parameters": {"type": 7}}}]),
+            "function 'f' with parameters of type 7; it must be 'object'",
+        ),
     ],
 )
 def test_what_no_compiler_sees(make: Callable[[], Grammar], words: str) -> None:
@@ -156,13 +160,13 @@ def test_what_no_compiler_sees(make: Callable[[], Grammar], words: str) -> None:
     [
         (Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (Grammar.json_schema({"not": {}}), "not"),
+        (Grammar.json_schema({"propertyNames": {"pattern": "^a"}}), "propertyNames"),
         (Grammar.json_schema({"type": "string", "format": "idn-email"}), "idn-email"),
         (Grammar.json_schema({"type": "strin"}), "strin"),
         (Grammar.json_schema({"$ref": "http://example.com/x"}), "example.com"),
         (Grammar.json_schema(False), "not"),
         (Grammar.regex("(("), "cannot be served"),
         (Grammar.lark("start: other"), "other"),
-        (Grammar.tool_call([{"function": {"name": "f", "parameters": {"type": 7}}}]), "type"),
     ],
 )
 def test_what_cannot_be_served(compiler: GrammarCompiler, grammar: Grammar, words: str) -> None:
