@@ -158,12 +158,26 @@ class Grammar:
         ):
             raise _wrong("of kind tool_call needs at least 1 function, and each needs a name")
         called = [
-            {"name": one["name"], "parameters": one.get("parameters") or NO_PARAMETERS}
+            {"name": one["name"], "parameters": _object_schema(one)}
             for one in functions
             if isinstance(one, Mapping)
         ]
         wanted = {"functions": called, "required": required, "content": content}
         return cls("tool_call", _written(wanted))
+
+
+def _object_schema(function: Mapping[str, Any]) -> Any:
+    """Returns the `parameters` of a function, which are an object, whatever else they allow."""
+    parameters = function.get("parameters") or NO_PARAMETERS
+    if not isinstance(parameters, Mapping):
+        return parameters
+    kinds = parameters.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise _wrong(
+            f"of kind tool_call has function {function['name']!r} with parameters of type "
+            f"{shown(kinds)}; it must be 'object'"
+        )
+    return {**parameters, "type": "object"}
 
 
 def _check_size(value: Any) -> None:
