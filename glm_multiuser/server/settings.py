@@ -216,11 +216,13 @@ def model_settings(places: Iterable[str], engine: EngineConfig, load: bool) -> l
     """Parses NAME=FOLDER; without NAME, the folder's or GGUF file's own name is the model's.
 
     Raises:
-        ConfigError: a name cannot be part of a URL.
+        ConfigError: a name cannot be part of a URL, or nothing follows it.
     """
     found = []
     for place in places:
         name, equals, folder = place.partition("=")
+        if equals and not folder:
+            raise ConfigError(f"checkpoint is {place!r}; it must be NAME=FOLDER or FOLDER")
         path = Path(folder if equals else place)
         name = name if equals else path.resolve().name.removesuffix(".gguf")
         found.append(ModelSettings(name, path, engine, load))

@@ -45,6 +45,8 @@ def test_the_name_of_a_served_model() -> None:
     places = [str(MODEL), f"tiny={MODEL}"]
     found = model_settings(places, EngineConfig(), load=True)
     assert [(one.name, one.folder) for one in found] == [("qwen3.Q8_0", MODEL), ("tiny", MODEL)]
+    with pytest.raises(ConfigError, match="checkpoint is 'tiny='; it must be NAME=FOLDER"):
+        model_settings(["tiny="], EngineConfig(), load=True)
 
 
 @pytest.mark.parametrize("name", ["qwen3.Q8_0", "llama_spm.F16", "glm4.Q4_K_S", "chatglm.F32"])
