@@ -119,8 +119,7 @@ def choose_backend(config: EngineConfig) -> Backend:
             weight_types=backend_choice.weight_types_of(config),
         )
     # Portable operators are slower, so falling back to them is worth a warning.
-    expected = backend_choice.portable_by_choice(config) or config.device_target != "CPU"
-    level = logging.INFO if expected else logging.WARNING
+    level = logging.INFO if backend_choice.portable_by_choice(config) else logging.WARNING
     logger.log(level, "native kernels are not used, but MindSpore's operators: %s", reason)
     return PortableBackend.of(dtype, config.device_target)
 

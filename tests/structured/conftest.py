@@ -1,5 +1,9 @@
-"""The tokenizers of every family."""
+"""The tokenizers of every family, and that of the small ChatGLM3."""
 
+import pytest
+
+from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
+from tests.server.process import ROOT
 from tests.tokenizers.conftest import (  # noqa: F401
     chatglm3_folder,
     family_folders,
@@ -9,3 +13,10 @@ from tests.tokenizers.conftest import (  # noqa: F401
     train_file,
     trained_file,
 )
+
+
+@pytest.fixture(scope="session")
+def chatglm3_tiny() -> ChatTokenizer:
+    found = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
+    assert found is not None
+    return found

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.tokenizers import load_tokenizer
-from tests.server.process import ROOT
+from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import compiler_of, tool, walk
 
 CITY = {"type": "string", "maxLength": 5}
@@ -29,10 +28,11 @@ CITY = {"type": "string", "maxLength": 5}
         },
     ],
 )
-def test_they_are_an_object(parameters: dict[str, Any], seed: int) -> None:
-    tokenizer = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
-    assert tokenizer is not None
+def test_they_are_an_object(
+    chatglm3_tiny: ChatTokenizer, parameters: dict[str, Any], seed: int
+) -> None:
     tools = [tool("f", parameters)]
-    answer = walk(compiler_of(tokenizer), tokenizer, Grammar.tool_call(tools), seed, tools)
+    compiler = compiler_of(chatglm3_tiny)
+    answer = walk(compiler, chatglm3_tiny, Grammar.tool_call(tools), seed, tools)
     assert answer.complete
     assert isinstance(json.loads(answer.calls[0].arguments), dict)

@@ -11,8 +11,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.structured import GrammarCompiler
-from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
-from tests.server.process import ROOT
+from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import Answer, compiler_of, tool, walk
 
 
@@ -23,15 +22,8 @@ class File(BaseModel, extra="forbid"):
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> ChatTokenizer:
-    found = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
-    assert found is not None
-    return found
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: ChatTokenizer) -> GrammarCompiler:
-    return compiler_of(tokenizer)
+def compiler(chatglm3_tiny: ChatTokenizer) -> GrammarCompiler:
+    return compiler_of(chatglm3_tiny)
 
 
 def without_formats(schema: dict[str, Any]) -> dict[str, Any]:
@@ -43,11 +35,11 @@ def without_formats(schema: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_model_of_pydantic(
-    compiler: GrammarCompiler, tokenizer: ChatTokenizer, seed: int
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer, seed: int
 ) -> None:
     schema = File.model_json_schema()
     assert schema["properties"]["path"]["format"] == "path"
-    answer = walk(compiler, tokenizer, Grammar.json_schema(schema), seed)
+    answer = walk(compiler, chatglm3_tiny, Grammar.json_schema(schema), seed)
     assert answer.complete
     assert len(str(File.model_validate_json(answer.text).path)) <= 9
 
@@ -66,24 +58,26 @@ def test_a_model_of_pydantic(
     ],
 )
 def test_the_answer_is_the_one_without_it(
-    compiler: GrammarCompiler, tokenizer: ChatTokenizer, schema: dict[str, Any]
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer, schema: dict[str, Any]
 ) -> None:
     def answer(one: dict[str, Any]) -> Answer:
-        return walk(compiler, tokenizer, Grammar.json_schema(one), 3)
+        return walk(compiler, chatglm3_tiny, Grammar.json_schema(one), 3)
 
     assert answer(schema) == answer(without_formats(schema))
 
 
 def test_names_of_properties_that_may_be_any(
-    compiler: GrammarCompiler, tokenizer: ChatTokenizer
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer
 ) -> None:
     record = {"type": "object", "additionalProperties": {"type": "integer"}, "maxProperties": 2}
     named = {**record, "propertyNames": {"type": "string"}}
-    answers = [walk(compiler, tokenizer, Grammar.json_schema(one), 3) for one in (record, named)]
+    answers = [
+        walk(compiler, chatglm3_tiny, Grammar.json_schema(one), 3) for one in (record, named)
+    ]
     assert answers[0] == answers[1]
 
 
-def test_it_may_be_in_a_tool(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+def test_it_may_be_in_a_tool(compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer) -> None:
     parameters = {
         "type": "object",
         "properties": {"path": {"type": "string", "format": "path", "maxLength": 9}},
@@ -92,15 +86,15 @@ def test_it_may_be_in_a_tool(compiler: GrammarCompiler, tokenizer: ChatTokenizer
     }
     tools = [tool("read", parameters)]
     grammar = Grammar.tool_call(tools, required=True)
-    answer = walk(compiler, tokenizer, grammar, 5, tools)
+    answer = walk(compiler, chatglm3_tiny, grammar, 5, tools)
     assert set(json.loads(answer.calls[0].arguments)) == {"path"}
 
 
 @pytest.mark.parametrize("keyword", ["const", "enum"])
 def test_values_keep_what_is_called_format(
-    compiler: GrammarCompiler, tokenizer: ChatTokenizer, keyword: str
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer, keyword: str
 ) -> None:
     value = {"format": "path"}
     schema = {keyword: value if keyword == "const" else [value]}
-    answer = walk(compiler, tokenizer, Grammar.json_schema(schema), 7)
+    answer = walk(compiler, chatglm3_tiny, Grammar.json_schema(schema), 7)
     assert json.loads(answer.text) == value

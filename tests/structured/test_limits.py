@@ -13,8 +13,7 @@ import pytest
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.structured import GrammarCompiler
-from glm_multiuser.tokenizers import load_tokenizer
-from tests.server.process import ROOT
+from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import compiler_of
 
 SECONDS = 0.2
@@ -86,10 +85,8 @@ BOMBS: dict[str, Callable[[], Grammar]] = {
 
 
 @pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    tokenizer = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
-    assert tokenizer is not None
-    made = compiler_of(tokenizer)
+def compiler(chatglm3_tiny: ChatTokenizer) -> GrammarCompiler:
+    made = compiler_of(chatglm3_tiny)
     made.compile(Grammar.json_object())
     return made
 
@@ -176,13 +173,13 @@ def test_what_cannot_be_served(compiler: GrammarCompiler, grammar: Grammar, word
     assert raised.value.field == "grammar"
 
 
-def test_a_schema_cannot_change_how_white_space_is_written(compiler: GrammarCompiler) -> None:
+def test_a_schema_cannot_change_how_white_space_is_written(
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer
+) -> None:
     schema = {"type": "object", "x-guidance": {"whitespace_flexible": True}}
     matcher = compiler.compile(Grammar.json_schema(json.dumps(schema)))
-    tokenizer = load_tokenizer(ROOT / "ckpt/chatglm3-tiny")
-    assert tokenizer is not None
-    for token_id in tokenizer.encode_inside(tokenizer.content_header() + "{"):
+    for token_id in chatglm3_tiny.encode_inside(chatglm3_tiny.content_header() + "{"):
         matcher.accept(token_id)
-    table = tokenizer.token_table(tokenizer.vocab_size)
+    table = chatglm3_tiny.token_table(chatglm3_tiny.vocab_size)
     allowed = {table[one] for one in matcher.allowed().nonzero()[0]}
     assert allowed & {b" ", b"\n"} == set()
