@@ -63,7 +63,7 @@ def direction(source: Path, to: Optional[str]) -> str:
         if to == MINDFORMERS:
             raise CheckpointError(f"{source} is a GGUF model; it can only become {HUGGINGFACE}")
         return HUGGINGFACE
-    if source.is_file() and source.suffix in (".safetensors", ".bin", ".json"):
+    if source.is_file() and source.suffix.lower() in (".safetensors", ".bin", ".json"):
         raise CheckpointError(
             f"{source} is a file; name its folder {source.parent}. Only .ckpt and GGUF files can "
             "be named themselves"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -39,24 +40,35 @@ def command(
 ) -> None:
     """Chat as several users, each with a separate history.
 
-    Reads lines from a terminal or a pipe; /help lists the commands.
+    Reads lines from a terminal or a pipe; /help lists the commands. A question that fails does not
+    end the chat; with a pipe, the exit code is then 1.
     """
     grammar = loading.json_grammar(json_schema)
     params = loading.sampling_params(**pick(Sampling, settings), **grammar)
     # On a terminal Ctrl-C cancels an answer, elsewhere it ends the command.
     interrupts = raised() if sys.stdin.isatty() else nullcontext()
     with loading.open_llm(checkpoint, **settings) as llm, interrupts:
-        Conversations(llm, params, screen.output()).run()
+        loading.check_grammar(llm, **grammar)
+        conversations = Conversations(llm, params, screen.output())
+        conversations.run()
+    # At a terminal everybody has seen the error; a script looks at the exit code.
+    if conversations.failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
 
 
 class Conversations:
-    """The current user, and all users' histories."""
+    """The current user, and all users' histories.
+
+    Attributes:
+        failed: whether a question got an error instead of an answer.
+    """
 
     def __init__(self, llm: "MultiUserLLM", params: "SamplingParams", console: Console) -> None:
         self.llm = llm
         self.params = params
         self.console = console
         self.user = "alice"
+        self.failed = False
         self.histories: dict[str, History] = {self.user: []}
 
     def run(self) -> None:
@@ -130,6 +142,7 @@ class Conversations:
             self.say("(cancelled; not part of the conversation)")
             return
         except GLMMultiUserError as error:
+            self.failed = True
             self.console.print()
             screen.print_error(error)
             if isinstance(error, PromptTooLongError) and history:

@@ -66,6 +66,7 @@ def command(
             rows.resume([job.prompt for job in jobs])
         stack.enter_context(saying(lambda: f"interrupted: {rows.report(len(jobs))}"))
         llm = stack.enter_context(loading.open_llm(checkpoint, **settings))
+        loading.check_grammar(llm, **grammar)
         if not resume:
             rows.clear()
         bar = stack.enter_context(screen.progress_bar())

@@ -32,6 +32,7 @@ class Rows:
         self.count = 0
         self.failed = 0
         self._target: TextIO = sys.stdout
+        self._is_new = out is not None and not out.exists()
         if out is not None:
             # The old content stays until there is something to write.
             try:
@@ -51,6 +52,8 @@ class Rows:
     ) -> None:
         if self._target is not sys.stdout:
             self._target.close()
+        if self._is_new and self.out is not None and not self.count:
+            self.out.unlink(missing_ok=True)
 
     def resume(self, prompts: Sequence[Union[str, list[int]]]) -> None:
         """Counts the existing rows, and truncates an incomplete one.

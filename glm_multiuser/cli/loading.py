@@ -14,6 +14,7 @@ from glm_multiuser.errors import CheckpointError, ConfigError, InvalidParameterE
 from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
+    from glm_multiuser.grammar import Grammar
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling_params import SamplingParams
 
@@ -129,6 +130,19 @@ def json_grammar(file: Optional[Path]) -> dict[str, Any]:
         raise ConfigError(f"{file} is not in UTF-8: {error.reason}") from None
     except InvalidParameterError as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def check_grammar(llm: MultiUserLLM, grammar: Optional[Grammar] = None) -> None:
+    """Rejects a grammar that cannot be compiled before the first prompt.
+
+    Raises:
+        ConfigError: an unsupported or too large grammar.
+    """
+    if grammar is not None:
+        try:
+            llm.compile_grammar(grammar)
+        except InvalidParameterError as error:
+            raise ConfigError(f"json_schema: {error}") from None
 
 
 def installed(distribution: str) -> str:

@@ -1,6 +1,7 @@
 """Options that commands share, mostly derived from settings."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Callable, Optional, get_origin
 import typer
 
 from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT
+from glm_multiuser.errors import ConfigError
 from glm_multiuser.settings import Function, Setting, add_parameters, setting, settings_of
 
 Checkpoint = Annotated[
@@ -70,6 +72,22 @@ def takes_options(
         return command
 
     return add
+
+
+@contextmanager
+def named_by_option(*declared: type) -> Iterator[None]:
+    """In errors of settings, replaces the field's name by its option, where they differ.
+
+    Raises:
+        ConfigError: a setting out of its limits.
+    """
+    settings = [one for each in declared for one in settings_of(each)]
+    try:
+        yield
+    except ConfigError as error:
+        name, _, text = str(error).partition(" ")
+        option = next((one.option for one in settings if one.name == name), "")
+        raise ConfigError(f"{option or name} {text}") from None
 
 
 def _parameter(one: Setting, default: Any, panel: str) -> Parameter:

@@ -117,7 +117,7 @@ def check_picture(path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written, or its format is not supported.
     """
-    if path.suffix not in PICTURES:
+    if path.suffix.lower() not in PICTURES:
         raise ConfigError(f"plot is {str(path)!r}; its name must end with {', '.join(PICTURES)}")
     check_writable(path)
 

@@ -200,13 +200,16 @@ def isolation(llm: "MultiUserLLM", folder: Path) -> Outcome:
         llm.prompt_token_ids(questions(1)[0])
     except InvalidParameterError as error:
         return None, str(error)
-    good = 0
+    pairs: list[tuple[ChatAnswer, ChatAnswer]] = []
     sampled = loading.sampling_params(max_tokens=32, temperature=0.9, top_p=0.9, seed=7)
     for params in (greedy(32), sampled):
         asked = [ChatAnswer(f"user {place}", text) for place, text in enumerate(questions(USERS))]
         together = chat_together(llm, asked, params)
-        good += sum(same(answer, chat_alone(llm, answer, params)) for answer in together)
-    return good == 2 * USERS, f"{good} of {2 * USERS} answers as the same user alone"
+        pairs += [(answer, chat_alone(llm, answer, params)) for answer in together]
+    good = sum(same(*pair) for pair in pairs)
+    detail = f"{good} of {len(pairs)} answers as the same user alone"
+    errors = [answer.error for pair in pairs for answer in pair if answer.error]
+    return good == len(pairs), "; ".join([detail, *errors[:1]])
 
 
 def no_late_compiles(llm: "MultiUserLLM", folder: Path) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from glm_multiuser.cli import loading, screen, serve_triton
-from glm_multiuser.cli.options import takes_options
+from glm_multiuser.cli.options import named_by_option, takes_options
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.settings import Limits, ServerSettings, model_settings
@@ -98,12 +98,10 @@ def command(
     given = pick(ServerSettings, settings)
     if warm_up is not None:
         given["warm_up"] = read_prompts(warm_up)
-    server = ServerSettings(
-        models,
-        Limits(**pick(Limits, settings)),
-        *read_keys(api_keys),
-        **given,
-    )
+    keys, admins = read_keys(api_keys)
+    with named_by_option(Limits, ServerSettings):
+        limits = Limits(**pick(Limits, settings))
+        server = ServerSettings(models, limits, keys, admins, **given)
     check_certificate(server.tls_cert, server.tls_key)
     if replicas is not None:
         from glm_multiuser.deploy.ray_arguments import WITHOUT

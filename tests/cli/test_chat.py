@@ -58,7 +58,7 @@ def test_an_error_is_shown_and_the_chat_goes_on(
     run: Callable[..., Any], fake_llm: type[FakeLLM], checkpoint: Path
 ) -> None:
     result = run("chat", "--checkpoint", checkpoint, stdin="fail\nnext\n")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "error: logits of this request are not finite" in result.stderr
     assert fake_llm.opened[0].asked[-1] == ("next", "alice", [])
     assert "txen" in result.stdout

@@ -52,8 +52,8 @@ def test_a_model_by_name(
     ("command", "message"),
     [
         ("serve --users 0", "users is 0"),
-        ("serve --max-body 0", "body_bytes is 0"),
-        ("serve --cors-origin x", "cors_origins has 'x'"),
+        ("serve --max-body 0", "--max-body is 0"),
+        ("serve --cors-origin x", "--cors-origin has 'x'"),
         ("serve --tls-cert /nowhere --tls-key /nowhere", "tls_cert"),
         ("serve --api-keys /nowhere", "/nowhere"),
         ("serve --replicas 2 --root-path /x", "--root-path is /x"),

@@ -67,3 +67,16 @@ def test_a_file_that_is_no_schema_is_rejected_before_a_model_is_opened(
     result = run(command, "--json-schema", file.with_name("none.json"), stdin="a\n")
     assert result.exit_code != 0
     assert "cannot read" in result.output
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_unsupported_schema_is_rejected_before_the_first_prompt(
+    run: Callable[..., Any], file: Path, command: str
+) -> None:
+    file.write_text(json.dumps({"type": "array", "uniqueItems": True}), encoding="utf-8")
+    result = run(command, "--json-schema", file, stdin="a\nb\n")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (message,) = result.stderr.splitlines()[1:]
+    assert message.startswith("error: json_schema: ")
+    assert "uniqueItems" in message

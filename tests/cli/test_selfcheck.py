@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable
@@ -14,7 +14,7 @@ import pytest
 from glm_multiuser import config
 from glm_multiuser.cli import selfcheck
 from glm_multiuser.cli.questions import KNOWN
-from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.errors import GenerationError, InvalidParameterError
 from tests.cli.fake import FakeLLM, Params, Result, Stats
 
 
@@ -130,6 +130,24 @@ def test_isolation_is_skipped_where_questions_cannot_be_asked(
     result = check(run, checkpoint, golden)
     assert statuses(result.stdout)["isolation"] == "skipped"
     assert "this checkpoint has no tokenizer" in " ".join(result.stdout.split())
+
+
+def test_isolation_shows_an_error(
+    run: Callable[..., Any],
+    fake_llm: type[FakeLLM],
+    checkpoint: Path,
+    golden: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: FakeLLM, prompt: str, **arguments: Any) -> Iterator[Any]:
+        raise GenerationError("logits are not finite")
+
+    monkeypatch.setattr(fake_llm, "stream_chat", fail)
+    result = check(run, checkpoint, golden)
+    assert result.exit_code == 1
+    assert statuses(result.stdout)["isolation"] == "FAILED"
+    shown = " ".join(result.stderr.split() + result.stdout.replace("│", " ").split())
+    assert "user alone; GenerationError: logits are not finite" in shown
 
 
 def test_a_golden_folder_that_is_none(run: Callable[..., Any], checkpoint: Path) -> None:
