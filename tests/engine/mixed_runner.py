@@ -7,7 +7,8 @@ from typing import Callable, Optional, cast
 
 from glm_multiuser import device
 from glm_multiuser.engine.chunk_length import ChunkLength
-from glm_multiuser.engine.native import LayerwiseProgress, NativeRunner
+from glm_multiuser.engine.layerwise_progress import LayerwiseProgress
+from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.step import Step
 from tests.engine.mock_runner import (

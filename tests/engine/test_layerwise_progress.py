@@ -7,7 +7,7 @@ import copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glm_multiuser.engine.native import LayerRange, LayerwiseProgress
+from glm_multiuser.engine.layerwise_progress import LayerRange, LayerwiseProgress
 from glm_multiuser.engine.request import Request
 from tests.engine.scheduling import new_request
 
