@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Callable, Generic, Optional, TypeVar
 
@@ -31,6 +32,8 @@ class RunningRequest(Generic[Events]):
         self._answer = answer
         self._events = events
         self._cancel = cancel
+        self._unread: deque[Piece] = deque()
+        """Pieces that `result` has taken from the queue; iterated if it was interrupted."""
 
     @property
     def number(self) -> int:
@@ -90,6 +93,8 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
         """
         if self._answer.result is not None:
             raise StopIteration
+        if self._unread:
+            return self._unread.popleft()
         return self._next(self._events.get())
 
     def result(self, timeout: Optional[float] = None) -> GenerationResult:
@@ -99,7 +104,8 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
             timeout: maximum wait in seconds; None: no limit.
 
         Raises:
-            TimeoutError: the request is still running; it continues.
+            TimeoutError: the request is still running; it continues, and can be iterated without
+                missing a piece.
         """
         if timeout is not None:
             timeout = check_seconds("timeout", timeout)
@@ -112,7 +118,8 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
                 raise TimeoutError(
                     f"the request is still running after {timeout:g} seconds"
                 ) from None
-            self._take(event)
+            self._unread.append(self._take(event))
+        self._unread.clear()
         return self._answer.result
 
 
@@ -125,16 +132,25 @@ class AsyncHandle(RunningRequest[asyncio.Queue[Event]], AsyncIterator[Piece]):
     @property
     def waiting_pieces(self) -> int:
         """Pieces that can be read without waiting."""
-        return 0 if self._answer.result is not None else self._events.qsize()
+        if self._answer.result is not None:
+            return 0
+        return len(self._unread) + self._events.qsize()
 
     async def __anext__(self) -> Piece:
         """Waits for the next piece; raises as `Handle` does."""
         if self._answer.result is not None:
             raise StopAsyncIteration
+        if self._unread:
+            return self._unread.popleft()
         return self._next(await self._events.get())
 
     async def result(self) -> GenerationResult:
-        """Waits for the result. A failed request has finish_reason "error", and its error."""
+        """Waits for the result. A failed request has finish_reason "error", and its error.
+
+        If it is cancelled, as by `asyncio.wait_for`, the request continues, and can be iterated
+        without missing a piece.
+        """
         while self._answer.result is None:
-            self._take(await self._events.get())
+            self._unread.append(self._take(await self._events.get()))
+        self._unread.clear()
         return self._answer.result

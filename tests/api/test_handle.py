@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from glm_multiuser import GenerationError, Handle
 from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import End, Event, Request, Token
+from glm_multiuser.handle import AsyncHandle
 from glm_multiuser.sampling import Choice
 from glm_multiuser.sampling_params import SamplingParams
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -25,7 +27,8 @@ class Held:
         )
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.cancels = 0
-        self.handle = Handle(AnswerCollector(request, FakeTokenizer()), self.events, self.cancel)
+        self.answer = AnswerCollector(request, FakeTokenizer())
+        self.handle = Handle(self.answer, self.events, self.cancel)
 
     def cancel(self) -> None:
         self.cancels += 1
@@ -76,6 +79,52 @@ def test_a_timeout_loses_nothing(timeout: float) -> None:
     held.tokens(2)
     held.end("length")
     assert held.handle.result(timeout).text == "abc"
+
+
+def test_what_a_timeout_has_read_can_be_iterated() -> None:
+    held = Held()
+    held.tokens(1)
+    assert next(held.handle).text == "ab"
+    held.tokens(2, 3)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            held.handle.result(timeout=0)
+    held.tokens(4)
+    held.end("length")
+    assert [piece.token_ids for piece in held.handle] == [(2,), (3,), (4,), ()]
+    assert held.handle.result().token_ids == (1, 2, 3, 4)
+
+
+def test_a_result_after_a_timeout_ends_the_iteration() -> None:
+    held = Held()
+    held.tokens(1)
+    with pytest.raises(TimeoutError):
+        held.handle.result(timeout=0)
+    held.end("length")
+    assert held.handle.result().text == "ab"
+    assert list(held.handle) == []
+
+
+def test_what_a_cancelled_wait_has_read_can_be_iterated() -> None:
+    held = Held()
+    held.tokens(1, 2, 3)
+    held.end("length")
+
+    async def main() -> tuple[int, list[tuple[int, ...]]]:
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        handle = AsyncHandle(held.answer, events, held.cancel)
+        for _ in range(2):
+            events.put_nowait(held.events.get())
+        waiting = asyncio.create_task(handle.result())
+        while not events.empty():
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        while not held.events.empty():
+            events.put_nowait(held.events.get())
+        return handle.waiting_pieces, [piece.token_ids async for piece in handle]
+
+    assert asyncio.run(main()) == (4, [(1,), (2,), (3,), ()])
 
 
 def test_a_failure_is_raised_where_pieces_are_read() -> None:
