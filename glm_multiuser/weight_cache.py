@@ -96,6 +96,12 @@ class WeightCache:
     ) -> WeightCache:
         """Returns the cache for a checkpoint's files in their current state.
 
+        Args:
+            folder: of the cache.
+            files: of the checkpoint.
+            settings: what else the content depends on; the file's name has only `weight_dtype`.
+            sizes: of the arrays.
+
         Raises:
             OSError: the state of a file cannot be read.
         """
@@ -103,8 +109,8 @@ class WeightCache:
         states = [(str(path), *_state(path.stat())) for path in paths]
         made_from = {"format": FORMAT, "files": states, **settings}
         text = json.dumps(made_from, sort_keys=True)
-        # One name for all states of the same files, so that a new state replaces the old one.
-        place = json.dumps([FORMAT, [str(path) for path in paths], settings], sort_keys=True)
+        # One name for all states of the same files and all versions: a new one replaces the last.
+        place = json.dumps([[str(path) for path in paths], settings["weight_dtype"]])
         name = paths[0].stem if len(paths) == 1 else paths[0].parent.name
         digest = hashlib.sha256(place.encode()).hexdigest()[:16]
         # Matrices fill whole cache lines. Vectors may not, and come last to keep all aligned.
@@ -133,7 +139,7 @@ class WeightCache:
         header = json.loads(os.pread(file, begin - 8, 8))
         digests = _digests(header)
         if header != json.loads(self._header(digests)):
-            raise ValueError("it was made from other files, or is damaged")
+            raise ValueError("it was made from other files or by another version, or is damaged")
         if size != begin + sum(_bytes(*one) for one in self.sizes.values()):
             raise ValueError("it is cut short")
         # Private, so that this process cannot change the file.

@@ -249,6 +249,19 @@ def test_a_file_of_something_else_is_not_taken(kept: Path) -> None:
     assert cache.load(nothing) is None
 
 
+@pytest.mark.parametrize("change", ["version", "model"])
+def test_another_version_replaces_the_file(kept: Path, change: str) -> None:
+    settings = {"version": "1", "model": "hidden_size=8", "weight_dtype": "int8"}
+    old, arrays = small(kept, settings)
+    old.save(arrays)
+    new, _ = small(kept, {**settings, change: "2"})
+    assert new.load(nothing) is None
+    new.save(arrays)
+    assert files(kept) == [new.path]
+    assert new.load(nothing) is not None
+    assert old.load(nothing) is None
+
+
 RUN = """
 import json, sys
 from pathlib import Path
@@ -335,7 +348,7 @@ def test_processes_that_write_the_same_file(folder: Path, kept: Path) -> None:
 
 
 def small(
-    kept: Path, settings: Mapping[str, Any] = MappingProxyType({})
+    kept: Path, settings: Mapping[str, Any] = MappingProxyType({"weight_dtype": "int4"})
 ) -> tuple[WeightCache, dict[str, np.ndarray]]:
     """A cache of two arrays, and the arrays."""
     random = np.random.default_rng(0)
@@ -422,7 +435,7 @@ def test_progress_is_in_mebibytes(tmp_path: Path) -> None:
     path.write_bytes(b"")
     arrays = {str(number): np.full((3, 1 << 20), number, np.int8) for number in range(4)}
     sizes = {name: (one.shape, one.dtype) for name, one in arrays.items()}
-    cache = WeightCache.of(tmp_path, [path], {}, sizes)
+    cache = WeightCache.of(tmp_path, [path], {"weight_dtype": "int8"}, sizes)
     cache.save(arrays)
     reported: list[tuple[int, int, str]] = []
     assert cache.load(lambda *words: reported.append(words)) is not None
