@@ -234,9 +234,11 @@ class MultiUserLLM(GenerationMixin):
         Raises:
             InvalidParameterError: an invalid user or owner.
             UserBusyError: a request of the user is running.
-            SessionError: this user has no session, or the file cannot be written.
+            SessionError: this user has no session, the file cannot be written, or `cache_prompt` is
+                False.
         """
         holder, identity = self._session_of(user, owner)
+        self._check_reuse()
         session = self._engine.export(holder) or self._engine.store.read(identity)
         if session is None:
             raise SessionError(f"user {user!r} has no session: no slot holds it, and no store")
@@ -261,9 +263,10 @@ class MultiUserLLM(GenerationMixin):
             InvalidParameterError: an invalid user or owner.
             UserBusyError: a request of the user is running.
             SessionError: the file is missing or damaged, or belongs to another model, other
-                weights, or settings that give different bits.
+                weights, or settings that give different bits; or `cache_prompt` is False.
         """
         holder, identity = self._session_of(user, owner)
+        self._check_reuse()
         try:
             session = read_file(_path_of(path), self._fingerprint())
         except (OSError, ValueError) as error:
@@ -309,6 +312,10 @@ class MultiUserLLM(GenerationMixin):
         check_owner(owner)
         name = slot_name(user)
         return holder_of(name, owner), self._engine.store.identity(owner, name)
+
+    def _check_reuse(self) -> None:
+        if not self.config.cache_prompt:
+            raise SessionError("cache_prompt is False: no session is saved or loaded")
 
     def _fingerprint(self) -> str:
         """Identifies what saved KV caches depend on; the first call reads every weight."""

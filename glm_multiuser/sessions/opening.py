@@ -17,13 +17,15 @@ def open_store(
     config: EngineConfig, fingerprint: Callable[[], str], is_causal: bool
 ) -> SessionStore:
     """Opens a session store; without `session_memory` and `session_dir` it keeps nothing. Logs a
-    warning if the folder cannot be used.
+    warning if the folder cannot be used, or if `cache_prompt` is False.
 
     Args:
         fingerprint: of the engine; called only if there is a folder.
         is_causal: whether the model can reuse a KV cache.
     """
     if not config.cache_prompt:
+        if config.session_memory or config.session_dir:
+            logger.warning("no sessions are kept: cache_prompt is False")
         return SessionStore()
     memory = bytes_of("session_memory", config.session_memory) if config.session_memory else 0
     folder = _open_folder(config, fingerprint) if config.session_dir else None

@@ -178,6 +178,24 @@ def test_save_load_and_forget(tmp_path: Path, expected: dict[int, list[Any]]) ->
     assert one.answers == expected[0]
 
 
+def test_an_engine_without_prefix_caching_has_no_sessions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, path = tmp_path / "kept", tmp_path / "a.session"
+    with causal_llm(1) as llm:
+        Conversation(0, "a").talk(llm)
+        llm.save_session("a", path)
+    with causal_llm(1, cache_prompt=False, session_dir=str(kept)) as llm:
+        Conversation(0, "b").talk(llm)
+        with pytest.raises(SessionError, match="cache_prompt is False"):
+            llm.save_session("b", tmp_path / "b.session")
+        with pytest.raises(SessionError, match="cache_prompt is False"):
+            llm.load_session("b", path)
+        assert llm.stats().sessions.in_memory == 0
+    assert "no sessions are kept: cache_prompt is False" in caplog.text
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_user_of_a_subclass_has_the_same_session(tmp_path: Path) -> None:
     with causal_llm(1, session_dir=str(tmp_path)) as llm:
         Conversation(0, np.str_("alice")).talk(llm)
