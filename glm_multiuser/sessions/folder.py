@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 
 from glm_multiuser.errors import SessionError
 from glm_multiuser.sessions.file import read_file, write_file
-from glm_multiuser.sessions.identity import SECRET_NAME, Identity, read_secret
+from glm_multiuser.sessions.identity import SECRET_NAME, Identity, read_secret, write_secret
 from glm_multiuser.sessions.session import Session
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class SessionFolder:
         path = self._file(identity)
         before = _size(path)
         try:
+            write_secret(self.path, self.secret)  # without it, a restart would not find the file
             write_file(path, session, self._fingerprint, identity.name)
         except OSError as error:
             self._failed("sessions are not written", error)

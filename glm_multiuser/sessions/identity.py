@@ -59,8 +59,7 @@ def read_secret(folder: Path) -> bytes:
         OSError: it cannot be read or written, or others may read it.
     """
     path = folder / SECRET_NAME
-    if not path.exists():
-        _make_secret(path)
+    write_secret(folder, os.urandom(SECRET_BYTES))
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise PermissionError(f"{path} can be read by others; its mode must be 0600")
     secret = path.read_bytes()
@@ -69,12 +68,20 @@ def read_secret(folder: Path) -> bytes:
     return secret
 
 
-def _make_secret(path: Path) -> None:
-    """Creates the secret; if several servers start at once, one wins: `link` never replaces."""
-    handle, name = mkstemp(".part", ".secret-", path.parent)
+def write_secret(folder: Path, secret: bytes) -> None:
+    """Writes the secret of a session folder, unless it has one; if several servers start at once,
+    one wins: `link` never replaces.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / SECRET_NAME
+    if path.exists():
+        return
+    handle, name = mkstemp(".part", ".secret-", folder)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(os.urandom(SECRET_BYTES))
+            file.write(secret)
             file.flush()
             os.fsync(file.fileno())
         os.link(name, path)

@@ -343,6 +343,20 @@ def test_many_servers_make_one_secret(tmp_path: Path) -> None:
     assert len(set(secrets)) == 1
 
 
+def test_a_secret_that_was_removed_is_written_again(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path)
+    early, late = (identity_of(folder.secret, b"", name) for name in ("early", "late"))
+    folder.save(early, session_of(3))
+    (tmp_path / SECRET_NAME).unlink()
+    folder.save(late, session_of(4))
+    assert (tmp_path / SECRET_NAME).stat().st_mode & 0o777 == 0o600
+    restarted = folder_at(tmp_path)
+    assert restarted.secret == folder.secret
+    for name, length in (("early", 3), ("late", 4)):
+        identity = identity_of(restarted.secret, b"", name)
+        assert same(restarted.load(identity), session_of(length))
+
+
 def test_memory_has_a_limit_and_an_age(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = time.monotonic()
     monkeypatch.setattr("glm_multiuser.sessions.store.time.monotonic", lambda: clock)
