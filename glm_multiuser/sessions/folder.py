@@ -27,10 +27,6 @@ REMAINS_SECONDS = 3600.0
 """Age from which a partial file is considered abandoned."""
 
 
-COLLECT_SECONDS = 60.0
-"""Between two collections of a folder that is within its limit, as far as this engine knows."""
-
-
 class Found(NamedTuple):
     """A session file in the folder.
 
@@ -68,7 +64,6 @@ class SessionFolder:
         self._changing = threading.Lock()
         self.count = self.nbytes = 0
         """Number and bytes of files at the last `collect`, and of those saved since."""
-        self._collected = 0.0
         self.collect()
 
     def save(self, identity: Identity, session: Session) -> bool:
@@ -87,8 +82,7 @@ class SessionFolder:
         with self._changing:
             self.count += not before
             self.nbytes += _size(path) - before
-            late = time.monotonic() - self._collected > COLLECT_SECONDS
-        if late or self.nbytes > self._limit:
+        if self.nbytes > self._limit:
             self.collect()
         return True
 
@@ -153,7 +147,6 @@ class SessionFolder:
                     self._failed("a session is not removed", error)
                 total, count = total + nbytes, count + 1
             self.count, self.nbytes = count, total
-            self._collected = time.monotonic()
 
     def _files(self) -> Iterator[Found]:
         """Yields all session files; removes partial files of processes that ended while writing."""

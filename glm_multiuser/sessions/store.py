@@ -25,6 +25,8 @@ UNWRITTEN_BYTES = 256 << 20
 """Limit of unwritten sessions, if `session_memory` is less; a single one may exceed it."""
 NAMES_MAX = 1 << 16
 READERS = 2
+COLLECT_SECONDS = 60.0
+"""Between two searches for expired sessions, and for too many files of all servers."""
 
 
 @dataclass
@@ -81,6 +83,9 @@ class SessionStore:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="session-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="session-writer")
         self._saved = self._restored = self._restored_tokens = 0
+        self._closed = threading.Event()
+        if self.keeps:
+            threading.Thread(target=self._collect, name="session-expiry", daemon=True).start()
 
     def identity(self, owner: bytes, user: Hashable) -> Identity:
         """Returns a user's identity, and remembers the user's name."""
@@ -242,6 +247,7 @@ class SessionStore:
 
     def close(self) -> None:
         """Waits until all sessions are written."""
+        self._closed.set()
         self._writer.shutdown()
         self._readers.shutdown()
 
@@ -281,6 +287,19 @@ class SessionStore:
             if self._kept_bytes <= self._memory and now - used <= self._ttl:
                 return
             self._drop(oldest)
+
+    def _collect(self) -> None:
+        """Drops expired sessions regularly until `close`, even if nothing is saved."""
+        while not self._closed.wait(COLLECT_SECONDS):
+            with self._lock:
+                self._make_room()
+            if self.folder is None:
+                continue
+            try:
+                # On the writer thread, so that no file is removed that is just being replaced.
+                self._writer.submit(self.folder.collect).result()
+            except RuntimeError:  # the executor is shut down
+                return
 
     # On the reader and writer threads.
 

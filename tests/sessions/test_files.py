@@ -22,6 +22,7 @@ from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import SECRET_NAME, identity_of, read_secret
 from glm_multiuser.sessions.session import Session
 from glm_multiuser.sessions.store import SessionStore
+from tests.engine.driving import wait_until
 
 FINGERPRINT = "f" * 32
 HOUR = 3600.0
@@ -167,11 +168,6 @@ def test_a_save_lists_the_folder_only_when_it_must(
         folder.save(identity_of(folder.secret, b"", user), session_of(5))
         assert sum(path.stat().st_size for path in tmp_path.glob("*.session")) <= limit
     assert listed
-    listed.clear()
-    late = time.monotonic() + 61
-    monkeypatch.setattr("glm_multiuser.sessions.folder.time.monotonic", lambda: late)
-    folder.save(identity_of(folder.secret, b"", 39), session_of(5))
-    assert len(listed) == 1
 
 
 def test_expired_sessions_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +183,22 @@ def test_expired_sessions_are_not_listed(tmp_path: Path, monkeypatch: pytest.Mon
     assert disk.list(b"") == memory.list(b"") == []
     assert folder.load(identity) is None
     assert not list(tmp_path.glob("*.session"))
+
+
+def test_an_idle_engine_removes_expired_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glm_multiuser.sessions.store.COLLECT_SECONDS", 0.01)
+    store = SessionStore(10_000, folder_at(tmp_path), HOUR)
+    store.put(store.identity(b"", 1), session_of(2))
+    wait_until(lambda: store.counts().on_disk)
+    assert store.counts().in_memory == 1
+    late, ticks = time.time() + 2 * HOUR, time.monotonic() + 2 * HOUR
+    monkeypatch.setattr("glm_multiuser.sessions.folder.time.time", lambda: late)
+    monkeypatch.setattr("glm_multiuser.sessions.store.time.monotonic", lambda: ticks)
+    wait_until(lambda: store.counts().on_disk == store.counts().in_memory == 0)
+    assert not list(tmp_path.glob("*.session"))
+    store.close()
 
 
 def test_what_others_have_in_the_folder_stays(tmp_path: Path) -> None:
