@@ -114,7 +114,7 @@ class Engine(StepLoop):
         refusal = self._refusal_of_group(request.group)
         if refusal is not None:
             return refusal
-        of_user = sum(one.holder == request.holder for one in self._scheduler.waiting)
+        of_user = self._scheduler.waiting.of_holder(request.holder)
         if of_user >= self.max_queue_per_user:
             return UserBusyError(
                 f"user {request.user!r} has {of_user} requests waiting; "

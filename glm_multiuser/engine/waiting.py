@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Callable, Optional
 
@@ -17,6 +17,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._groups: dict[str, list[Request]] = {}
         """Waiting requests by group, in the order of the groups' turns."""
+        self._of_holder: Counter[Hashable] = Counter()
+        """Number of waiting requests by holder; without those that have none."""
 
     def __len__(self) -> int:
         return sum(self.counts().values())
@@ -28,8 +30,13 @@ class WaitingQueue:
         """Number of waiting requests by group."""
         return {group: len(requests) for group, requests in self._groups.items()}
 
+    def of_holder(self, holder: Hashable) -> int:
+        """Number of waiting requests of this holder."""
+        return self._of_holder[holder]
+
     def append(self, request: Request) -> None:
         self._groups.setdefault(request.group, []).append(request)
+        self._of_holder[request.holder] += 1
 
     def put_first(self, requests: Iterable[Request]) -> None:
         """Inserts requests at the front of their groups, keeping their order. Those with saved
@@ -38,12 +45,16 @@ class WaitingQueue:
         for request in requests:
             self._groups.setdefault(request.group, []).insert(placed[request.group], request)
             placed[request.group] += 1
+            self._of_holder[request.holder] += 1
 
     def remove(self, request: Request) -> None:
         requests = self._groups[request.group]
         requests.remove(request)
         if not requests:
             del self._groups[request.group]
+        self._of_holder[request.holder] -= 1
+        if not self._of_holder[request.holder]:
+            del self._of_holder[request.holder]
 
     def next(
         self, running: Iterable[Request], may_run: Callable[[Request], bool]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glm_multiuser.device_thread import DeviceThread
+from glm_multiuser.engine.waiting import WaitingQueue
 from glm_multiuser.errors import QueueFullError, UserBusyError
 from tests.engine.driving import (
     LONG,
@@ -179,6 +180,18 @@ def test_a_busy_user_is_refused_and_loses_nothing() -> None:
         if asked.end is None:
             asked.wait()
         assert asked.token_ids == expected.token_ids
+
+
+def test_a_long_queue_does_not_make_submit_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = hand_engine(1)
+
+    def searched(queue: WaitingQueue) -> None:
+        raise AssertionError("the whole queue is searched")
+
+    monkeypatch.setattr(WaitingQueue, "__iter__", searched)
+    for number in range(20):
+        engine.submit(Asked([1], f"user {number}", **LONG).request)
+    assert engine.numbers()[2] == 20
 
 
 def test_a_request_that_waits_for_admission_is_admitted_when_there_is_room(

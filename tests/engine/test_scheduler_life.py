@@ -197,6 +197,12 @@ class Life(RuleBasedStateMachine):
         assert not set(here) & self.ended
 
     @invariant()
+    def waiting_requests_of_each_user_are_counted(self) -> None:
+        users = [request.holder for request in self.waiting]
+        for user in {*users, *range(6)}:
+            assert self.scheduler.waiting.of_holder(user) == users.count(user)
+
+    @invariant()
     def order_and_places_are_those_of_the_model(self) -> None:
         turns = sorted(self.waiting, key=lambda request: self.turn_of[request.group])
         assert list(self.scheduler.waiting) == turns
