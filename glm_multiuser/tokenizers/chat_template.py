@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from glm_multiuser.checkpoint.files import read_text
 from glm_multiuser.errors import CheckpointError, InvalidParameterError
-from glm_multiuser.tokenizers.folder import read_tokenizer_config
+from glm_multiuser.tokenizers.folder import read_tokenizer_config, special_token_names
 from glm_multiuser.tokenizers.text import Objects
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -106,10 +106,6 @@ class ChatTemplate:
             CheckpointError: a file that cannot be read, or a template of another kind.
         """
         config = read_tokenizer_config(folder)
-        constants = {}
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-            value = config.get(name)
-            constants[name] = str(value.get("content") if isinstance(value, dict) else value or "")
         where = f"{TEMPLATE_FILE} or {MORE_TEMPLATES} in {folder}"
         named: dict[str, Any] = {file.stem: read_text(file) for file in folder.glob(MORE_TEMPLATES)}
         if (folder / TEMPLATE_FILE).exists():
@@ -127,7 +123,7 @@ class ChatTemplate:
         for one in (source, for_tools or ""):
             if not isinstance(one, str):
                 raise CheckpointError(f"{where} is {type(one).__name__}; it must be a string")
-        return cls(source, where, constants, for_tools)
+        return cls(source, where, special_token_names(folder), for_tools)
 
     def render(
         self, messages: Objects, tools: Sequence[Any] = (), add_generation_prompt: bool = True
@@ -143,6 +139,7 @@ class ChatTemplate:
             for piece in (self.for_tools if tools else self)._template.generate(
                 messages=list(messages),
                 tools=list(tools) or None,
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
             ):
                 length += len(piece)

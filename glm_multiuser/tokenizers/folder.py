@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Optional
 from glm_multiuser.checkpoint.files import read_optional
 from glm_multiuser.errors import CheckpointError
 
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+
 ENDS = (
     *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
     *("<|user|>", "<|observation|>"),
@@ -33,6 +35,28 @@ def read_tokenizer_config(folder: Path, only: Optional[Mapping[str, Any]] = None
                 f"this version only reads {value!r}"
             )
     return config
+
+
+def special_token_names(folder: Path) -> dict[str, str]:
+    """Returns the names of special tokens that templates know, such as `eos_token`.
+
+    As in transformers, `SPECIAL_TOKENS_FILE` takes precedence over `tokenizer_config.json`, but is
+    not read if that has `added_tokens_decoder`; what neither names is absent.
+
+    Raises:
+        CheckpointError: a file that is unreadable or not a JSON object.
+    """
+    named = read_tokenizer_config(folder)
+    if "added_tokens_decoder" not in named:
+        named = {**named, **read_optional(folder / SPECIAL_TOKENS_FILE)}
+    more = named.get("extra_special_tokens")
+    named = {name: value for name, value in named.items() if name.endswith("_token")}
+    named.update(more if isinstance(more, dict) else {})
+    found = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in named.items()
+    }
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
@@ -87,17 +111,15 @@ def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTo
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:
     """Returns the stop token ids.
 
-    They come from `eos_token` of `tokenizer_config.json`, `eos_token_id` of
+    They come from `eos_token` of `special_token_names`, `eos_token_id` of
     `generation_config.json`, and those of `ENDS` that are special tokens of the vocabulary.
 
     Raises:
         CheckpointError: a file that is not a JSON object, or no stop token id.
     """
-    name = read_tokenizer_config(folder).get("eos_token")
-    if isinstance(name, dict):
-        name = name.get("content")
+    name = special_token_names(folder).get("eos_token", "")
     ids: Any = read_optional(folder / "generation_config.json").get("eos_token_id")
-    known: list[Optional[int]] = [special.get(str(name))]
+    known: list[Optional[int]] = [special.get(name)]
     known += ids if isinstance(ids, list) else [ids]
     known += [special.get(one) for one in ENDS]
     found = tuple(dict.fromkeys(one for one in known if isinstance(one, int)))

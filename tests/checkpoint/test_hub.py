@@ -19,7 +19,10 @@ from tests.checkpoint.folders import QWEN2, arrays_of, write_folder, write_json,
 from tests.checkpoint.hub_server import CHUNK, Hub, Refusal, Repository, environment, only_hub
 from tests.server.process import ROOT
 
-SMALL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+SMALL = {
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    "special_tokens_map.json",
+}
 OTHERS = (
     *("README.md", "modeling_tiny.py", "original/config.json", "consolidated.safetensors"),
     *("onnx/model.onnx", "tf_model.h5", "onnx/model.safetensors"),

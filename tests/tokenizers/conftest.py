@@ -185,6 +185,14 @@ def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def copied(qwen2_folder: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, to change."""
+    for file in qwen2_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def qwen2_older_folder(qwen2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same vocabulary in Qwen2's older files."""

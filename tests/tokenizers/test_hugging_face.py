@@ -38,13 +38,6 @@ def original(qwen2_folder: Path) -> Any:
     return Tokenizer.from_file(str(qwen2_folder / "tokenizer.json"))
 
 
-@pytest.fixture
-def copied(qwen2_folder: Path, tmp_path: Path) -> Path:
-    for file in qwen2_folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
-
-
 def messages(*texts: str) -> list[dict[str, Any]]:
     roles = ["system", *["user", "assistant"] * len(texts)]
     return [{"role": role, "content": text} for role, text in zip(roles, texts)]
