@@ -86,10 +86,10 @@ class HuggingFaceTokenizer(ChatTokenizer):
         """Encodes a conversation with the chat template.
 
         Before rendering, an unguessable mark is inserted into every special token's name in the
-        texts; it is removed after the special tokens of the template itself are found. So
-        ordinary texts get the ids of the original, and no text can end a message. In an assistant
-        message, tokens that answers show (`<think>`, `<tool_call>`) keep their ids, because the
-        model generated them.
+        texts, or takes the place of a name of one character; this is undone after the special
+        tokens of the template itself are found. So ordinary texts get the ids of the original,
+        and no text can end a message. In an assistant message, tokens that answers show
+        (`<think>`, `<tool_call>`) keep their ids, because the model generated them.
 
         Raises:
             InvalidParameterError: also a conversation that the template rejects, tools that it
@@ -103,20 +103,20 @@ class HuggingFaceTokenizer(ChatTokenizer):
                 "have none; the prompt must be token ids, such as encode(text) returns",
                 field="messages",
             )
-        mark, end = _mark(), _mark()
+        names, end = list(self.special), _mark()
+        marks = {"": _mark(), **{name: _mark() for name in names if len(name) == 1}}
         if continue_final_message:
             last = conversation[-1]
             conversation[-1] = replace(last, content=f"{last.content}{end} ")
-        names = list(self.special)
         written: list[dict[str, Any]] = []
         for message in conversation:
             marked = self._hidden if message.role == "assistant" else names
-            written += self._template_messages(message, partial(_escape, names=marked, mark=mark))
-        escaped = _escape(list(tools), names, mark)
+            written += self._template_messages(message, partial(_escape, names=marked, marks=marks))
+        escaped = _escape(list(tools), names, marks)
         rendered = self._template.render(written, escaped, not continue_final_message)
         if continue_final_message:
             rendered = _up_to(end, rendered)
-        return self._encode_rendered(rendered, mark)
+        return self._encode_rendered(rendered, marks)
 
     def answer_reader(self, tools: Objects = (), *, continued: bool = False) -> AnswerReader:
         self._check_tools(tools)
@@ -173,10 +173,12 @@ class HuggingFaceTokenizer(ChatTokenizer):
             calls.append({"type": "function", "function": escape(function)})
         return [written]
 
-    def _encode_rendered(self, rendered: str, mark: str) -> list[int]:
+    def _encode_rendered(self, rendered: str, marks: Mapping[str, str]) -> list[int]:
         first = self._vocabulary.encode
         later = self._vocabulary.encode_after_special or first
-        parts = [part.replace(mark, "") for part in self._split(rendered)]
+        parts = self._split(rendered)
+        for text, mark in marks.items():
+            parts = [part.replace(mark, text) for part in parts]
         for place in range(1, len(parts), 2):
             before, after = self._vocabulary.strips.get(parts[place], (False, False))
             if before:
@@ -216,12 +218,13 @@ def _up_to(end: str, rendered: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def _escape(value: Any, names: Collection[str], mark: str) -> Any:
-    """Inserts the mark into every special token's name in a JSON value's strings.
+def _escape(value: Any, names: Collection[str], marks: Mapping[str, str]) -> Any:
+    """Inserts `marks[""]` into every special token's name in a JSON value's strings.
 
-    The start of a name at the end of a string gets it, too, because the template may append text.
+    A name of one character is replaced by its own mark. The start of a name at the end of a
+    string, and the end of one at its start, get the mark, too: the template may write the rest.
     """
-    escape = partial(_escape, names=names, mark=mark)
+    escape = partial(_escape, names=names, marks=marks)
     if isinstance(value, Mapping):
         return {escape(name): escape(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -229,11 +232,21 @@ def _escape(value: Any, names: Collection[str], mark: str) -> Any:
     if not isinstance(value, str):
         return value
     check_text(value, "text", "messages")
+    mark = marks[""]
     for name in names:
-        value = value.replace(name, name[0] + mark + name[1:])
-    stripped = value.rstrip()
-    begun = max((unfinished_match(stripped, name) for name in names), default=0)
-    if begun:
-        place = len(stripped) - begun + 1
-        value = value[:place] + mark + value[place:]
-    return value
+        value = value.replace(name, marks.get(name, name))
+        while name in value:  # again where names overlap
+            value = value.replace(name, name[0] + mark + name[1:])
+    value = _mark_begun(value, names, mark)
+    return _mark_begun(value[::-1], [name[::-1] for name in names], mark[::-1])[::-1]
+
+
+def _mark_begun(text: str, names: Collection[str], mark: str) -> str:
+    """Inserts the mark into every start of a name at the end of a text, before whitespace."""
+    end = text.rstrip()
+    space = text[len(end) :]
+    for name in names:
+        while begun := unfinished_match(end, name):
+            place = len(end) - begun + 1
+            end = end[:place] + mark + end[place:]
+    return end + space

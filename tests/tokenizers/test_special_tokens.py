@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from glm_multiuser.tokenizers import HuggingFaceTokenizer
+from glm_multiuser.tokenizers.base import Vocabulary
+from glm_multiuser.tokenizers.chat_template import ChatTemplate
+from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
 from tests.tokenizers.conftest import write_config
 
 END = "<|im_end|>"
 START: dict[str, Any] = {"content": "<|im_start|>", "lstrip": False, "rstrip": False}
+
+AWKWARD = ["=", "====", "-==-", "abab", "§", "§§", "<|a", "|b"]
+"""Names of one character, and names that overlap themselves or others."""
+
+awkward_texts = st.lists(st.sampled_from([*AWKWARD, *"=-ab§<| x\n"]), max_size=6).map("".join)
+
+
+@pytest.fixture(scope="module")
+def awkward(qwen2_folder: Path) -> Vocabulary:
+    vocabulary = read_hugging_face_files(qwen2_folder)
+    more = {name: 1000 + place for place, name in enumerate(AWKWARD)}
+    return replace(vocabulary, special={**vocabulary.special, **more})
+
+
+class TestTexts:
+    @settings(deadline=None, max_examples=100)
+    @given(text=awkward_texts)
+    def test_ids_are_those_of_ordinary_text(self, awkward: Vocabulary, text: str) -> None:
+        template = ChatTemplate("§{{ messages[0].content }}<|a{{ messages[1].content }}=")
+        found = HuggingFaceTokenizer(awkward, template, (0,))
+        first, second, last = (found.special[name] for name in ("§", "<|a", "="))
+        said = [{"role": role, "content": text} for role in ("user", "assistant")]
+        ids = found.encode(text)
+        assert found.encode_messages(said) == [first, *ids, second, *ids, last]
+
+    @pytest.mark.parametrize("around", [("-", "-"), ("|", "a"), ("ab", "b"), ("|<", "b")])
+    @settings(deadline=None, max_examples=50)
+    @given(text=awkward_texts)
+    def test_the_template_writes_the_rest_of_no_name(
+        self, awkward: Vocabulary, around: tuple[str, str], text: str
+    ) -> None:
+        before, after = around
+        template = ChatTemplate(f"{before}{{{{ messages[0].content | trim }}}}{after}")
+        found = HuggingFaceTokenizer(awkward, template, (0,))
+        assert found.encode_prompt(text) == found.encode(before + text.strip() + after)
 
 
 class TestNames:
