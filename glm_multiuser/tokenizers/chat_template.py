@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from glm_multiuser.checkpoint.files import read_text
 from glm_multiuser.errors import CheckpointError, InvalidParameterError
-from glm_multiuser.tokenizers.folder import read_tokenizer_config, special_token_names
+from glm_multiuser.tokenizers.folder import read_special_tokens, read_tokenizer_config
 from glm_multiuser.tokenizers.text import Objects
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -123,7 +123,7 @@ class ChatTemplate:
         for one in (source, for_tools or ""):
             if not isinstance(one, str):
                 raise CheckpointError(f"{where} is {type(one).__name__}; it must be a string")
-        return cls(source, where, special_token_names(folder), for_tools)
+        return cls(source, where, read_special_tokens(folder).by_role, for_tools)
 
     def render(
         self, messages: Objects, tools: Sequence[Any] = (), add_generation_prompt: bool = True

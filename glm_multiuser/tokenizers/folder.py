@@ -37,11 +37,19 @@ def read_tokenizer_config(folder: Path, only: Optional[Mapping[str, Any]] = None
     return config
 
 
-def special_token_names(folder: Path) -> dict[str, str]:
-    """Returns the names of special tokens that templates know, such as `eos_token`.
+class SpecialTokens(NamedTuple):
+    """Names of special tokens outside the vocabulary file."""
+
+    by_role: dict[str, str]
+    """Those that templates know, such as `eos_token`; roles without a token are absent."""
+    others: list[str]
+
+
+def read_special_tokens(folder: Path) -> SpecialTokens:
+    """Reads the names of special tokens.
 
     As in transformers, `SPECIAL_TOKENS_FILE` takes precedence over `tokenizer_config.json`, but is
-    not read if that has `added_tokens_decoder`; what neither names is absent.
+    not read if that has `added_tokens_decoder`.
 
     Raises:
         CheckpointError: a file that is unreadable or not a JSON object.
@@ -49,29 +57,37 @@ def special_token_names(folder: Path) -> dict[str, str]:
     named = read_tokenizer_config(folder)
     if "added_tokens_decoder" not in named:
         named = {**named, **read_optional(folder / SPECIAL_TOKENS_FILE)}
-    more = named.get("extra_special_tokens")
-    named = {name: value for name, value in named.items() if name.endswith("_token")}
-    named.update(more if isinstance(more, dict) else {})
-    found = {
-        name: value.get("content") if isinstance(value, dict) else value
-        for name, value in named.items()
-    }
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    roles = {name: value for name, value in named.items() if name.endswith("_token")}
+    others: list[Any] = []
+    for more in (named.get("additional_special_tokens"), named.get("extra_special_tokens")):
+        roles.update(more if isinstance(more, dict) else {})
+        others += more if isinstance(more, list) else []
+    found = {role: _name(value) for role, value in roles.items()}
+    return SpecialTokens(
+        {role: name for role, name in found.items() if name is not None},
+        [name for name in map(_name, others) if name is not None],
+    )
+
+
+def _name(token: Any) -> Optional[str]:
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) else None
 
 
 def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
     """Returns `added_tokens_decoder` of `tokenizer_config.json` in the format of `tokenizer.json`.
 
     Raises:
-        CheckpointError: an entry that is not a JSON object.
+        CheckpointError: an entry of another shape.
     """
     added = read_tokenizer_config(folder).get("added_tokens_decoder") or {}
-    if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
+    try:
+        return [{**one, "content": str(one["content"]), "id": int(at)} for at, one in added.items()]
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise CheckpointError(
             f"tokenizer_config.json in {folder} has added_tokens_decoder {added!r}; it must be an "
-            "object of objects"
-        )
-    return [{**one, "id": token_id} for token_id, one in added.items()]
+            "object of ids, each with an object that has content"
+        ) from None
 
 
 class AddedTokens(NamedTuple):
@@ -111,13 +127,13 @@ def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTo
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:
     """Returns the stop token ids.
 
-    They come from `eos_token` of `special_token_names`, `eos_token_id` of
+    They come from `eos_token` of `read_special_tokens`, `eos_token_id` of
     `generation_config.json`, and those of `ENDS` that are special tokens of the vocabulary.
 
     Raises:
         CheckpointError: a file that is not a JSON object, or no stop token id.
     """
-    name = special_token_names(folder).get("eos_token", "")
+    name = read_special_tokens(folder).by_role.get("eos_token", "")
     ids: Any = read_optional(folder / "generation_config.json").get("eos_token_id")
     known: list[Optional[int]] = [special.get(name)]
     known += ids if isinstance(ids, list) else [ids]

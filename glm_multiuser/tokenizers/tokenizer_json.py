@@ -7,11 +7,11 @@ sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
@@ -22,6 +22,7 @@ from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.folder import (
     added_tokens_decoder,
     read_added_tokens,
+    read_special_tokens,
     read_tokenizer_config,
 )
 from glm_multiuser.tokenizers.sentencepiece_file import SPACE_MARK, bytes_of_pieces
@@ -43,6 +44,9 @@ LONG_TEXT = 4096
 
 Encode = Callable[[str], list[int]]
 
+Declared = Sequence[Union[Mapping[str, Any], str]]
+"""Special tokens: entries in the form of `added_tokens`, or mere names."""
+
 
 def read_hugging_face_files(folder: Path) -> Vocabulary:
     """Reads `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`.
@@ -50,14 +54,19 @@ def read_hugging_face_files(folder: Path) -> Vocabulary:
     Raises:
         CheckpointError: a missing file, or as `vocabulary_of`.
     """
+    names = read_special_tokens(folder)
+    declared: Declared = [*added_tokens_decoder(folder), *names.by_role.values(), *names.others]
     file = folder / VOCABULARY_FILE
     if file.exists():
-        return vocabulary_of(read_json_object(file), file)
-    return vocabulary_of(_older_content(folder), folder / OLDER_FILES[0])
+        return vocabulary_of(read_json_object(file), file, declared)
+    return vocabulary_of(_older_content(folder), folder / OLDER_FILES[0], declared)
 
 
-def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
+def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = ()) -> Vocabulary:
     """Builds a vocabulary from the content of a `tokenizer.json`.
+
+    Args:
+        declared: by other files.
 
     Raises:
         CheckpointError: broken content, an unsupported kind of vocabulary, or a special token
@@ -65,12 +74,13 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
     """
     try:
         model, decoder = content["model"], json.dumps(content.get("decoder"))
-        special, shown, strips = read_added_tokens(content["added_tokens"], file)
         ids = {str(piece): int(token_id) for piece, token_id in model["vocab"].items()}
         # Newer files have merges as pairs, which older versions of the library cannot read.
         merges: list[list[str]] = [
             one.split(" ") if isinstance(one, str) else list(one) for one in model["merges"]
         ]
+        added = _with_declared(content["added_tokens"], declared, ids, merges, file)
+        special, shown, strips = read_added_tokens(added, file)
         special_ids = set(special.values())
         reserved = {piece for piece, token_id in ids.items() if token_id in special_ids}
         merges = _without_merges_of(reserved, merges, file)
@@ -100,6 +110,39 @@ def vocabulary_of(content: Mapping[str, Any], file: Path) -> Vocabulary:
         encode_after_special=encode_after_special,
         strips=strips,
     )
+
+
+def _with_declared(
+    added: Sequence[Mapping[str, Any]],
+    declared: Declared,
+    ids: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    file: Path,
+) -> list[Mapping[str, Any]]:
+    """Returns `added` with the tokens that other files declare, as transformers reads them.
+
+    Settings are those that are declared, ids those of the vocabulary. Mere names that it does not
+    have, or that are ordinary text in it (a `pad_token` "!"), are left out.
+
+    Raises:
+        CheckpointError: a declared id is that of ordinary text.
+    """
+    found = {one.get("content"): one for one in added}
+    text_ids = set(ids.values()) - {one.get("id") for one in added}
+    made = {"".join(pair) for pair in merges}
+    for one in declared:
+        name = one if isinstance(one, str) else one["content"]
+        known = found[name].get("id") if name in found else ids.get(name)
+        if not isinstance(one, str):
+            if known is None and one["id"] in text_ids:
+                raise CheckpointError(
+                    f"added_tokens_decoder has {name!r} with id {one['id']}, which is ordinary "
+                    f"text in {file}"
+                )
+            found[name] = {**one, "id": one["id"] if known is None else known}
+        elif name not in found and known is not None and len(name) > 1 and name not in made:
+            found[name] = {"content": name, "id": known, "special": True}
+    return list(found.values())
 
 
 def _without_merges_of(

@@ -433,7 +433,8 @@ class TestSentencePieceFile:
         [
             ([], "has no id that ends an answer"),
             ({"5": 5}, "added_tokens_decoder"),
-            ({"5": {}}, "added token of another shape"),
+            ({"5": {}}, "each with an object that has content"),
+            ({"a": {"content": "<x>"}}, "object of ids"),
             ({"5": {"content": "▁"}}, "'▁' as ordinary text"),
         ],
     )

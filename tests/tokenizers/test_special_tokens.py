@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers import HuggingFaceTokenizer
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
@@ -109,3 +110,58 @@ class TestNames:
         (copied / "special_tokens_map.json").write_text('{"eos_token": "</tool_call>"}', "utf-8")
         found = HuggingFaceTokenizer.from_folder(copied)
         assert found.stop_token_ids[0] == found.special["</tool_call>"]
+
+
+class TestDeclared:
+    """The vocabulary file has no such added token, but perhaps a piece of that name."""
+
+    @staticmethod
+    def load(folder: Path, *removed: str, **config: Any) -> HuggingFaceTokenizer:
+        content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        for one in content["added_tokens"]:
+            if one["content"] in removed:
+                content["model"]["vocab"][one["content"]] = one["id"]
+        content["added_tokens"] = [
+            one for one in content["added_tokens"] if one["content"] not in removed
+        ]
+        (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+        write_config(folder, chat_template="{{ messages[0].content }}" + END, **config)
+        return HuggingFaceTokenizer.from_folder(folder)
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"eos_token": {"content": END}},
+            {"additional_special_tokens": ["no such piece", END]},
+            {"extra_special_tokens": [{"content": END}]},
+            {"extra_special_tokens": {"the_end": END}},
+            {"added_tokens_decoder": {"7": {"content": END, "special": True}}},
+        ],
+    )
+    def test_a_name(self, copied: Path, qwen2_folder: Path, config: dict[str, Any]) -> None:
+        before = HuggingFaceTokenizer.from_folder(qwen2_folder)
+        found = self.load(copied, END, **config)
+        assert found.special == before.special
+        assert found.stop_token_ids[0] == before.special[END]
+        assert found.encode_prompt(END) == [*before.encode(END), before.special[END]]
+        assert found.decode([before.special[END]]) == ""
+
+    def test_a_name_in_the_other_file(self, copied: Path) -> None:
+        (copied / "special_tokens_map.json").write_text(json.dumps({"eos_token": END}), "utf-8")
+        found = self.load(copied, END)
+        assert found.encode_prompt("a")[-1] == found.special[END] == found.stop_token_ids[0]
+
+    def test_a_new_token(self, copied: Path) -> None:
+        new = {"content": "<new>", "special": True, "lstrip": True}
+        found = self.load(copied, eos_token="<new>", added_tokens_decoder={"1000": new})
+        assert found.stop_token_ids[0] == found.special["<new>"] == 1000
+        found = self.load(copied, added_tokens_decoder={"401": {**new, "content": END}})
+        # Settings are those of the configuration, the id is that of the vocabulary.
+        assert found.encode_prompt("a ") == [*found.encode("a"), found.special[END]]
+
+    def test_ordinary_text_stays_text(self, copied: Path) -> None:
+        found = self.load(copied, pad_token="!", unk_token="the")
+        assert not {"!", "the"} & {*found.special}
+        assert len(found.encode("!")) == len(found.encode("the")) == 1
+        with pytest.raises(CheckpointError, match="'<new>' with id 5, which is ordinary text"):
+            self.load(copied, added_tokens_decoder={"5": {"content": "<new>"}})
