@@ -7,6 +7,7 @@ sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -81,6 +82,14 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
         ]
         added = _with_declared(content["added_tokens"], declared, ids, merges, file)
         special, shown, strips = read_added_tokens(added, file)
+        pre_tokenizer = json.dumps(content.get("pre_tokenizer"))
+        byte_level = "ByteLevel" in decoder and "ByteLevel" in pre_tokenizer
+        letters = {
+            name: one
+            for name, one in special.items()
+            if byte_level and len(name) == 1 and one in shown and name not in strips
+        }
+        special = {name: one for name, one in special.items() if name not in letters}
         special_ids = set(special.values())
         reserved = {piece for piece, token_id in ids.items() if token_id in special_ids}
         merges = _without_merges_of(reserved, merges, file)
@@ -88,8 +97,8 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} is not a BPE vocabulary: {error!r}") from None
     model = {**model, "merges": [" ".join(pair) for pair in merges], "unk_token": None}
-    if "ByteLevel" in decoder and "ByteLevel" in json.dumps(content.get("pre_tokenizer")):
-        encode = _byte_level_encoder(content, model, ordinary, file)
+    if byte_level:
+        encode = _with_letters(letters, _byte_level_encoder(content, model, ordinary, file))
         return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special, strips=strips)
     if not (model.get("byte_fallback") and "ByteFallback" in decoder):
         raise CheckpointError(
@@ -217,6 +226,21 @@ def _byte_level_encoder(
         return [one for one in ids if one < end] if missing else ids
 
     return encode
+
+
+def _with_letters(letters: Mapping[str, int], encode: Encode) -> Encode:
+    """Encodes letters that are added tokens, as DeepSeek has them, and other text with `encode`."""
+    if not letters:
+        return encode
+    split = re.compile(f"([{re.escape(''.join(letters))}])").split
+
+    def encode_parts(text: str) -> list[int]:
+        ids: list[int] = []
+        for part in filter(None, split(text)):
+            ids += [letters[part]] if part in letters else encode(part)
+        return ids
+
+    return encode_parts
 
 
 def _sentencepiece_encoders(

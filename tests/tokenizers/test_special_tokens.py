@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers import HuggingFaceTokenizer
@@ -165,3 +166,36 @@ class TestDeclared:
         assert len(found.encode("!")) == len(found.encode("the")) == 1
         with pytest.raises(CheckpointError, match="'<new>' with id 5, which is ordinary text"):
             self.load(copied, added_tokens_decoder={"5": {"content": "<new>"}})
+
+
+class TestLetters:
+    TEXT = "你好 ж€, a你 ※\n ж ж"
+
+    @pytest.fixture
+    def library(self, copied: Path) -> Any:
+        found = Tokenizer.from_file(str(copied / "tokenizer.json"))
+        found.add_tokens([AddedToken(one, normalized=True) for one in "你ж€"])
+        found.add_special_tokens(["※"])
+        found.save(str(copied / "tokenizer.json"))
+        write_config(copied, eos_token=END, chat_template="a {{ messages[0].content }}" + END)
+        return found
+
+    def test_letters_are_ordinary_text(self, copied: Path, library: Any) -> None:
+        """Those of DeepSeek, such as "ü", are not marked as special."""
+        found = HuggingFaceTokenizer.from_folder(copied)
+        text = self.TEXT.replace("※", "")
+        ids = library.encode(text).ids
+        assert found.encode(text) == ids
+        assert found.decode(ids) == text
+        assert found.encode_prompt(text) == library.encode(f"a {text}{END}").ids
+        assert not set(ids) & found.special_ids
+
+    def test_special_ones_are_not(self, copied: Path, library: Any) -> None:
+        found = HuggingFaceTokenizer.from_folder(copied)
+        ids = found.encode(self.TEXT)
+        assert found.special["※"] == library.token_to_id("※") not in ids
+        assert found.decode(ids) == self.TEXT
+        assert found.encode_prompt(self.TEXT) == [
+            *found.encode("a " + self.TEXT),
+            found.special[END],
+        ]
