@@ -15,6 +15,12 @@ FORMATS = (
 """JSON Schema Validation 2020-12, section 7.3. All others are annotations that validators ignore,
 such as "binary" of OpenAPI and "path" of pydantic; llguidance rejects them."""
 
+DIALECTS = (
+    *(f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7)),
+    *(f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")),
+)
+"""Values of `$schema` that llguidance knows; it rejects others. Without one, it reads 2020-12."""
+
 OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has a schema for each name."""
 OF_VALUES = ("const", "enum", "default", "examples")
@@ -43,6 +49,8 @@ def _without_annotations(schema: Any) -> Any:
 def _constrains_nothing(keyword: str, value: Any) -> bool:
     if keyword == "format":
         return isinstance(value, str) and value not in FORMATS
+    if keyword == "$schema":
+        return not isinstance(value, str) or value.removesuffix("#") not in DIALECTS
     # zod writes the second for every record.
     return keyword == "propertyNames" and value in (True, {"type": "string"}, {})
 

@@ -77,6 +77,40 @@ def test_names_of_properties_that_may_be_any(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        "https://json-schema.org/draft-07/schema",
+        "https://json-schema.org/draft-07/schema#",
+        "http://json-schema.org/draft/2020-12/schema",
+        "https://spec.openapis.org/oas/3.1/dialect/base",
+    ],
+)
+def test_dialects_that_llguidance_does_not_know(
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer, dialect: str
+) -> None:
+    inner = {"type": "string", "maxLength": 5}
+    schema = {"type": "array", "items": inner, "maxItems": 2}
+    named = {"$schema": dialect, **schema, "items": {"$schema": dialect, **inner}}
+    answers = [
+        walk(compiler, chatglm3_tiny, Grammar.json_schema(one), 3) for one in (schema, named)
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_a_known_dialect_is_kept(compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer) -> None:
+    # Draft 7 has no prefixItems.
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "array",
+        "prefixItems": [{"type": "null"}],
+        "items": {"enum": [1]},
+        "minItems": 1,
+        "maxItems": 1,
+    }
+    assert walk(compiler, chatglm3_tiny, Grammar.json_schema(schema), 3).text == "[1]"
+
+
 def test_it_may_be_in_a_tool(compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer) -> None:
     parameters = {
         "type": "object",
