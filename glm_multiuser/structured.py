@@ -20,7 +20,7 @@ from typing import Any, Protocol, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_multiuser.errors import GenerationError, InvalidParameterError
+from glm_multiuser.errors import GenerationError, InvalidParameterError, shown
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.grammar_size import check_lark
 from glm_multiuser.json_schema import for_llguidance
@@ -103,9 +103,7 @@ class GrammarCompiler:
         """
         # One at a time, so that a slow grammar delays only other structured requests.
         with self._lock:
-            written = json.dumps({"grammars": self._written(grammar, continued, raw)})
-            limits = self._library.LLParserLimits(**LIMITS)
-            matcher = self._library.LLMatcher(self._tokens, written, log_level=0, limits=limits)
+            matcher = self._matcher(self._written(grammar, continued, raw))
             never = self._special_ids
             if grammar.kind == "tool_call":
                 never = np.setdiff1d(never, self._call_ids)
@@ -114,9 +112,26 @@ class GrammarCompiler:
                 made.allowed()
             except GenerationError as error:
                 raise InvalidParameterError(
-                    f"grammar of kind {grammar.kind} cannot be served: {error}", "grammar"
+                    f"grammar of kind {grammar.kind} cannot be served: "
+                    f"{self._rejected_function(grammar)}{error}",
+                    "grammar",
                 ) from None
         return made
+
+    def _matcher(self, grammars: list[dict[str, Any]]) -> LLMatcher:
+        written = json.dumps({"grammars": grammars})
+        limits = self._library.LLParserLimits(**LIMITS)
+        matcher: LLMatcher = self._library.LLMatcher(
+            self._tokens, written, log_level=0, limits=limits
+        )
+        return matcher
+
+    def _rejected_function(self, grammar: Grammar) -> str:
+        """Returns the beginning of an error: which function has parameters that are rejected."""
+        for function in grammar.value["functions"] if grammar.kind == "tool_call" else ():
+            if self._matcher([_schema("parameters", function["parameters"])]).is_error():
+                return f"parameters of function {shown(function['name'])}: "
+        return ""
 
     @cached_property
     def _special_ids(self) -> NDArray[np.intp]:

@@ -255,9 +255,9 @@ def test_fields_of_vllm(server: InProcessServer, fields: dict[str, Any], pattern
             "one of tools: get_weather, stop",
         ),
         (
-            {"tools": [tool("f", {"oneOf": [{}, {}]})], "tool_choice": "required"},
+            {"tools": [*TOOLS, tool("f", {"oneOf": [{}, {}]})], "tool_choice": "required"},
             "tools",
-            "cannot be served",
+            "cannot be served: parameters of function 'f'",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.structured import GrammarCompiler
 from glm_multiuser.tokenizers import ChatTokenizer
-from tests.structured.walking import compiler_of
+from tests.structured.walking import compiler_of, tool
 
 SECONDS = 0.2
 """Of processor time, of one thread."""
@@ -163,6 +163,14 @@ def test_what_no_compiler_sees(make: Callable[[], Grammar], words: str) -> None:
         (Grammar.json_schema({"$ref": "http://example.com/x"}), "example.com"),
         (Grammar.json_schema(False), "not"),
         (Grammar.regex("(("), "cannot be served"),
+        (
+            Grammar.tool_call([tool("f"), tool("g", {"not": {}}), tool("h")]),
+            "parameters of function 'g': the grammar: Unimplemented keys: [\"not\"]",
+        ),
+        (
+            Grammar.tool_call([tool("f")], required=False, content={"not": {}}),
+            "of kind tool_call cannot be served: the grammar: Unimplemented keys",
+        ),
         (Grammar.lark("start: other"), "other"),
     ],
 )
