@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -14,6 +15,10 @@ FORMATS = (
 )
 """JSON Schema Validation 2020-12, section 7.3. All others are annotations that validators ignore,
 such as "binary" of OpenAPI and "path" of pydantic; llguidance rejects them."""
+
+TINY = 1e-15
+"""Bound in the place of an exclusive 0, if llguidance would allow 0. Every smaller number is
+excluded, too, but answers cannot begin with more zeros either."""
 
 DIALECTS = (
     *(f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7)),
@@ -39,11 +44,35 @@ def _without_annotations(schema: Any) -> Any:
         return [_without_annotations(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
+    kept = {
         keyword: _keyword(keyword, value)
         for keyword, value in schema.items()
         if not _constrains_nothing(keyword, value)
     }
+    return {**kept, **_exclusive_bounds(kept)}
+
+
+def _exclusive_bounds(schema: dict[str, Any]) -> dict[str, float]:
+    """Returns those that llguidance would allow as values, moved to the next number inside.
+
+    It allows k in ranges from k to less than k + 1, such as 0 in `exclusiveMinimum: 0, maximum:
+    0.5`, and -0 in the same below 0.
+    """
+    moved = {}
+    for keyword, sign, others in (
+        ("exclusiveMinimum", 1, ("exclusiveMaximum", "maximum")),
+        ("exclusiveMaximum", -1, ("exclusiveMinimum", "minimum")),
+    ):
+        bound, *ends = [sign * _number(schema.get(name)) for name in (keyword, *others)]
+        if 0 <= bound < 2**53 and not bound % 1 and any(end < bound + 1 for end in ends):
+            moved[keyword] = sign * max(TINY, math.nextafter(bound, math.inf))
+    return moved
+
+
+def _number(value: Any) -> float:
+    """Returns NaN for others, which fails every comparison."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number else math.nan
 
 
 def _constrains_nothing(keyword: str, value: Any) -> bool:
