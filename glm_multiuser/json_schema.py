@@ -20,6 +20,13 @@ TINY = 1e-15
 """Bound in the place of an exclusive 0, if llguidance would allow 0. Every smaller number is
 excluded, too, but answers cannot begin with more zeros either."""
 
+LOWER = ("minimum", "exclusiveMinimum")
+UPPER = ("maximum", "exclusiveMaximum")
+FAR_NUMBERS = (-9 * 10**18, 9 * 10**18)
+FAR_INTEGERS = (-(2**63) + 1024, 2**63)
+"""llguidance computes with int64, and rejects ranges that go further, except that it reads every
+greater maximum of an integer as 2**63 - 1. These are exact as float64, which it reads first."""
+
 DIALECTS = (
     *(f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7)),
     *(f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")),
@@ -49,7 +56,15 @@ def _without_annotations(schema: Any) -> Any:
         for keyword, value in schema.items()
         if not _constrains_nothing(keyword, value)
     }
-    return {**kept, **_exclusive_bounds(kept)}
+    return {**kept, **_far_bounds(kept), **_exclusive_bounds(kept)}
+
+
+def _far_bounds(schema: dict[str, Any]) -> dict[str, int]:
+    """Returns bounds that llguidance rejects, moved inside to where it accepts them."""
+    lowest, highest = FAR_INTEGERS if schema.get("type") == "integer" else FAR_NUMBERS
+    lower = {name: lowest for name in LOWER if _number(schema.get(name)) < lowest}
+    upper = {name: highest for name in UPPER if _number(schema.get(name)) > highest}
+    return {**lower, **upper}
 
 
 def _exclusive_bounds(schema: dict[str, Any]) -> dict[str, float]:
@@ -60,8 +75,8 @@ def _exclusive_bounds(schema: dict[str, Any]) -> dict[str, float]:
     """
     moved = {}
     for keyword, sign, others in (
-        ("exclusiveMinimum", 1, ("exclusiveMaximum", "maximum")),
-        ("exclusiveMaximum", -1, ("exclusiveMinimum", "minimum")),
+        ("exclusiveMinimum", 1, UPPER),
+        ("exclusiveMaximum", -1, LOWER),
     ):
         bound, *ends = [sign * _number(schema.get(name)) for name in (keyword, *others)]
         if 0 <= bound < 2**53 and not bound % 1 and any(end < bound + 1 for end in ends):

@@ -24,7 +24,7 @@ def allows(chatglm3_tiny: ChatTokenizer) -> Callable[[Any, str], bool]:
     def allowed(schema: Any, text: str) -> bool:
         matcher = compiler.compile(Grammar.json_schema(schema))
         for token_id in chatglm3_tiny.encode_inside(chatglm3_tiny.content_header() + text):
-            if not matcher.allowed()[token_id]:
+            if matcher.complete or not matcher.allowed()[token_id]:
                 return False
             matcher.accept(token_id)
         return matcher.complete or bool(matcher.allowed()[list(chatglm3_tiny.stop_token_ids)].any())
@@ -53,3 +53,23 @@ def test_exclusive_bounds(
     assert set(inside) <= set(allowed)
     for text in allowed:
         jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        ({"type": "integer", "minimum": -(2**63)}, "-9000000000000000001", "-9223372036854775809"),
+        ({"type": "integer", "minimum": -(10**25)}, "-5", "-10000000000000000000000001"),
+        ({"type": "integer", "maximum": 2**63 - 1}, "9223372036854775807", "9223372036854775808"),
+        ({"type": "integer", "maximum": 10**400}, "9223372036854775807", "1" + "0" * 400 + "1"),
+        ({"type": ["integer", "null"], "minimum": -1e30}, "-9000000000000000000", "-1" + "0" * 31),
+        ({"type": "number", "maximum": 1e30}, "8999999999999999999.5", "1" + "0" * 31),
+        ({"type": "number", "exclusiveMinimum": -1e30, "maximum": 5}, "-1.5", "-1" + "0" * 31),
+        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1e308}, "1.5", "-1"),
+    ],
+)
+def test_bounds_beyond_64_bits(
+    allows: Callable[[Any, str], bool], schema: dict[str, Any], inside: str, outside: str
+) -> None:
+    assert allows(schema, inside)
+    assert not allows(schema, outside)
