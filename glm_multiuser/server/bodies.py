@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union
 
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -27,6 +27,11 @@ def _not_boolean(value: Any) -> Any:
 
 NotBoolean = BeforeValidator(_not_boolean)
 """For numbers: rejects true and false, which pydantic accepts unless it is strict."""
+
+Item = TypeVar("Item")
+LongList = Annotated[list[Item], Field(fail_fast=True)]
+"""A list without a maximum length. Validation ends at its first invalid item: clients see one
+error, and each takes ten microseconds of the event loop."""
 
 Temperature = Annotated[
     Optional[float],

@@ -13,7 +13,7 @@ from pydantic import Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.sampling_params import STOP_MAX
-from glm_multiuser.server.bodies import ROUNDS_MAX, SessionName
+from glm_multiuser.server.bodies import ROUNDS_MAX, LongList, SessionName
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
     Hint,
@@ -40,7 +40,7 @@ class TextBlock(CachedBlock):
     text: str
 
 
-Texts = Annotated[list[TextBlock], OrText(lambda text: {"type": "text", "text": text})]
+Texts = Annotated[LongList[TextBlock], OrText(lambda text: {"type": "text", "text": text})]
 
 
 class ToolUseBlock(CachedBlock):
@@ -93,7 +93,7 @@ class Message(Lenient):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        list[Block],
+        LongList[Block],
         OrText(lambda text: {"type": "text", "text": text}),
     ]
 
@@ -106,7 +106,7 @@ class Tool(DescribedTool):
 
     cache_control: Hint[dict[str, Any]] = None
     eager_input_streaming: Hint[bool] = None
-    input_examples: Hint[list[dict[str, Any]]] = None
+    input_examples: Hint[LongList[dict[str, Any]]] = None
 
 
 class ToolChoice(Strict):
@@ -149,7 +149,7 @@ class ContextEdit(Lenient):
 class ContextManagement(Strict):
     """Edits of the conversation before it is answered."""
 
-    edits: Optional[list[ContextEdit]] = None
+    edits: Optional[LongList[ContextEdit]] = None
 
 
 class Metadata(Strict):
@@ -173,7 +173,7 @@ class CountTokensRequest(Strict):
 
     mcp_servers: Annotated[Any, Only([], why=RUNS_NO_TOOL)] = None
 
-    betas: Hint[list[str]] = None
+    betas: Hint[LongList[str]] = None
     cache_control: Hint[dict[str, Any]] = None
     speed: Hint[str] = None
 

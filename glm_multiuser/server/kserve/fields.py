@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional, Union
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from glm_multiuser.sampling_params import REPETITION_PENALTY_MAX, TEMPERATURE_MAX
-from glm_multiuser.server.bodies import NotBoolean, Seed, TopP
+from glm_multiuser.server.bodies import LongList, NotBoolean, Seed, TopP
 
 UNSIGNED_MAX = 2**64 - 1
 
@@ -65,7 +65,7 @@ class Parameters(BaseModel):
         Optional[float], Field(gt=0, le=REPETITION_PENALTY_MAX), NotBoolean
     ] = None
     seed: Seed = None
-    stop: Annotated[Union[Text, list[Text], None], Field(description="Stop strings.")] = None
+    stop: Annotated[Union[Text, LongList[Text], None], Field(description="Stop strings.")] = None
     timeout: Annotated[
         Optional[Unsigned], Field(description="Microseconds; 0: the server's limit.")
     ] = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Optional, Union
 
 from pydantic import BaseModel, Field
 
-from glm_multiuser.server.bodies import NotBoolean
+from glm_multiuser.server.bodies import LongList, NotBoolean
 from glm_multiuser.server.kserve.fields import Parameters
 
 SHARED_MEMORY = "the client's shared memory is not read by this server"
@@ -28,7 +28,7 @@ class Input(BaseModel):
 
     name: str
     datatype: str
-    shape: Annotated[list[Annotated[int, NotBoolean]], Field(description="[N, 1] or [N].")]
+    shape: Annotated[LongList[Annotated[int, NotBoolean]], Field(description="[N, 1] or [N].")]
     data: Annotated[
         Optional[list[Any]], Field(description="Elements in row-major order, nested or flat.")
     ] = None
@@ -62,8 +62,8 @@ class InferRequest(BaseModel):
     """Input tensors, and the requested outputs: all of them if none is named."""
 
     id: Optional[str] = None
-    inputs: list[Input]
-    outputs: list[RequestedOutput] = []
+    inputs: LongList[Input]
+    outputs: LongList[RequestedOutput] = []
     parameters: InferParameters = InferParameters()
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling_params import REPETITION_PENALTY_MAX
-from glm_multiuser.server.bodies import Seed, Temperature, TopP, problem_of
+from glm_multiuser.server.bodies import LongList, Seed, Temperature, TopP, problem_of
 from glm_multiuser.server.errors import BAD_REQUEST, APIError, api_error_of
 from glm_multiuser.server.openai.chat import generation_request, start_chat
 from glm_multiuser.server.openai.fields import Hint, Strict
@@ -69,7 +69,7 @@ class DescribedTool(Strict):
     description: Optional[str] = None
     strict: Optional[bool] = None
 
-    allowed_callers: Hint[list[str]] = None
+    allowed_callers: Hint[LongList[str]] = None
     defer_loading: Hint[bool] = None
 
 

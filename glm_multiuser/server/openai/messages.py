@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Optional
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from glm_multiuser.server.bodies import LongList
 from glm_multiuser.server.openai.fields import Lenient, Only, OptionalContent, Strict
 
 TOOLS_MAX = 128
@@ -35,7 +36,7 @@ class ChatMessage(Lenient):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Optional[list[CalledTool]] = Field(None, description="Assistant only.")
+    tool_calls: Optional[LongList[CalledTool]] = Field(None, description="Assistant only.")
     tool_call_id: Optional[str] = Field(
         None, validate_default=True, description="Tool only: the call this is the result of."
     )

@@ -10,6 +10,7 @@ from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import LOGPROBS_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import (
     ROUNDS_MAX,
+    LongList,
     MaxTokens,
     NotBoolean,
     Seed,
@@ -94,7 +95,7 @@ class BaseRequest(Extensions):
     )
     min_tokens: Optional[int] = Field(None, ge=0)
     ignore_eos: Optional[bool] = None
-    stop_token_ids: Optional[list[TokenId]] = None
+    stop_token_ids: Optional[LongList[TokenId]] = None
     cache_prompt: Optional[bool] = Field(
         None, description="false: bypass the session's prefix cache."
     )
@@ -105,7 +106,7 @@ class BaseRequest(Extensions):
     structured_outputs: Optional[StructuredOutputs] = None
     guided_json: Optional[SchemaOrText] = Field(None, description="Legacy vLLM field.")
     guided_regex: Optional[str] = Field(None, description="Legacy vLLM field.")
-    guided_choice: Optional[list[str]] = Field(None, description="Legacy vLLM field.")
+    guided_choice: Optional[LongList[str]] = Field(None, description="Legacy vLLM field.")
     guided_grammar: Optional[str] = Field(None, description="Legacy vLLM field.")
 
     min_p: Optional[float] = Field(None, ge=0, le=1, description="0: off.")

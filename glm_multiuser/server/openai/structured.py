@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, Tag
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
+from glm_multiuser.server.bodies import LongList
 from glm_multiuser.server.openai.fields import Lenient, NoEffect, Only, Strict, one_of
 from glm_multiuser.server.openai.messages import Tool
 
@@ -45,7 +46,7 @@ class StructuredOutputs(Strict):
 
     content: Optional[SchemaOrText] = Field(None, alias="json", description="A JSON schema.")
     regex: Optional[str] = None
-    choice: Optional[list[str]] = None
+    choice: Optional[LongList[str]] = None
     grammar: Optional[str] = None
     json_object: Optional[bool] = None
 
@@ -86,7 +87,7 @@ class AllowedTools(Lenient):
     """The only tools that may be called; with mode required, one must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[ChosenTool]
+    tools: LongList[ChosenTool]
 
 
 class AllowedToolChoice(Lenient):

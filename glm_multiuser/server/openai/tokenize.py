@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.server.bodies import ROUNDS_MAX
+from glm_multiuser.server.bodies import ROUNDS_MAX, LongList
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.models import Model
@@ -61,7 +61,7 @@ class DetokenizeRequest(Strict):
     """Token ids."""
 
     model: Optional[str] = Field(None, description="null: the server's first model.")
-    tokens: list[TokenId]
+    tokens: LongList[TokenId]
 
 
 class DetokenizeResponse(BaseModel):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Tag
 
+from glm_multiuser.server.bodies import LongList
 from glm_multiuser.server.openai.adapter import chat_call
 from glm_multiuser.server.openai.fields import Hint, Lenient, OrText, one_of
 
@@ -18,7 +19,7 @@ class TextPart(Lenient):
     text: str
 
 
-Texts = Annotated[list[TextPart], OrText(lambda text: {"type": "input_text", "text": text})]
+Texts = Annotated[LongList[TextPart], OrText(lambda text: {"type": "input_text", "text": text})]
 
 
 class MessageItem(Lenient):
@@ -50,8 +51,8 @@ class ReasoningItem(Lenient):
     """Reasoning of another model; ignored."""
 
     type: Literal["reasoning"]
-    summary: Hint[list[dict[str, Any]]] = None
-    content: Hint[list[dict[str, Any]]] = None
+    summary: Hint[LongList[dict[str, Any]]] = None
+    content: Hint[LongList[dict[str, Any]]] = None
     encrypted_content: Hint[str] = None
 
 

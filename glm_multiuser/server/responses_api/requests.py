@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import Field, Tag
 
-from glm_multiuser.server.bodies import ROUNDS_MAX, MaxTokens, SessionName
+from glm_multiuser.server.bodies import ROUNDS_MAX, LongList, MaxTokens, SessionName
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
     Hint,
@@ -60,7 +60,7 @@ class AllowedTools(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
+    tools: LongList[NamedFunction]
 
     def as_chat(self) -> dict[str, Any]:
         """Returns the `tool_choice` of a chat."""
@@ -128,7 +128,7 @@ class ResponseRequest(CommonFields):
     parallel_tool_calls: Optional[bool] = None
     text: Optional[TextConfig] = None
     reasoning: Optional[Reasoning] = None
-    include: Optional[list[str]] = Field(None, description=f"{LOGPROBS}; others are ignored.")
+    include: Optional[LongList[str]] = Field(None, description=f"{LOGPROBS}; others are ignored.")
     top_logprobs: LogprobsCount = Field(None, description=f"Needs `include` with {LOGPROBS}.")
     metadata: Optional[Metadata] = Field(None, max_length=16)
     store: Optional[bool] = Field(None, description="Needs a session; default: false.")

@@ -1,0 +1,50 @@
+"""Lists without a maximum length are validated up to their first invalid item, because each error
+takes time of the event loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from glm_multiuser.server.anthropic.requests import MessagesRequest
+from glm_multiuser.server.kserve.infer_bodies import InferRequest
+from glm_multiuser.server.openai.requests import ChatRequest
+from glm_multiuser.server.openai.tokenize import DetokenizeRequest
+from glm_multiuser.server.responses_api.requests import ResponseRequest
+
+MANY = [7.5] * 1000
+FUNCTIONS = {"type": "allowed_tools", "mode": "auto", "tools": MANY}
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (MessagesRequest, {"messages": [{"role": "user", "content": MANY}]}),
+        (MessagesRequest, {"messages": [{"role": "user", "content": [{"type": "text"}] * 1000}]}),
+        (MessagesRequest, {"system": MANY}),
+        (MessagesRequest, {"betas": MANY}),
+        (MessagesRequest, {"context_management": {"edits": MANY}}),
+        (ResponseRequest, {"input": [{"role": "user", "content": MANY}]}),
+        (ResponseRequest, {"input": [{"type": "reasoning", "summary": MANY}]}),
+        (ResponseRequest, {"include": MANY}),
+        (ResponseRequest, {"tool_choice": FUNCTIONS}),
+        (ChatRequest, {"messages": [{"role": "assistant", "content": "a", "tool_calls": MANY}]}),
+        (ChatRequest, {"stop_token_ids": MANY}),
+        (ChatRequest, {"guided_choice": MANY}),
+        (ChatRequest, {"structured_outputs": {"choice": MANY}}),
+        (ChatRequest, {"tool_choice": {"type": "allowed_tools", "allowed_tools": FUNCTIONS}}),
+        (DetokenizeRequest, {"tokens": MANY}),
+        (InferRequest, {"inputs": MANY}),
+        (InferRequest, {"outputs": MANY}),
+        (InferRequest, {"inputs": [{"name": "prompt", "datatype": "BYTES", "shape": MANY}]}),
+    ],
+)
+def test_one_error(model: type[BaseModel], fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate(fields)
+    (field,) = fields
+    problems = [one for one in raised.value.errors() if one["loc"][0] == field]
+    assert len(problems) == 1
+    assert 0 in problems[0]["loc"]
