@@ -76,15 +76,23 @@ def print_summary(turns: list[Turn], threads: int, seconds: float) -> None:
     print(f"fairness between the threads (Jain's index): {jain_index(rates):.3f}")
 
 
+def positive(text: str) -> int:
+    """The value of an option."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}; it must be at least 1")
+    return value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", default=str(GLM_TINY))
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=positive, default=8)
+    parser.add_argument("--rounds", type=positive, default=2)
+    parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument("--device-target", default="CPU", choices=["CPU", "Ascend"])
     parser.add_argument("--device-id", type=int, default=0)
-    parser.add_argument("--seq-length", type=int, default=512)
+    parser.add_argument("--seq-length", type=positive, default=512)
     arguments = parser.parse_args()
 
     with MultiUserLLM.from_pretrained(

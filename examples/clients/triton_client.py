@@ -18,9 +18,18 @@ from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 
+def without_scheme(text: str) -> str:
+    """The value of `--url`."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has a scheme; it must be HOST:PORT")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a running server with Triton's client.")
-    parser.add_argument("--url", default="127.0.0.1:8000", help="HOST:PORT of the server")
+    parser.add_argument(
+        "--url", type=without_scheme, default="127.0.0.1:8000", help="HOST:PORT of the server"
+    )
     parser.add_argument("--model", default="glm-tiny")
     parser.add_argument("--api-key", help="if the server wants one")
     arguments = parser.parse_args()
