@@ -56,7 +56,20 @@ def _without_annotations(schema: Any) -> Any:
         for keyword, value in schema.items()
         if not _constrains_nothing(keyword, value)
     }
-    return {**kept, **_far_bounds(kept), **_exclusive_bounds(kept)}
+    return {**kept, **_tagged_cases(kept), **_far_bounds(kept), **_exclusive_bounds(kept)}
+
+
+def _tagged_cases(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a `oneOf` with OpenAPI's `discriminator`, whose property every case needs.
+
+    pydantic requires it, too, but its schemas say so only if it has no default. Without it, cases
+    may overlap, and llguidance rejects them.
+    """
+    tag, cases = schema.get("discriminator"), schema.get("oneOf")
+    if not isinstance(tag, dict) or not isinstance(cases, list) or "propertyName" not in tag:
+        return {}
+    needed = {"required": [tag["propertyName"]]}
+    return {"oneOf": [{"allOf": [case, needed]} for case in cases]}
 
 
 def _far_bounds(schema: dict[str, Any]) -> dict[str, int]:
