@@ -6,12 +6,15 @@ This module only does cheap checks; structured.py compiles grammars.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from glm_multiuser.errors import InvalidParameterError, shown
 from glm_multiuser.grammar_size import check_regexes
+from glm_multiuser.multiples import check_multiples
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "tool_call")
 GRAMMAR_LENGTH_MAX = 65_536
@@ -20,6 +23,8 @@ CHOICES_MAX = 1024
 PROPERTIES_MAX = 1000
 """Per object of a schema; compile time grows with the square of their number."""
 ITEMS_MAX = 10_000
+COMBINED = {"$ref", "anyOf", "oneOf", "multipleOf", "properties", "patternProperties", "items"}
+"""llguidance combines the schemas of keywords that are together."""
 COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 
 ANY_OBJECT = {"type": "object"}
@@ -180,10 +185,23 @@ def _object_schema(function: Mapping[str, Any]) -> Any:
     return {**parameters, "type": "object"}
 
 
+def check_schemas_of_lark(text: str) -> None:
+    """Checks the JSON schemas in a Lark grammar as those of kind json_schema.
+
+    Raises:
+        InvalidParameterError: one of them is too large.
+    """
+    for match in re.finditer(r"%json\s*", text):
+        with suppress(ValueError, RecursionError):  # llguidance rejects it
+            _check_size(json.JSONDecoder().raw_decode(text, match.end())[0])
+
+
 def _check_size(value: Any) -> None:
     """Limits constructs whose compile time exceeds what their length suggests."""
     waiting = [value]
     patterns: list[str] = []
+    multiples: list[Any] = []
+    combined = False
     while waiting:
         one = waiting.pop()
         if isinstance(one, list):
@@ -199,11 +217,14 @@ def _check_size(value: Any) -> None:
             count = one.get(name)
             if isinstance(count, (int, float)) and count > ITEMS_MAX:
                 raise _wrong(f"has {name} {count}; it may be at most {ITEMS_MAX}")
+        multiples.append(one.get("multipleOf"))
+        combined = combined or "allOf" in one or len(COMBINED & one.keys()) > 1
         if isinstance(one.get("pattern"), str):
             patterns.append(one["pattern"])
         if isinstance(one.get("patternProperties"), dict):
             patterns += one["patternProperties"]
     check_regexes(patterns)
+    check_multiples(multiples, combined)
 
 
 def _levels(text: str) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.errors import GenerationError, InvalidParameterError, shown
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.grammar import Grammar, check_schemas_of_lark
 from glm_multiuser.grammar_size import check_lark
 from glm_multiuser.json_schema import for_llguidance
 from glm_multiuser.sampling_rows import Mask
@@ -185,6 +185,7 @@ class GrammarCompiler:
                 f"grammar of kind grammar is neither Lark nor GBNF: {error}", "grammar"
             ) from None
         check_lark(text)
+        check_schemas_of_lark(text)
         return _lark(name, text)
 
 

@@ -53,6 +53,17 @@ BOMBS: dict[str, Callable[[], Grammar]] = {
     "nested lists": lambda: Grammar.json_schema(nested_lists()),
     "a million items": lambda: Grammar.json_schema({"type": "array", "minItems": 10**6}),
     "a long string": lambda: Grammar.json_schema({"type": "string", "minLength": 10**6}),
+    "a large multiple": lambda: Grammar.json_schema({"type": "integer", "multipleOf": 10_000_019}),
+    "multiples of each other": lambda: Grammar.json_schema(
+        {"type": "number", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}
+    ),
+    "multiples that overflow": lambda: Grammar.json_schema(
+        {"type": "number", "allOf": [{"multipleOf": 9973}, {"multipleOf": 1e-7}]}
+    ),
+    "the largest multiple": lambda: Grammar.json_schema({"type": "number", "multipleOf": 0.9973}),
+    "a large multiple in a grammar": lambda: Grammar.lark(
+        'start: %json {"type": "integer", "multipleOf": 300007}'
+    ),
     "many properties": lambda: Grammar.json_schema(
         {"type": "object", "properties": {f"p{one}": {} for one in range(2000)}}
     ),
@@ -109,6 +120,9 @@ def test_a_bomb_costs_little(compiler: GrammarCompiler, name: str) -> None:
         Grammar.regex(r"(\w{1,40} ){100}\p{Greek}[{]{3}"),
         Grammar.regex("[a-z]{9000}|.{0,60000}"),
         Grammar.json_schema({"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2})?$"}),
+        Grammar.json_schema(
+            {"properties": {str(one): {"multipleOf": one} for one in (0.01, 7, 365, 1440, 100_000)}}
+        ),
         Grammar.lark('start: row{8} END\nrow: CELL{8} "\\n"\nCELL: /[0-9]{2}/\nEND: "."'),
         Grammar.lark('root ::= [a-z]{3} "-" [0-9]{4}'),
     ],
@@ -135,6 +149,13 @@ def test_usual_counts_are_served(compiler: GrammarCompiler, grammar: Grammar) ->
         (lambda: Grammar.json_schema("[" * 65), "65 levels of lists and objects; it may have"),
         (lambda: Grammar.json_schema({"minItems": 10_001}), "minItems 10001; it may be at most"),
         (lambda: Grammar.json_schema({"x": dict.fromkeys(map(str, range(1001)))}), "1001 prop"),
+        (lambda: Grammar.json_schema({"multipleOf": 1.0007}), "multipleOf 1.0007; without decimal"),
+        (
+            lambda: Grammar.json_schema(
+                {"$ref": "#/a", "a": {"multipleOf": 997}, "multipleOf": 7.1}
+            ),
+            "multipleOf 997 beside others; without decimal points, the least common multiple",
+        ),
         (lambda: Grammar.choice([]), "at least 1 text"),
         (lambda: Grammar.choice(["a"] * 1025), "1025 texts; it may have at most 1024"),
         (lambda: Grammar.tool_call([]), "at least 1 function"),
@@ -172,6 +193,7 @@ def test_what_no_compiler_sees(make: Callable[[], Grammar], words: str) -> None:
             "of kind tool_call cannot be served: the grammar: Unimplemented keys",
         ),
         (Grammar.lark("start: other"), "other"),
+        (Grammar.lark('start: %json {"multipleOf": 10007}'), "multipleOf 10007; without decimal"),
     ],
 )
 def test_what_cannot_be_served(compiler: GrammarCompiler, grammar: Grammar, words: str) -> None:
