@@ -40,7 +40,10 @@ OF_VALUES = ("const", "enum", "default", "examples")
 
 
 def for_llguidance(schema: Any) -> dict[str, Any]:
-    """Returns the schema, an object or a boolean, without annotations that llguidance rejects."""
+    """Returns the schema, an object or a boolean, without what llguidance rejects or misreads.
+
+    Answers that fit it fit the given schema, too.
+    """
     if not isinstance(schema, dict):
         schema = {} if schema else {"not": {}}
     return {**_without_annotations(schema), "x-guidance": OPTIONS}
