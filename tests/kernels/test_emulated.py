@@ -35,6 +35,8 @@ OTHERS = tuple(name for name in EMULATED if name not in ("plain", *OFTEN))
 PRODUCTS = ("linear", "groups", "packed_inputs", "int8_inputs", "int8_groups")
 TESTS = (*PRODUCTS, "attention", "rows", "levels")
 EXAMPLES = 4
+SECONDS = 3600
+"""Emulated models take ten minutes, and half an hour on a machine that others use."""
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov")
 
 
@@ -102,12 +104,14 @@ def test_levels(emulated: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.rare
+@pytest.mark.timeout(SECONDS)
 def test_other_levels(others: Path) -> None:
     run_tests(others, OTHERS)
 
 
 @pytest.mark.slow
 @pytest.mark.rare
+@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize(("made", "name"), [("emulated", "amx"), ("others", "avx512bf16")])
 def test_whole_models(made: str, name: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(made)
