@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from glm_multiuser.errors import InvalidParameterError, shown
+from glm_multiuser.grammar_multiples import check_multiples
 from glm_multiuser.grammar_size import check_regexes
-from glm_multiuser.multiples import check_multiples
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "tool_call")
 GRAMMAR_LENGTH_MAX = 65_536

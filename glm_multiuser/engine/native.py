@@ -29,10 +29,7 @@ from glm_multiuser.engine.native_graph import NativeForward
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import HostResults
 from glm_multiuser.engine.step import Step
-from glm_multiuser.mindspore_internals import (
-    check_shared_memory,
-    memory_of,
-)
+from glm_multiuser.mindspore_internals import check_shared_memory, memory_of
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.sessions.session import CacheBytes
