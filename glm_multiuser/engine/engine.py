@@ -97,6 +97,7 @@ class Engine(StepLoop):
             if isinstance(request.user, (int, str)):
                 request.identity = self.store.identity(request.owner, request.user)
             self._scheduler.waiting.append(request)
+            self._queue_has_cancelled |= request.cancelled
         self._device_thread.wake()
 
     def check_queue(self, group: str) -> None:
@@ -136,6 +137,7 @@ class Engine(StepLoop):
     def cancel(self, request: Request) -> None:
         """Cancels a request in any state; its slot becomes free within two steps."""
         request.cancel()
+        self._queue_has_cancelled = True
         self._device_thread.wake()
 
     def resize(
@@ -176,6 +178,7 @@ class Engine(StepLoop):
             self._lock.wait_for(self._is_empty, timeout=drain)
             for request in self._accepted():
                 request.cancel()
+            self._queue_has_cancelled = True
         self._device_thread.wake()
         with self._lock:
             self._lock.wait_for(self._is_empty)

@@ -94,6 +94,9 @@ class StepLoop:
         self._lock = threading.Condition()
         """Guards the scheduler's queue, which other threads add to, and `_closing`."""
         self._closing = False
+        self._queue_has_cancelled = False
+        """Whether the queue may have cancelled requests. A plain flag, because finalizers set it,
+        which must not wait for a lock."""
 
     def _new_scheduler(self, users: int) -> Scheduler:
         slots = self._new_slots(users)
@@ -220,6 +223,14 @@ class StepLoop:
         request.end(finish_reason, error)
 
     def _drop_cancelled(self) -> None:
+        if self._queue_has_cancelled:
+            self._queue_has_cancelled = False  # before the search: more may be cancelled meanwhile
+            self._drop_waiting()
+        running = self._scheduler.running
+        for slot in [slot for slot, request in running.items() if request.cancelled]:
+            self._finish(slot, "cancelled")
+
+    def _drop_waiting(self) -> None:
         with self._lock:
             waiting = [request for request in self._scheduler.waiting if request.cancelled]
             for request in waiting:
@@ -228,9 +239,6 @@ class StepLoop:
                 self._lock.notify_all()
         for request in waiting:
             request.end("cancelled")
-        running = self._scheduler.running
-        for slot in [slot for slot, request in running.items() if request.cancelled]:
-            self._finish(slot, "cancelled")
 
     def _resize(self, users: int, progress: Progress) -> None:
         if self._closing:
@@ -243,6 +251,7 @@ class StepLoop:
             running[slot].saved_past = past
         with self._lock:
             self._scheduler.pause(self._new_slots(users))
+            self._queue_has_cancelled = True  # a paused request may be
             self._lock.notify_all()  # more slots may mean more room in the queue
         try:
             self.runner.resize(users, progress)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from glm_multiuser.device_thread import DeviceThread
+from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.waiting import WaitingQueue
 from glm_multiuser.errors import QueueFullError, UserBusyError
 from tests.engine.driving import (
@@ -48,6 +51,30 @@ def test_cancel_at_once() -> None:
     finish(engine)
     assert asked.wait().reason == "cancelled"
     assert runner.calls == []
+
+
+def test_steps_search_a_long_queue_only_after_a_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+    search = WaitingQueue.__iter__
+
+    def counted(queue: WaitingQueue) -> Iterator[Request]:
+        searches.append(queue)
+        return search(queue)
+
+    monkeypatch.setattr(WaitingQueue, "__iter__", counted)
+    engine, _ = hand_engine(1)
+    asked = [Asked([n], **LONG) for n in range(1, 20)]
+    for one in asked:
+        engine.submit(one.request)
+    for _ in range(3):
+        engine.step()
+    assert searches == []
+    engine.cancel(asked[7].request)
+    engine.step()
+    assert asked[7].look().reason == "cancelled"
+    assert len(searches) == 1
+    engine.step()
+    assert len(searches) == 1
 
 
 def test_cancel_before_it_was_submitted() -> None:
