@@ -22,6 +22,13 @@ constexpr int VECTORS = BLOCK_COLUMNS / WIDTH;
 constexpr int ALL_VECTORS = PANEL / WIDTH;
 static_assert(FEW_ROWS < (BLOCK_ROWS + 1) / 2, "one of several blocks must have more than FEW_ROWS rows");
 
+// Levels that only processors by Intel use: AMD's with AVX-512 also have AVX512_BF16, and no tiles.
+#if defined(__AVX512F__) && (!defined(__AVX512BF16__) || defined(__AMX_TILE__))
+constexpr bool INTEL = true;
+#else
+constexpr bool INTEL = false;
+#endif
+
 // Calls work with `rows`, which is between LEAST and R, as a compile-time constant.
 template <int R, int LEAST = 1, class Work>
 void with_rows(int rows, Work work) {
@@ -45,36 +52,39 @@ inline INLINE void for_blocks(const glm::LinearPanel& panel, int64_t most, int c
   }
 }
 
-// Bytes of a panel that all rows are multiplied by before the next ones, so that they and the prefetched
-// ones stay in L2, which is larger on processors with AVX-512. Partial sums go to memory between chunks;
-// many rows are not memory-bound and use larger chunks.
+// Bytes of a panel that all rows are multiplied by before the next ones, so that they stay in a cache: L1 on
+// Intel's processors with AVX-512, and L2, together with the prefetched ones, at `avx2`. AMD's with AVX-512
+// have a fast L2 that is large enough. Partial sums go to memory between chunks; many rows are not
+// memory-bound and use larger chunks.
 inline int64_t chunk_bytes(int64_t rows) {
+  if (INTEL && rows <= 4 * BLOCK_ROWS) return 1 << 14;
   if (WIDTH == 16) return INT64_MAX;
   return rows <= 4 * BLOCK_ROWS ? 1 << 16 : 1 << 17;
 }
 
-// Partial sums in memory, [M, V * WIDTH].
-template <int M, int V>
-inline INLINE void load_sums(const float* from, vec (&sums)[M][V]) {
+// Steps taken by all row blocks before the next chunk, and partial sums kept between chunks.
+struct Chunk {
+  int64_t first, last;
+  float* sums;
+};
+
+// Partial sums in memory, [M, V * WIDTH], of float32 or int32.
+template <class Vector, int M, int V>
+inline INLINE void load_sums(const float* from, Vector (&sums)[M][V]) {
   for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) sums[m][v] = load(from + (m * V + v) * WIDTH);
+    for (int v = 0; v < V; ++v) sums[m][v] = load_as<Vector>(from + (m * V + v) * WIDTH);
 }
 
-template <int M, int V>
-inline INLINE void store_sums(float* to, const vec (&sums)[M][V]) {
+template <class Vector, int M, int V>
+inline INLINE void store_sums(float* to, const Vector (&sums)[M][V]) {
   for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(to + (m * V + v) * WIDTH, sums[m][v]);
+    for (int v = 0; v < V; ++v) store(to + (m * V + v) * WIDTH, (vec)sums[m][v]);
 }
 
 // Prefetch distance, in bytes, of a single block, and its target cache: more lines can be in flight to L2
-// than to L1, but they must then still be fetched from there.
-#if defined(__AMX_TILE__)
-constexpr int64_t PREFETCH_DISTANCE = 16384;
-constexpr int ONE_BLOCK_CACHE = 2;
-#else
-constexpr int64_t PREFETCH_DISTANCE = 4096;
-constexpr int ONE_BLOCK_CACHE = 1;
-#endif
+// than to L1, which Intel's processors need, but they must then still be fetched from there.
+constexpr int64_t PREFETCH_DISTANCE = INTEL ? 16384 : 4096;
+constexpr int ONE_BLOCK_CACHE = INTEL ? 2 : 1;
 
 // Few int8 rows take so little time that they need a longer distance; but at `avx2` (Zen 3) the hardware
 // prefetcher follows the weights by itself, and a short distance is best.

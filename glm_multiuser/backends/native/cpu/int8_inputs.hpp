@@ -293,19 +293,25 @@ inline void add_int16_pairs(const char* x, int64_t row_bytes, const char* weight
 }
 #endif
 
-// Same as `block` in linear.hpp.
+// Same as `block` in linear.hpp. A step is a line; all chunks but the last have whole groups of LINES.
 template <int M, int V>
-void int8_block(const LinearPanel& panel, int64_t row, int column, Prefetcher ahead) {
+void int8_block(const LinearPanel& panel, int64_t row, int column, Prefetcher ahead,
+                const Chunk& chunk) {
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
-  const char* x = rows + HEAD_BYTES;
-  const char* weight = (const char*)panel.weight + PANEL * sizeof(float) + column * 2;
-  const int64_t lines = (panel.depth + 1) / 2;
+  const char* x = rows + HEAD_BYTES + chunk.first * (int64_t)(2 * sizeof(RowElement));
+  const char* weight = (const char*)panel.weight + PANEL * sizeof(float) + column * 2 +
+                       chunk.first * LINE_BYTES;
+  const int64_t lines = (panel.depth + 1) / 2, offset = column * panel.rows + row * V * WIDTH;
   ivec sums[M][V];
-  for (int m = 0; m < M; ++m) {
-    const auto* head = (const RowHead*)(rows + m * panel.row_bytes);
-    for (int v = 0; v < V; ++v) sums[m][v] = ivec{} + head->start;
+  if (chunk.first == 0) {
+    for (int m = 0; m < M; ++m) {
+      const auto* head = (const RowHead*)(rows + m * panel.row_bytes);
+      for (int v = 0; v < V; ++v) sums[m][v] = ivec{} + head->start;
+    }
+  } else {
+    load_sums(chunk.sums + offset, sums);
   }
-  for (int64_t line = 0; line + LINES <= lines; line += LINES) {
+  for (int64_t line = chunk.first; line + LINES <= chunk.last; line += LINES) {
     for (int i = 0; i < LINES; ++i) ahead.prefetch(i * ahead.step);
     ahead.from += LINES * ahead.step;
 #if defined(GLM_HAS_DPBUSD)
@@ -316,6 +322,7 @@ void int8_block(const LinearPanel& panel, int64_t row, int column, Prefetcher ah
     x += 2 * LINES * sizeof(RowElement);
     weight += LINES * LINE_BYTES;
   }
+  if (chunk.last < lines) return store_sums(chunk.sums + offset, sums);
 #if defined(GLM_HAS_DPBUSD)
   static constexpr char ZEROS[LINE_BYTES] = {};
   if (lines % 2) add_quads<M, V>(x, panel.row_bytes, weight, ZEROS, sums);

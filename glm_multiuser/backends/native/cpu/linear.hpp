@@ -258,12 +258,6 @@ int64_t rows_per_call(glm::Weight, Inputs, int64_t rows, int64_t weight_bytes) {
   return weight_bytes > SMALL_WEIGHT_BYTES || rows < ROWS_PER_CALL ? rows : ROWS_PER_CALL;
 }
 
-// Steps taken by all row blocks before the next chunk, and partial sums kept between chunks.
-struct Chunk {
-  int64_t first, last;
-  float* sums;
-};
-
 // M rows starting at `row` times V vectors of columns starting at `column`.
 template <class W, int M, int V>
 void block(const LinearPanel& panel, int64_t row, int column, Prefetcher ahead, const Chunk& chunk) {
@@ -309,7 +303,7 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
   } else if (rows == M) {
     constexpr int V = M <= FEW_ROWS ? ALL_VECTORS : VECTORS;
     if constexpr (std::is_same<W, Int8Int8>::value) {
-      int8_block<M, V>(panel, row, column, ahead);
+      int8_block<M, V>(panel, row, column, ahead, chunk);
     } else {
       block<W, M, V>(panel, row, column, ahead, chunk);
     }
@@ -344,7 +338,7 @@ void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weig
 template <class W>
 void linear_panel(const LinearPanel& panel) {
   const int64_t steps = W::steps(panel.depth);
-  const bool whole = panel.rows <= FEW_ROWS || std::is_same<W, Int8Int8>::value;
+  const bool whole = panel.rows <= FEW_ROWS || (!INTEL && std::is_same<W, Int8Int8>::value);
   const int64_t most = whole ? steps : chunk_bytes(panel.rows) / W::step_bytes;
   const auto* weight = (const char*)panel.weight;
   for (int64_t first = 0; first < steps; first += most) {
