@@ -12,6 +12,7 @@
 // Macros in the header where compilers do not optimise.
 #undef _mm512_extractf64x4_pd
 #undef _mm512_extracti64x4_epi64
+#undef _mm512_inserti64x4
 #undef _mm512_mask_i32gather_ps
 #undef _mm512_permute_ps
 #undef _mm512_setr_epi32
@@ -190,6 +191,13 @@ inline __m512 joined(__m256 lower, __m256 upper) {
   return y;
 }
 inline __m256i _mm512_castsi512_si256(__m512i a) { return half_of<__m256i>(a, 0); }
+inline __m512i _mm512_castsi256_si512(__m256i a) {
+  return (__m512i)joined((__m256)a, __m256{});  // the upper half is undefined
+}
+inline __m512i _mm512_inserti64x4(__m512i a, __m256i b, int which) {
+  const auto kept = half_of<__m256>((__m512)a, 1 - which);
+  return (__m512i)(which == 0 ? joined((__m256)b, kept) : joined(kept, (__m256)b));
+}
 inline __m256d _mm512_castpd512_pd256(__m512d a) { return half_of<__m256d>(a, 0); }
 inline __m256i _mm512_extracti64x4_epi64(__m512i a, int which) { return half_of<__m256i>(a, which); }
 inline __m256d _mm512_extractf64x4_pd(__m512d a, int which) { return half_of<__m256d>(a, which); }

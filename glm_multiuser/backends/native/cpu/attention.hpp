@@ -40,7 +40,7 @@ inline void add_values(const float* weights, const Block<Element>& block, int fi
       return Block<Element>::scaled ? unscaled * scale : unscaled;
     };
     const auto value = [&](int v) INLINE {
-      if constexpr (NV > 1) return widen_vector(from + source_vector<Element>(v) * WIDTH, v);
+      if constexpr (NV > 1) return widen_vector(from, v);
       return lanes == WIDTH ? widened(from) : widened_first(from, lanes);
     };
     add_products(sums, value, weight);

@@ -96,21 +96,21 @@ inline void some_scores(const float* const* queries, const Block<Element>& block
     keys[v] = block.tile(position / TILE * TILE) + position % TILE;
   }
   const int begin = EVERY == 1 ? first : first / TILE * NV * WIDTH;
-  const Element* ahead = prefetches ? block.prefetch.with_keys + begin * block.row : keys[0];
-  const int64_t step = prefetches ? WIDTH : 0;
+  const auto* ahead = (const char*)(prefetches ? block.prefetch.with_keys + begin * block.row : keys[0]);
+  constexpr int64_t BYTES = NV * WIDTH * (int64_t)sizeof(Element);
   const float* query[R];
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; ++i) {
     // int8 keys are few bytes and take long to widen, so their prefetches may as well go to L1.
-    for (int v = 0; v < NV; v += TILE_VECTORS)
-      prefetch_line<Block<Element>::scaled ? 1 : 2>(ahead + v * step);
-    ahead += NV * step;
+    for (int64_t line = 0; line < BYTES; line += 64)
+      prefetch_line<Block<Element>::scaled ? 1 : 2>(ahead + line);
+    ahead += prefetches ? BYTES : 0;
     vec part[NV];
     if constexpr (!WHOLE) widen_first(keys[0] + i * TILE, lanes, part);
     const auto key = [&](int v) INLINE {
       if constexpr (!WHOLE) return part[v];
-      if constexpr (NV > 1) return widen_vector(keys[source_vector<Element>(v)] + i * TILE, v);
+      if constexpr (NV > 1) return widen_vector(keys, i * TILE, v);
       return widened(keys[0] + i * TILE);
     };
     add_products(sums, key, [&](int r) INLINE { return query[r][i]; });

@@ -15,14 +15,20 @@ constexpr int FEW_QUERIES = 3;
 template <int R, int NV, bool WHOLE>
 inline void few_scores(const float* queries, int64_t padded, const uint16_t* keys, int lanes,
                        int64_t head_dim, const uint16_t* ahead, float* scores) {
+  const uint16_t* tiles[NV];
+  for (int v = 0; v < NV; ++v) tiles[v] = keys + v * head_dim * glm::TILE;
   vec sums[R][NV] = {};
   for (int64_t step = 0; step < head_dim; step += STEP) {
     vec pairs[2][R][NV] = {};
     const auto add = [&](int64_t i, int half) INLINE {
       vec key[NV];
       for (int v = 0; v < NV; ++v) {
-        const uint16_t* from = keys + (v * head_dim + i) * glm::TILE;
-        key[v] = WHOLE ? widened(from) : widened_first(from, lanes);
+        if constexpr (NV > 1) {
+          key[v] = widen_vector(tiles, i * glm::TILE, v);
+        } else {
+          const uint16_t* from = keys + i * glm::TILE;
+          key[v] = WHOLE ? widened(from) : widened_first(from, lanes);
+        }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
@@ -44,6 +50,7 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < NV; ++v) sums[r][v] += pairs[0][r][v] + pairs[1][r][v];
   }
+  for_every_two(sums, [](vec* two) INLINE { merge_even_odd<uint16_t>(two); });
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
 }
@@ -57,6 +64,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
   vec sums[R][NV];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
+  for_every_two(sums, [](vec* two) INLINE { split_even_odd<uint16_t>(two); });
   for (int step = 0; step < count; step += STEP) {
     vec pairs[2][R][NV] = {};
     const auto add = [&](int s, int half) INLINE {
@@ -64,9 +72,13 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
         prefetch_line<2>(ahead + s * ahead_step + i);
       const uint16_t* from = values + s * head_dim;
       vec value[NV];
-      for (int v = 0; v < NV; ++v)
-        value[v] = lanes == WIDTH ? widened(from + v * WIDTH)
-                                  : widened_first(from + v * WIDTH, lanes);
+      for (int v = 0; v < NV; ++v) {
+        if constexpr (NV > 1) {
+          value[v] = widen_vector(from, v);
+        } else {
+          value[v] = lanes == WIDTH ? widened(from) : widened_first(from, lanes);
+        }
+      }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const vec weight = broadcast(weights[r * KEYS + s]);
@@ -85,6 +97,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < NV; ++v) sums[r][v] += pairs[0][r][v] + pairs[1][r][v];
   }
+  for_every_two(sums, [](vec* two) INLINE { merge_even_odd<uint16_t>(two); });
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < NV; ++v) store(contexts + r * padded + v * WIDTH, sums[r][v]);
 }
