@@ -86,6 +86,7 @@ void weigh_block(const Attention& a, const Block<Element>& block, State& state, 
   for (int r = 0; r < R; ++r) most = counts[r] > most ? counts[r] : most;
   float* scores = state.scores + row * KEYS;
   all_scores<R>(a.rows + row, block, most, a.head_dim, prefetches, scores);
+  if (prefetches) prefetch_during_softmax(block.prefetch);
   weigh<R>(scores, counts, state.largest + row, state.total + row, state.factors + row);
 }
 

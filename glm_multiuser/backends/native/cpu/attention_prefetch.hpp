@@ -19,6 +19,15 @@ struct PrefetchTargets {
   bool exists;
 };
 
+// The softmax of a block reads no memory, which would stand idle: what comes with the first values is
+// prefetched before it. More lines would delay those that are read next.
+template <class Element>
+inline void prefetch_during_softmax(const PrefetchTargets<Element>& targets) {
+  constexpr int64_t LINES = WIDTH == 16 ? 16 : 0;
+  for (int64_t line = 0; line < LINES; ++line)
+    prefetch_line<2>((const char*)targets.with_values + 64 * line);
+}
+
 // Short heads prefetch the head that this thread processes next, block by block. Long heads prefetch the
 // values of a block while its keys are read, and the keys of the next block while its values are; except
 // one row of a float32 cache, which a good hardware prefetcher already reads at full memory bandwidth.

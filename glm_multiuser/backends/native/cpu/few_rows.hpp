@@ -125,6 +125,7 @@ void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& b
     if (at < count) some(at, one, std::false_type(), count - at);
   }
   const int filled = (int)round_up(count, STEP);
+  if (block.prefetch.exists) prefetch_during_softmax(block.prefetch);
   rows.weigh(row, row + R, filled, scores);
   for (int r = row; r < row + R; ++r)
     for (int i = filled - WIDTH; i >= 0; i -= WIDTH)  // backwards, because widened in place

@@ -105,6 +105,7 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
   for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
   for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
   if (at < count) some(at, one, std::false_type(), count - at);
+  if (prefetches) prefetch_during_softmax(block.prefetch);
   rows.weigh(row, row + R, (int)round_up(count, STEP), scores);
 }
 
