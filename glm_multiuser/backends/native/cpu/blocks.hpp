@@ -57,7 +57,7 @@ inline INLINE void for_blocks(const glm::LinearPanel& panel, int64_t most, int c
 // have a fast L2 that is large enough. Partial sums go to memory between chunks; many rows are not
 // memory-bound and use larger chunks.
 inline int64_t chunk_bytes(int64_t rows) {
-  if (INTEL && rows <= 4 * BLOCK_ROWS) return 1 << 14;
+  if (INTEL && rows > BLOCK_ROWS && rows <= 4 * BLOCK_ROWS) return 1 << 14;
   if (WIDTH == 16) return INT64_MAX;
   return rows <= 4 * BLOCK_ROWS ? 1 << 16 : 1 << 17;
 }
