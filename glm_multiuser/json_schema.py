@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Optional
 
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """At most one space after a comma or colon, so that a model cannot write white space for ever."""
@@ -37,6 +37,8 @@ OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "depend
 """Keywords whose value has a schema for each name."""
 OF_VALUES = ("const", "enum", "default", "examples")
 """Keywords whose value is no schema."""
+OF_NAMES = {"$ref", "const", "enum", "type", "title", "description"}
+"""Keywords of a `propertyNames` that may list all names."""
 
 
 def for_llguidance(schema: Any) -> dict[str, Any]:
@@ -46,20 +48,52 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
     """
     if not isinstance(schema, dict):
         schema = {} if schema else {"not": {}}
-    return {**_without_annotations(schema), "x-guidance": OPTIONS}
+    return {**_without_annotations(schema, schema), "x-guidance": OPTIONS}
 
 
-def _without_annotations(schema: Any) -> Any:
+def _without_annotations(schema: Any, root: dict[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_without_annotations(one) for one in schema]
+        return [_without_annotations(one, root) for one in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {
-        keyword: _keyword(keyword, value)
-        for keyword, value in schema.items()
+        keyword: _keyword(keyword, value, root)
+        for keyword, value in _with_listed_names(schema, root).items()
         if not _constrains_nothing(keyword, value)
     }
     return {**kept, **_tagged_cases(kept), **_far_bounds(kept), **_exclusive_bounds(kept)}
+
+
+def _with_listed_names(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema whose `propertyNames` lists all names with `properties` instead.
+
+    That is how pydantic and zod write a mapping whose keys are of an enumeration.
+    """
+    names = _listed(schema.get("propertyNames"), root)
+    if names is None or "patternProperties" in schema:
+        return schema
+    known, other = schema.get("properties", {}), schema.get("additionalProperties", True)
+    if not isinstance(known, dict):
+        return schema
+    properties = {name: known.get(name, other) for name in names}
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
+    return {**rest, "properties": properties, "additionalProperties": False}
+
+
+def _listed(names: Any, root: dict[str, Any]) -> Optional[list[str]]:
+    """Returns the only texts that fit this schema; None if it does not list them."""
+    if not isinstance(names, dict) or not names.keys() <= OF_NAMES:
+        return None
+    reference = names.get("$ref")
+    if isinstance(reference, str):
+        group, _, name = reference.removeprefix("#/").partition("/")
+        defined = root.get(group) if group in ("$defs", "definitions") else None
+        target = defined.get(name) if isinstance(defined, dict) else None
+        # An enumeration refers to nothing else.
+        return None if isinstance(target, dict) and "$ref" in target else _listed(target, root)
+    values = [names["const"]] if "const" in names else names.get("enum")
+    is_list = isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return values if is_list else None
 
 
 def _tagged_cases(schema: dict[str, Any]) -> dict[str, Any]:
@@ -115,9 +149,9 @@ def _constrains_nothing(keyword: str, value: Any) -> bool:
     return keyword == "propertyNames" and value in (True, {"type": "string"}, {})
 
 
-def _keyword(keyword: str, value: Any) -> Any:
+def _keyword(keyword: str, value: Any, root: dict[str, Any]) -> Any:
     if keyword in OF_VALUES:
         return value
     if keyword in OF_SCHEMAS and isinstance(value, dict):
-        return {name: _without_annotations(one) for name, one in value.items()}
-    return _without_annotations(value)
+        return {name: _without_annotations(one, root) for name, one in value.items()}
+    return _without_annotations(value, root)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
+from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.structured import GrammarCompiler
 from glm_multiuser.tokenizers import ChatTokenizer
@@ -75,6 +77,50 @@ def test_names_of_properties_that_may_be_any(
         walk(compiler, chatglm3_tiny, Grammar.json_schema(one), 3) for one in (record, named)
     ]
     assert answers[0] == answers[1]
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Palette(BaseModel, extra="forbid"):
+    amounts: dict[Colour, Annotated[int, Field(ge=0, le=9)]]
+    marks: dict[Literal["a", "b", "c"], bool]
+    single: dict[Literal["only"], None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_names_of_properties_that_are_listed(
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer, seed: int
+) -> None:
+    schema = Palette.model_json_schema()
+    assert "propertyNames" in schema["properties"]["amounts"]
+    answer = walk(compiler, chatglm3_tiny, Grammar.json_schema(schema), seed)
+    assert answer.complete
+    Palette.model_validate_json(answer.text)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"pattern": "^a"},
+        {"enum": ["a", 1]},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "#/$defs/itself"},
+        {"enum": ["a"], "minLength": 1},
+    ],
+)
+def test_names_of_properties_that_are_not_listed_are_rejected(
+    compiler: GrammarCompiler, names: dict[str, Any]
+) -> None:
+    schema = {
+        "$defs": {"itself": {"$ref": "#/$defs/itself"}},
+        "type": "object",
+        "propertyNames": names,
+    }
+    with pytest.raises(InvalidParameterError, match="propertyNames"):
+        compiler.compile(Grammar.json_schema(schema))
 
 
 @pytest.mark.parametrize(
