@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Optional
+
+from glm_multiuser.errors import InvalidParameterError
 
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """At most one space after a comma or colon, so that a model cannot write white space for ever."""
@@ -39,16 +42,44 @@ OF_VALUES = ("const", "enum", "default", "examples")
 """Keywords whose value is no schema."""
 OF_NAMES = {"$ref", "const", "enum", "type", "title", "description"}
 """Keywords of a `propertyNames` that may list all names."""
+WRITTEN_MAX = 262_144
+"""Maximum of characters of a schema with the properties that its `propertyNames` list."""
 
 
 def for_llguidance(schema: Any) -> dict[str, Any]:
     """Returns the schema, an object or a boolean, without what llguidance rejects or misreads.
 
     Answers that fit it fit the given schema, too.
+
+    Raises:
+        InvalidParameterError: `propertyNames` list so many names that the schema is too large.
     """
     if not isinstance(schema, dict):
         schema = {} if schema else {"not": {}}
-    return {**_without_annotations(schema, schema), "x-guidance": OPTIONS}
+    read = _without_annotations(schema, schema)
+    length = _length(read, {})
+    if length > WRITTEN_MAX:
+        raise InvalidParameterError(
+            f"grammar: with the properties that propertyNames list, the schema has {length} "
+            f"characters; the limit is {WRITTEN_MAX}",
+            "grammar",
+        )
+    return {**read, "x-guidance": OPTIONS}
+
+
+def _length(value: Any, known: dict[int, int]) -> int:
+    """Returns about how many characters a value has as JSON. Shared parts are counted each time,
+    but looked at once."""
+    if not isinstance(value, (dict, list)):
+        return len(str(value))
+    if id(value) not in known:
+        parts = list(value.values()) if isinstance(value, dict) else value
+        names = sum(map(len, value)) if isinstance(value, dict) else 0
+        distinct = {id(part): part for part in parts}
+        counts = Counter(map(id, parts))
+        lengths = (counts[one] * _length(part, known) for one, part in distinct.items())
+        known[id(value)] = names + 4 * len(parts) + sum(lengths)
+    return known[id(value)]
 
 
 def _without_annotations(schema: Any, root: dict[str, Any]) -> Any:
@@ -58,16 +89,18 @@ def _without_annotations(schema: Any, root: dict[str, Any]) -> Any:
         return schema
     kept = {
         keyword: _keyword(keyword, value, root)
-        for keyword, value in _with_listed_names(schema, root).items()
+        for keyword, value in schema.items()
         if not _constrains_nothing(keyword, value)
     }
+    kept = _with_listed_names(kept, root)
     return {**kept, **_tagged_cases(kept), **_far_bounds(kept), **_exclusive_bounds(kept)}
 
 
 def _with_listed_names(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     """Returns a schema whose `propertyNames` lists all names with `properties` instead.
 
-    That is how pydantic and zod write a mapping whose keys are of an enumeration.
+    That is how pydantic and zod write a mapping whose keys are of an enumeration. The names share
+    one schema, which is written for each of them.
     """
     names = _listed(schema.get("propertyNames"), root)
     if names is None or "patternProperties" in schema:
@@ -75,7 +108,8 @@ def _with_listed_names(schema: dict[str, Any], root: dict[str, Any]) -> dict[str
     known, other = schema.get("properties", {}), schema.get("additionalProperties", True)
     if not isinstance(known, dict):
         return schema
-    properties = {name: known.get(name, other) for name in names}
+    listed = dict.fromkeys(names, other)
+    properties = {**listed, **{name: known[name] for name in known.keys() & listed.keys()}}
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
     return {**rest, "properties": properties, "additionalProperties": False}
 

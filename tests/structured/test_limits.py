@@ -34,6 +34,22 @@ def doubled(keyword: str, levels: int = 30) -> dict[str, Any]:
     return {"$defs": definitions, "$ref": "#/$defs/d0"}
 
 
+def nested_names(levels: int = 12) -> dict[str, Any]:
+    """20 to the power of `levels` properties."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        names = {"enum": [f"n{one}" for one in range(20)]}
+        schema = {"type": "object", "propertyNames": names, "additionalProperties": schema}
+    return schema
+
+
+def names_of_many() -> dict[str, Any]:
+    """Each of 500 properties lists 300 names."""
+    one = {"propertyNames": {"$ref": "#/$defs/n"}}
+    names = {"enum": [f"n{number}" for number in range(300)]}
+    return {"$defs": {"n": names}, "properties": {f"p{place}": one for place in range(500)}}
+
+
 def nested_lists() -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(8):
@@ -50,6 +66,8 @@ BOMBS: dict[str, Callable[[], Grammar]] = {
     "doubled allOf": lambda: Grammar.json_schema(doubled("allOf")),
     "doubled anyOf": lambda: Grammar.json_schema(doubled("anyOf")),
     "doubled properties": lambda: Grammar.json_schema(doubled("properties")),
+    "nested names": lambda: Grammar.json_schema(nested_names()),
+    "names of many": lambda: Grammar.json_schema(names_of_many()),
     "nested lists": lambda: Grammar.json_schema(nested_lists()),
     "a million items": lambda: Grammar.json_schema({"type": "array", "minItems": 10**6}),
     "a long string": lambda: Grammar.json_schema({"type": "string", "minLength": 10**6}),
@@ -179,6 +197,8 @@ def test_what_no_compiler_sees(make: Callable[[], Grammar], words: str) -> None:
         (Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (Grammar.json_schema({"not": {}}), "not"),
         (Grammar.json_schema({"propertyNames": {"pattern": "^a"}}), "propertyNames"),
+        (Grammar.json_schema(nested_names()), "the limit is 262144"),
+        (Grammar.json_schema(names_of_many()), "the limit is 262144"),
         (Grammar.json_schema({"type": "string", "format": "idn-email"}), "idn-email"),
         (Grammar.json_schema({"type": "strin"}), "strin"),
         (Grammar.json_schema({"$ref": "http://example.com/x"}), "example.com"),
