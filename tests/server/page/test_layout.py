@@ -75,6 +75,22 @@ def test_the_end_stays_in_sight_when_the_room_changes(visit: Visit) -> None:
     wait_for_end(log)
 
 
+def test_the_event_of_an_earlier_scroll_does_not_leave_the_end(visit: Visit) -> None:
+    log = visit.pane().locator(".log")
+    answer(visit, LINES)
+    wait_for_end(log)
+    # A frame lays out the new room before it dispatches the event, and tells observers last.
+    away = log.evaluate(
+        """(node) => {
+          node.style.marginBlockEnd = "200px";
+          node.dispatchEvent(new Event("scroll"));
+          return node.scrollHeight - node.scrollTop - node.clientHeight;
+        }"""
+    )
+    assert away > 100
+    wait_for_end(log)
+
+
 def test_an_empty_conversation_is_read_from_its_beginning(visitor: Callable[..., Visit]) -> None:
     visit = visitor(viewport={"width": 800, "height": 360})
     log = visit.pane().locator(".log")

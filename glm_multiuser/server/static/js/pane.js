@@ -75,6 +75,8 @@ export class Pane {
     });
     this.#log.addEventListener("scroll", () => {
       const { scrollTop, scrollHeight, clientHeight } = this.#log;
+      // The event of `#followEnd` comes a frame later, when the room may have changed.
+      if (scrollTop === this.#scrolledTo) return;
       // Slow upward scrolling leaves the end, too.
       const near = scrollTop < this.#scrolledTo ? AT_END : NEARLY_AT_END;
       this.#followsEnd = scrollHeight - scrollTop - clientHeight < near;
