@@ -1,4 +1,4 @@
-"""Field types shared by several protocols."""
+"""Models and field types shared by several protocols."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.errors import shown
@@ -15,8 +15,37 @@ from glm_multiuser.server.keys import SESSION_LENGTH_MAX
 ROUNDS_MAX = 1024
 UNION_MEMBER = re.compile(r"[a-z-]+\[.*\]")
 """A type that pydantic adds to the location of an error inside a union: "tuple[str, str]"."""
+FIELDS_MAX = 256
+"""Fields of one object. Each unknown one would be an error, which takes ten microseconds of the
+event loop."""
 ONE_OF = "one_of"
 """Error type for an object whose `type` is unknown."""
+
+
+class Strict(BaseModel):
+    """Rejects unknown fields and values of the wrong type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_number_of_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > FIELDS_MAX:
+            raise PydanticCustomError(
+                "too_many_fields",
+                "An object may have at most {limit} fields, not {number}",
+                {"limit": FIELDS_MAX, "number": len(given)},
+            )
+        return given
+
+
+class Lenient(BaseModel):
+    """Ignores unknown fields, because clients send back messages and their parts with more fields.
+
+    Values of the wrong type are rejected.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 def _not_boolean(value: Any) -> Any:

@@ -13,15 +13,13 @@ from pydantic import Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.sampling_params import STOP_MAX
-from glm_multiuser.server.bodies import ROUNDS_MAX, LongList, SessionName
+from glm_multiuser.server.bodies import ROUNDS_MAX, Lenient, LongList, SessionName, Strict
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
     Hint,
-    Lenient,
     Only,
     OrText,
     StopText,
-    Strict,
     one_of,
 )
 from glm_multiuser.server.openai.messages import TOOLS_MAX

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Optional
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from glm_multiuser.errors import CheckpointError, ConfigError
-from glm_multiuser.server.bodies import NotBoolean
+from glm_multiuser.server.bodies import NotBoolean, Strict
 from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.kserve.metadata import PARAMETERS, config_of
 from glm_multiuser.server.kserve.served_model import VERSION
@@ -46,10 +46,8 @@ class IndexEntry(BaseModel):
     reason: str
 
 
-class LoadParameters(BaseModel):
+class LoadParameters(Strict):
     """How to load; files are not supported."""
-
-    model_config = ConfigDict(extra="forbid")
 
     config: Annotated[
         Optional[str],

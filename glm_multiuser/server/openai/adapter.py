@@ -15,10 +15,10 @@ from starlette.requests import Request
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling_params import REPETITION_PENALTY_MAX
-from glm_multiuser.server.bodies import LongList, Seed, Temperature, TopP, problem_of
+from glm_multiuser.server.bodies import LongList, Seed, Strict, Temperature, TopP, problem_of
 from glm_multiuser.server.errors import BAD_REQUEST, APIError, api_error_of
 from glm_multiuser.server.openai.chat import generation_request, start_chat
-from glm_multiuser.server.openai.fields import Hint, Strict
+from glm_multiuser.server.openai.fields import Hint
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.server.openai.requests import ChatRequest
 from glm_multiuser.server.request_context import service_of

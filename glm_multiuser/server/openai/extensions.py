@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from glm_multiuser.server.openai.fields import NoEffect, Only, Strict
+from glm_multiuser.server.bodies import Strict
+from glm_multiuser.server.openai.fields import NoEffect, Only
 
 
 class Extensions(Strict):

@@ -7,9 +7,7 @@ from typing import Annotated, Any, Callable, Optional, TypeVar, Union
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     GetCoreSchemaHandler,
@@ -30,21 +28,6 @@ from glm_multiuser.server.settings import Limits
 
 CHOICES_MAX = Limits.choices
 """For the OpenAPI description; requests are checked against the limit of the running server."""
-
-
-class Strict(BaseModel):
-    """Rejects unknown fields and values of the wrong type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Lenient(BaseModel):
-    """Ignores unknown fields, because clients send back messages and their parts with more fields.
-
-    Values of the wrong type are rejected.
-    """
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class MinusOne:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Optional
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from glm_multiuser.server.bodies import LongList
-from glm_multiuser.server.openai.fields import Lenient, Only, OptionalContent, Strict
+from glm_multiuser.server.bodies import Lenient, LongList, Strict
+from glm_multiuser.server.openai.fields import Only, OptionalContent
 
 TOOLS_MAX = 128
 

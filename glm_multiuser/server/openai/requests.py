@@ -15,6 +15,7 @@ from glm_multiuser.server.bodies import (
     NotBoolean,
     Seed,
     SessionName,
+    Strict,
     Temperature,
     TopP,
 )
@@ -28,7 +29,6 @@ from glm_multiuser.server.openai.fields import (
     Only,
     Prompts,
     Stop,
-    Strict,
 )
 from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
 from glm_multiuser.server.openai.structured import (

@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, Tag
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.server.bodies import LongList
-from glm_multiuser.server.openai.fields import Lenient, NoEffect, Only, Strict, one_of
+from glm_multiuser.server.bodies import Lenient, LongList, Strict
+from glm_multiuser.server.openai.fields import NoEffect, Only, one_of
 from glm_multiuser.server.openai.messages import Tool
 
 SchemaOrText = Union[dict[str, Any], str]

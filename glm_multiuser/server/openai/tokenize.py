@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.server.bodies import ROUNDS_MAX, LongList
+from glm_multiuser.server.bodies import ROUNDS_MAX, LongList, Strict
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.openai.conversation import conversation
-from glm_multiuser.server.openai.fields import Only, Strict
+from glm_multiuser.server.openai.fields import Only
 from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
 from glm_multiuser.server.openai.requests import TokenId
 from glm_multiuser.server.request_context import service_of

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Tag
 
-from glm_multiuser.server.bodies import LongList
+from glm_multiuser.server.bodies import Lenient, LongList
 from glm_multiuser.server.openai.adapter import chat_call
-from glm_multiuser.server.openai.fields import Hint, Lenient, OrText, one_of
+from glm_multiuser.server.openai.fields import Hint, OrText, one_of
 
 
 class TextPart(Lenient):

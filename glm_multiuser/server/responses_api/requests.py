@@ -11,15 +11,20 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import Field, Tag
 
-from glm_multiuser.server.bodies import ROUNDS_MAX, LongList, MaxTokens, SessionName
+from glm_multiuser.server.bodies import (
+    ROUNDS_MAX,
+    Lenient,
+    LongList,
+    MaxTokens,
+    SessionName,
+    Strict,
+)
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
     Hint,
-    Lenient,
     Only,
     OrText,
     Stop,
-    Strict,
     ValidJSON,
 )
 from glm_multiuser.server.openai.messages import TOOLS_MAX

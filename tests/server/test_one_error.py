@@ -1,5 +1,6 @@
-"""Lists without a maximum length are validated up to their first invalid item, because each error
-takes time of the event loop."""
+"""A request with many errors is rejected for one of them, because each takes time of the event
+loop: lists without a maximum length are validated up to their first invalid item, and objects have
+a maximum number of fields."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from glm_multiuser.server.anthropic.requests import MessagesRequest
+from glm_multiuser.server.bodies import problem_of
 from glm_multiuser.server.kserve.infer_bodies import InferRequest
-from glm_multiuser.server.openai.requests import ChatRequest
+from glm_multiuser.server.kserve.repository import LoadRequest
+from glm_multiuser.server.openai.requests import ChatRequest, CompletionRequest
 from glm_multiuser.server.openai.tokenize import DetokenizeRequest
 from glm_multiuser.server.responses_api.requests import ResponseRequest
 
@@ -41,10 +44,34 @@ FUNCTIONS = {"type": "allowed_tools", "mode": "auto", "tools": MANY}
         (InferRequest, {"inputs": [{"name": "prompt", "datatype": "BYTES", "shape": MANY}]}),
     ],
 )
-def test_one_error(model: type[BaseModel], fields: dict[str, Any]) -> None:
+def test_long_lists(model: type[BaseModel], fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as raised:
         model.model_validate(fields)
     (field,) = fields
     problems = [one for one in raised.value.errors() if one["loc"][0] == field]
     assert len(problems) == 1
     assert 0 in problems[0]["loc"]
+
+
+UNKNOWN = {f"unknown_{number}": 1 for number in range(257)}
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "place"),
+    [
+        (ChatRequest, UNKNOWN, ()),
+        (ChatRequest, {"stream_options": UNKNOWN}, ("stream_options",)),
+        (CompletionRequest, UNKNOWN, ()),
+        (MessagesRequest, UNKNOWN, ()),
+        (ResponseRequest, UNKNOWN, ()),
+        (DetokenizeRequest, UNKNOWN, ()),
+        (LoadRequest, {"parameters": UNKNOWN}, ("parameters",)),
+    ],
+)
+def test_unknown_fields(model: type[BaseModel], fields: dict[str, Any], place: Any) -> None:
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate(fields)
+    (problem,) = [one for one in raised.value.errors() if one["type"] != "missing"]
+    field, message = problem_of(problem, place)
+    assert problem["loc"] == place
+    assert message == f"{field or 'body'}: An object may have at most 256 fields, not 257"
