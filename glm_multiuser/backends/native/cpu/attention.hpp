@@ -20,8 +20,8 @@ template <int R, int NV, class Element>
 inline void add_values(const float* weights, const Block<Element>& block, int first, int last,
                        int64_t at, bool prefetches, float* const* contexts, const float* factors,
                        int lanes) {
-  const char* ahead = (const char*)(block.prefetch.with_values + first * block.row);
-  const int64_t ahead_step = prefetches ? block.row * (int64_t)sizeof(Element) : 0;
+  const int64_t bytes = block.row * (int64_t)sizeof(Element);
+  LinesAhead ahead = block.prefetch.lines_with_values(first * bytes);
   vec sums[R][NV];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
@@ -30,8 +30,7 @@ inline void add_values(const float* weights, const Block<Element>& block, int fi
       sums[r][v] = load(contexts[r] + v * WIDTH) * factors[r];
   for_every_two(sums, [](vec* two) INLINE { split_even_odd<Element>(two); });
   for (int s = first; s < last; ++s) {
-    for (int64_t i = 0; i < ahead_step; i += 64) prefetch_line<2>(ahead + i);
-    ahead += ahead_step;
+    if (prefetches) ahead.prefetch_more(bytes);
     const Element* from = block.value(s) + at;
     float scale = 1.0f;
     if (Block<Element>::scaled) std::memcpy(&scale, block.values + s * block.row, sizeof scale);

@@ -96,16 +96,15 @@ inline void some_scores(const float* const* queries, const Block<Element>& block
     keys[v] = block.tile(position / TILE * TILE) + position % TILE;
   }
   const int begin = EVERY == 1 ? first : first / TILE * NV * WIDTH;
-  const auto* ahead = (const char*)(prefetches ? block.prefetch.with_keys + begin * block.row : keys[0]);
+  LinesAhead ahead = block.prefetch.lines_with_keys(begin * block.row * (int64_t)sizeof(Element));
+  if (!prefetches) ahead.step = 0;
   constexpr int64_t BYTES = NV * WIDTH * (int64_t)sizeof(Element);
   const float* query[R];
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; ++i) {
     // int8 keys are few bytes and take long to widen, so their prefetches may as well go to L1.
-    for (int64_t line = 0; line < BYTES; line += 64)
-      prefetch_line<Block<Element>::scaled ? 1 : 2>(ahead + line);
-    ahead += prefetches ? BYTES : 0;
+    ahead.prefetch<BYTES, Block<Element>::scaled ? 1 : 2>();
     vec part[NV];
     if constexpr (!WHOLE) widen_first(keys[0] + i * TILE, lanes, part);
     const auto key = [&](int v) INLINE {

@@ -11,10 +11,10 @@ namespace {
 constexpr int FEW_QUERIES = 3;
 
 // Scores of R queries with NV tiles of positions; unless WHOLE, with the first `lanes` positions of one.
-// Prefetches the same number of bytes starting at `ahead`.
+// Prefetches the same number of bytes of `ahead`.
 template <int R, int NV, bool WHOLE>
 inline void few_scores(const float* queries, int64_t padded, const uint16_t* keys, int lanes,
-                       int64_t head_dim, const uint16_t* ahead, float* scores) {
+                       int64_t head_dim, LinesAhead ahead, float* scores) {
   const uint16_t* tiles[NV];
   for (int v = 0; v < NV; ++v) tiles[v] = keys + v * head_dim * glm::TILE;
   vec sums[R][NV] = {};
@@ -41,8 +41,7 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
     const int64_t end = step + STEP < head_dim ? step + STEP : head_dim;
     int64_t i = step;
     for (; i + 2 <= end; i += 2) {
-      for (int v = 0; v < NV; ++v) prefetch_line<2>(ahead + v * 2 * glm::TILE);
-      ahead += NV * 2 * glm::TILE;
+      ahead.prefetch<NV * 2 * glm::TILE * (int64_t)sizeof(uint16_t)>();
       add(i, 0);
       add(i + 1, 1);
     }
@@ -56,10 +55,10 @@ inline void few_scores(const float* queries, int64_t padded, const uint16_t* key
 }
 
 // Adds the values of `count` positions to R contexts, NV vectors of them. For every position, prefetches
-// `ahead_step` elements of `ahead`.
+// `ahead_step` bytes of `ahead`.
 template <int R, int NV>
 inline void add_few(const float* weights, const uint16_t* values, int count, int64_t head_dim,
-                    int lanes, const uint16_t* ahead, int64_t ahead_step, float* contexts,
+                    int lanes, LinesAhead ahead, int64_t ahead_step, float* contexts,
                     int64_t padded) {
   vec sums[R][NV];
   for (int r = 0; r < R; ++r)
@@ -68,8 +67,7 @@ inline void add_few(const float* weights, const uint16_t* values, int count, int
   for (int step = 0; step < count; step += STEP) {
     vec pairs[2][R][NV] = {};
     const auto add = [&](int s, int half) INLINE {
-      for (int64_t i = 0; i < ahead_step; i += 2 * WIDTH)
-        prefetch_line<2>(ahead + s * ahead_step + i);
+      ahead.prefetch_more(ahead_step);
       const uint16_t* from = values + s * head_dim;
       vec value[NV];
       for (int v = 0; v < NV; ++v) {
@@ -107,15 +105,16 @@ template <int R>
 void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& block) {
   constexpr int NV = 4;  // sums in registers
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
+  const int64_t position_bytes = head_dim * (int64_t)sizeof(uint16_t);
   const int count = rows.counts[row];
   float *scores = rows.scores + row * KEYS, *contexts = rows.contexts + row * padded;
   queries += row * padded;
   {
     const FlushSubnormals flushes;
     const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
-      few_scores<R, vectors.value, whole.value>(queries, padded, block.keys + at * head_dim, lanes,
-                                                head_dim, block.prefetch.with_keys + at * head_dim,
-                                                scores + at);
+      few_scores<R, vectors.value, whole.value>(
+          queries, padded, block.keys + at * head_dim, lanes, head_dim,
+          block.prefetch.lines_with_keys(at * position_bytes), scores + at);
     };
     const std::integral_constant<int, NV> most;
     const std::integral_constant<int, 1> one;
@@ -131,14 +130,15 @@ void take_few(QueryRows& rows, int row, const float* queries, const RowsBlock& b
     for (int i = filled - WIDTH; i >= 0; i -= WIDTH)  // backwards, because widened in place
       store(rows.scores + r * KEYS + i, widened((uint16_t*)(rows.scores + r * KEYS) + i));
   const FlushSubnormals flushes;
+  const LinesAhead with_values = block.prefetch.lines_with_values(0);
   int64_t at = 0;
   for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)
-    add_few<R, NV>(scores, block.values + at, count, head_dim, WIDTH, block.prefetch.with_values,
-                   at == 0 ? head_dim : 0, contexts + at, padded);
+    add_few<R, NV>(scores, block.values + at, count, head_dim, WIDTH, with_values,
+                   at == 0 ? position_bytes : 0, contexts + at, padded);
   for (; at < head_dim; at += WIDTH) {
     const int lanes = head_dim - at < WIDTH ? (int)(head_dim - at) : WIDTH;
-    add_few<R, 1>(scores, block.values + at, count, head_dim, lanes, block.prefetch.with_values,
-                  at == 0 ? head_dim : 0, contexts + at, padded);
+    add_few<R, 1>(scores, block.values + at, count, head_dim, lanes, with_values,
+                  at == 0 ? position_bytes : 0, contexts + at, padded);
   }
 }
 
