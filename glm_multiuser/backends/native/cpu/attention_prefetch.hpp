@@ -19,9 +19,10 @@ constexpr int STREAMS = INTEL ? 4 : 1;
 // The next line of each stream, in the order of their turns.
 struct LinesAhead {
   const char* next[STREAMS];
-  int64_t step;
+  int64_t step;      // bytes from a line of a stream to its next one
   int64_t left = 0;  // bytes for `prefetch_more`
 
+  // Into L1 or L2. Less than a line is always a part of the same stream.
   template <int64_t BYTES, int CACHE = 2>
   inline INLINE void prefetch() {
     constexpr int LINES = BYTES / 64;
