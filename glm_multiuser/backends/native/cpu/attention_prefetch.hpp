@@ -22,13 +22,13 @@ struct LinesAhead {
   int64_t step;      // bytes from a line of a stream to its next one
   int64_t left = 0;  // bytes for `prefetch_more`
 
-  // Into L1 or L2. Less than a line is always a part of the same stream.
-  template <int64_t BYTES, int CACHE = 2>
+  // Less than a line is always a part of the same stream.
+  template <int64_t BYTES, Target TARGET = MOST_IN_FLIGHT>
   inline INLINE void prefetch() {
     constexpr int LINES = BYTES / 64;
 #pragma GCC unroll 8
     for (int line = 0; line < LINES; ++line) {
-      prefetch_line<CACHE>(next[line % STREAMS]);
+      prefetch_line<TARGET>(next[line % STREAMS]);
       next[line % STREAMS] += step;
     }
     if constexpr (LINES % STREAMS != 0) {
@@ -37,16 +37,17 @@ struct LinesAhead {
       for (int i = 0; i < STREAMS; ++i) next[i] = now.next[(i + LINES) % STREAMS];
     }
     if constexpr (LINES == 0) {
-      prefetch_line<CACHE>(next[0]);
+      prefetch_line<TARGET>(next[0]);
       next[0] += step * BYTES / 64;
     }
   }
 
   // Whole lines, of which the last may be more than `bytes`; the next call prefetches less.
+  template <Target TARGET = MOST_IN_FLIGHT>
   inline INLINE void prefetch_more(int64_t bytes) {
     left += bytes;
-    for (; left >= 64 * STREAMS; left -= 64 * STREAMS) prefetch<64 * STREAMS>();
-    for (; left > 0; left -= 64) prefetch<64>();
+    for (; left >= 64 * STREAMS; left -= 64 * STREAMS) prefetch<64 * STREAMS, TARGET>();
+    for (; left > 0; left -= 64) prefetch<64, TARGET>();
   }
 };
 
@@ -77,12 +78,12 @@ struct PrefetchTargets {
 };
 
 // The softmax of a block reads no memory, which would stand idle: what comes with the first values is
-// prefetched before it. More lines would delay those that are read next.
+// prefetched before it. More lines would delay those that are read next, and so would any into L1.
 template <class Element>
 inline void prefetch_during_softmax(const PrefetchTargets<Element>& targets) {
   constexpr int64_t LINES = WIDTH == 16 ? 16 : 0;
   LinesAhead ahead = targets.lines_with_values(0);
-  ahead.prefetch_more(64 * LINES);
+  ahead.prefetch_more<L2>(64 * LINES);
 }
 
 // Short heads prefetch the head that this thread processes next, block by block. Long heads prefetch the
@@ -138,7 +139,7 @@ class AttentionPrefetcher {
   bool is_long;
 
   static void prefetch_all(const char* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) prefetch_line<2>(from + i);
+    for (int64_t i = 0; i < bytes; i += 64) prefetch_line<MOST_IN_FLIGHT>(from + i);
   }
 };
 

@@ -104,7 +104,7 @@ inline void some_scores(const float* const* queries, const Block<Element>& block
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; ++i) {
     // int8 keys are few bytes and take long to widen, so their prefetches may as well go to L1.
-    ahead.prefetch<BYTES, Block<Element>::scaled ? 1 : 2>();
+    ahead.prefetch<BYTES, Block<Element>::scaled ? L1 : MOST_IN_FLIGHT>();
     vec part[NV];
     if constexpr (!WHOLE) widen_first(keys[0] + i * TILE, lanes, part);
     const auto key = [&](int v) INLINE {

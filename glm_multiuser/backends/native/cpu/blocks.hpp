@@ -81,35 +81,50 @@ inline INLINE void store_sums(float* to, const Vector (&sums)[M][V]) {
     for (int v = 0; v < V; ++v) store(to + (m * V + v) * WIDTH, (vec)sums[m][v]);
 }
 
-// Prefetch distance, in bytes, of a single block, and its target cache: more lines can be in flight to L2
-// than to L1, which Intel's processors need, but they must then still be fetched from there.
-constexpr int64_t PREFETCH_DISTANCE = INTEL ? 16384 : 4096;
-constexpr int ONE_BLOCK_CACHE = INTEL ? 2 : 1;
+// A constant at all levels but that of AMD's Zen 4 and 5.
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+inline INLINE bool is_zen5() { return glm::is_zen5; }
+#else
+constexpr bool is_zen5() { return false; }
+#endif
+
+// Targets of prefetches. Where computation and memory take about equally long, as many lines as possible
+// should be in flight: more can be to L2 than to L1, but on Zen 5 it is the other way round.
+enum Target { L1, L2, MOST_IN_FLIGHT };
+
+template <Target TARGET>
+inline INLINE void prefetch_line(const void* from) {
+  if (TARGET == L1 || (TARGET == MOST_IN_FLIGHT && is_zen5())) {
+    __builtin_prefetch(from, 0, 3);
+  } else {
+    __builtin_prefetch(from, 0, 2);
+  }
+}
+
+// Prefetch distance, in bytes, of a single block, and its target: Intel's processors need many lines in
+// flight, but those in L2 must then still be fetched from there.
+constexpr int64_t LONG_DISTANCE = 16384, PREFETCH_DISTANCE = INTEL ? LONG_DISTANCE : 4096;
+constexpr Target OF_ONE_BLOCK = INTEL ? L2 : L1;
+inline INLINE int64_t prefetch_distance() { return is_zen5() ? LONG_DISTANCE : PREFETCH_DISTANCE; }
 
 // Few int8 rows take so little time that they need a longer distance; but at `avx2` (Zen 3) the hardware
 // prefetcher follows the weights by itself, and a short distance is best.
 constexpr bool HARDWARE_PREFETCH = WIDTH == 8;
 constexpr int64_t SHORT_PREFETCH_DISTANCE = 1024;
-constexpr int64_t FEW_INT8_ROWS_DISTANCE = HARDWARE_PREFETCH        ? SHORT_PREFETCH_DISTANCE
-                                           : PREFETCH_DISTANCE > 8192 ? PREFETCH_DISTANCE
-                                                                      : 8192;
-
-// Prefetches into L1 or L2.
-template <int CACHE>
-inline INLINE void prefetch_line(const void* from) {
-  __builtin_prefetch(from, 0, CACHE == 1 ? 3 : 2);
+inline INLINE int64_t few_int8_rows_distance() {
+  if (HARDWARE_PREFETCH) return SHORT_PREFETCH_DISTANCE;
+  return INTEL || is_zen5() ? LONG_DISTANCE : 8192;
 }
 
-// Prefetches `step` bytes in each step. Where computation and memory take about equally long, as many
-// lines as possible should be in flight, so they go to L2.
+// Prefetches `step` bytes in each step.
 struct Prefetcher {
   const char* from;
   int64_t step;
-  bool second_cache;
+  bool most_in_flight;
 
   inline INLINE void prefetch(int64_t offset) const {
-    if (second_cache) return prefetch_line<2>(from + offset);
-    prefetch_line<ONE_BLOCK_CACHE>(from + offset);
+    if (most_in_flight) return prefetch_line<MOST_IN_FLIGHT>(from + offset);
+    prefetch_line<OF_ONE_BLOCK>(from + offset);
   }
 };
 

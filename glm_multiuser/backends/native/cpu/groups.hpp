@@ -147,17 +147,16 @@ inline int64_t group_prefetch_distance(const glm::LinearPanel& panel, int64_t pa
   return PREFETCH_DISTANCE + (rest < PREFETCH_DISTANCE ? panel.bytes : 0);
 }
 
-// Prefetches into L1 or L2. Skipping any line would stall on it.
-template <int CACHE>
+// Skipping any line would stall on it.
 inline INLINE void prefetch(const char* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) prefetch_line<CACHE>(from + i);
+  for (int64_t i = 0; i < bytes; i += 64) prefetch_line<MOST_IN_FLIGHT>(from + i);
 }
 
 // Reads V vectors of columns, starting at `column`, of one part of a panel. Vectors past its last column
-// come from the next panel, `bytes` further on. Prefetches what is `ahead` bytes further on into CACHE, or
-// nothing if that is 0. Calls group(a, b, each) for each group, with its scales a(v) and minima b(v);
+// come from the next panel, `bytes` further on. If PREFETCHES, prefetches what is `ahead` bytes further
+// on. Calls group(a, b, each) for each group, with its scales a(v) and minima b(v);
 // each(use) calls use(quads) for every four inputs, with their packed quants, one per byte.
-template <class T, int V, int CACHE, class Group>
+template <class T, int V, bool PREFETCHES, class Group>
 inline INLINE void read_part(const char* panel, int64_t part, int column, int64_t bytes,
                              int64_t ahead, Group group) {
   constexpr GroupType type = T::type;
@@ -168,8 +167,8 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
   const char* block = panel + part / type.parts() * type.bytes();
   const char* at = block + type.head + part % type.parts() * type.part_bytes();
   const auto prefetch_from = [&](const char* from, int64_t size) INLINE {
-    for (int v = 0; v < V && CACHE != 0; v += OF_PANEL)
-      prefetch<CACHE>(from + panel_offset(v) + ahead, size);
+    for (int v = 0; v < V && PREFETCHES; v += OF_PANEL)
+      prefetch(from + panel_offset(v) + ahead, size);
   };
   for (int index = 0; index < PART / type.group; ++index) {
     const auto a = [&](int v) INLINE {
@@ -230,7 +229,7 @@ inline INLINE void widen_part(const char* panel, int64_t part, int column, int64
       }
     });
   };
-  read_part<T, V, 2>(panel, part, column, bytes, ahead, group);
+  read_part<T, V, true>(panel, part, column, bytes, ahead, group);
 }
 
 // Dequantises WIDTH columns of one input.

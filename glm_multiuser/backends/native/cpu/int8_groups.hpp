@@ -75,7 +75,7 @@ void unpack_panel(const char* panel, int64_t depth, char* to) {
     to += 4 * PANEL;
   };
   for (int64_t part = 0; part < depth / PART; ++part)
-    read_part<T, V, 2>(panel, part, 0, 0, PREFETCH_DISTANCE, [&](auto a, auto b, auto each) INLINE {
+    read_part<T, V, true>(panel, part, 0, 0, PREFETCH_DISTANCE, [&](auto a, auto b, auto each) INLINE {
       append(a);
       if (T::minimum != 0) append([&](int v) INLINE { return with_sign<T>(b(v)); });
       each([&](const uvec* quads) INLINE {
@@ -238,7 +238,7 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
   clear(sums);
   for (int64_t part = 0; part < panel.depth / PART; ++part) {
     if constexpr (!READS_ALL || T::type.bits == 8) {
-      prefetch<2>(ahead, ahead_bytes);
+      prefetch(ahead, ahead_bytes);
       ahead += ahead_bytes;
     }
     const auto group = [&](auto a, auto b, auto each) INLINE {
@@ -266,7 +266,7 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, READS_ALL ? 2 : 0>(weight, part, column, 0, FEW_INT8_ROWS_DISTANCE, group);
+    read_part<T, V, READS_ALL>(weight, part, column, 0, few_int8_rows_distance(), group);
   }
   const LinearPanel own = panel;
   for (int m = 0; m < M; ++m) finish_int8_group_row<T, V>(own, row + m, column, sums[m]);

@@ -151,6 +151,10 @@ struct Level {
                      char* panel);
 };
 
+// Whether this is AMD's Zen 5 or a later processor. It has the level of Zen 4, but blocks.hpp prefetches
+// differently.
+extern const bool is_zen5;
+
 const Level& level();                // the best that this processor supports, unless forced
 bool force_level(const char* name);  // "" for the best; returns false if not available here
 

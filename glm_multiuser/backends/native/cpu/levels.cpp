@@ -16,6 +16,20 @@ extern const Level table_avx512, table_avx512vnni, table_avx512bf16, table_amx;
 
 namespace {
 
+#if defined(__x86_64__)
+bool is_amd_family(unsigned least) {
+  unsigned most, first, middle, last;
+  if (!__get_cpuid(0, &most, &first, &last, &middle)) return false;
+  if (first != signature_AMD_ebx || middle != signature_AMD_edx || last != signature_AMD_ecx) return false;
+  unsigned version;
+  __get_cpuid(1, &version, &first, &last, &middle);
+  const unsigned family = version >> 8 & 0xf, extended = version >> 20 & 0xff;
+  return family + extended >= least;
+}
+#else
+bool is_amd_family(unsigned) { return false; }
+#endif
+
 #if defined(GLM_EMULATED)
 // Levels above AVX2 are emulated in plain C++: tests/kernels/test_emulated.py.
 [[maybe_unused]] bool runs_amx() { return true; }
@@ -96,6 +110,8 @@ const Level* best() {
 const Level* current = best();
 
 }  // namespace
+
+const bool is_zen5 = is_amd_family(26);
 
 const Level& level() { return *current; }
 

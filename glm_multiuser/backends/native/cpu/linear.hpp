@@ -314,16 +314,16 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
 
 // Software prefetching of float32 weights for few rows only gets in the way of a good hardware prefetcher.
 template <class W>
-constexpr int64_t FEW_ROWS_DISTANCE =
-    HARDWARE_PREFETCH ? (std::is_same<W, Float32>::value ? 0 : SHORT_PREFETCH_DISTANCE)
-    : std::is_same<W, Int8Int8>::value ? FEW_INT8_ROWS_DISTANCE
-                                       : PREFETCH_DISTANCE;
+inline INLINE int64_t few_rows_distance() {
+  if (HARDWARE_PREFETCH) return std::is_same<W, Float32>::value ? 0 : SHORT_PREFETCH_DISTANCE;
+  return std::is_same<W, Int8Int8>::value ? few_int8_rows_distance() : prefetch_distance();
+}
 
 // One chunk of a panel, `bytes` long.
 template <class W>
 void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weight, int64_t bytes) {
   const bool few = panel.rows <= FEW_ROWS;
-  const int64_t distance = few ? FEW_ROWS_DISTANCE<W> : PREFETCH_DISTANCE;
+  const int64_t distance = few ? few_rows_distance<W>() : prefetch_distance();
   for_blocks(panel, BLOCK_ROWS, few ? PANEL : BLOCK_COLUMNS,
              [&](int64_t index, int64_t count, int column, int64_t row, int rows) INLINE {
                // A single block prefetches its own weights; several prefetch the next chunk in parts.

@@ -19,14 +19,14 @@ inline ivec pair_of(const uint16_t* from) { return ivec{} + load_as<int32_t>(fro
 
 // Scores of R queries with NV tiles of positions; unless WHOLE, with the first `lanes` positions of one.
 // With `prefetches`, prefetches the same number of bytes starting at `ahead`.
-template <int R, int NV, bool WHOLE>
+template <int R, int NV, bool WHOLE, Target TARGET>
 inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const uint16_t* keys,
                                int lanes, int64_t head_dim, const uint16_t* ahead, bool prefetches,
                                float* scores) {
   const int64_t ahead_step = prefetches ? 2 * glm::TILE : 0;
   vec sums[R][NV] = {};
   for (int64_t i = 0; i < head_dim; i += 2) {
-    for (int v = 0; v < NV; ++v) prefetch_line<2>(ahead + v * ahead_step);
+    for (int v = 0; v < NV; ++v) prefetch_line<TARGET>(ahead + v * ahead_step);
     ahead += NV * ahead_step;
     ivec key[NV];
 #pragma GCC unroll 4
@@ -47,7 +47,7 @@ inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const ui
 
 // Adds the values of positions `first`, which is even, to `last` - 1 to R contexts: NV vectors of columns,
 // of which `left` elements exist. For every two positions, prefetches `ahead_step` elements of `ahead`.
-template <int R, int NV, bool WHOLE>
+template <int R, int NV, bool WHOLE, Target TARGET>
 inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* values, int first,
                                    int last, int64_t head_dim, int64_t left, const uint16_t* ahead,
                                    int64_t ahead_step, float* contexts, int64_t padded) {
@@ -58,7 +58,7 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sums[r][v] = load(contexts + r * padded + v * WIDTH);
   const auto add = [&](int s, auto second) INLINE {
-    for (int64_t i = 0; i < ahead_step; i += ELEMENTS) prefetch_line<2>(ahead + i);
+    for (int64_t i = 0; i < ahead_step; i += ELEMENTS) prefetch_line<TARGET>(ahead + i);
     ahead += ahead_step;
     const uint16_t* from = values + s * head_dim;
     ivec value[NV];
@@ -87,7 +87,7 @@ inline INLINE void add_value_pairs(const uint16_t* weights, const uint16_t* valu
 }
 
 // Scores and weights of R rows, starting at `row`.
-template <int R>
+template <int R, Target TARGET>
 void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetches) {
   constexpr int NV = 4;
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
@@ -95,7 +95,7 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
   float* scores = rows.scores + row * KEYS;
   const int count = rows.most(row, row + R);
   const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
-    pair_scores<R, vectors.value, whole.value>(queries, padded, block.keys + at * head_dim, lanes,
+    pair_scores<R, vectors.value, whole.value, TARGET>(queries, padded, block.keys + at * head_dim, lanes,
                                                head_dim, block.prefetch.with_keys + at * head_dim,
                                                prefetches, scores + at);
   };
@@ -110,34 +110,35 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
 }
 
 // Columns of R rows of contexts: first the positions that all rows see, then the others row by row.
-template <int R, int NV, bool WHOLE>
+template <int R, int NV, bool WHOLE, Target TARGET>
 void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, bool prefetches) {
   const int64_t head_dim = rows.a.head_dim, padded = rows.padded;
   const auto* weights = (const uint16_t*)(rows.scores + row * KEYS);
   const uint16_t* values = block.values + at;
   float* contexts = rows.contexts + row * padded + at;
   const int together = rows.least(row, row + R) & ~1;
-  add_value_pairs<R, NV, WHOLE>(weights, values, 0, together, head_dim, head_dim - at,
+  add_value_pairs<R, NV, WHOLE, TARGET>(weights, values, 0, together, head_dim, head_dim - at,
                                 block.prefetch.with_values, prefetches ? 2 * head_dim : 0, contexts,
                                 padded);
   for (int r = 0; r < R; ++r)
     if (rows.counts[row + r] > together)
-      add_value_pairs<1, NV, WHOLE>(weights + r * WEIGHTS, values, together, rows.counts[row + r],
+      add_value_pairs<1, NV, WHOLE, TARGET>(weights + r * WEIGHTS, values, together, rows.counts[row + r],
                                     head_dim, head_dim - at, values, 0, contexts + r * padded,
                                     padded);
 }
 
-template <int R>
+template <int R, Target TARGET>
 void add_pair_block(QueryRows& rows, const RowsBlock& block, int row, bool prefetches) {
   constexpr int NV = 4;
   const int64_t head_dim = rows.a.head_dim;
   int64_t at = 0;
   for (; at + NV * WIDTH <= head_dim; at += NV * WIDTH)
-    add_columns<R, NV, true>(rows, block, row, at, prefetches && at == 0);
+    add_columns<R, NV, true, TARGET>(rows, block, row, at, prefetches && at == 0);
   for (; at < head_dim; at += STEP)
-    add_columns<R, 2, false>(rows, block, row, at, prefetches && at == 0);
+    add_columns<R, 2, false, TARGET>(rows, block, row, at, prefetches && at == 0);
 }
 
+template <Target TARGET>
 void attend_to_pairs(const Attention& a) {
   static_assert(WIDTH == glm::TILE && STEP == 2 * WIDTH);
   const FlushSubnormals flushes;  // as `add_product` does
@@ -149,10 +150,10 @@ void attend_to_pairs(const Attention& a) {
     const RowsBlock block{keys, values, ahead.of(begin)};
     // All rows use the keys before any uses the values, so that each stays in L1.
     for_row_blocks(a.count, [&](auto together, int row, bool is_last) {
-      weigh_pairs<together.value>(rows, block, row, is_last && block.prefetch.exists);
+      weigh_pairs<together.value, TARGET>(rows, block, row, is_last && block.prefetch.exists);
     });
     for_row_blocks(a.count, [&](auto together, int row, bool is_last) {
-      add_pair_block<together.value>(rows, block, row, is_last && block.prefetch.exists);
+      add_pair_block<together.value, TARGET>(rows, block, row, is_last && block.prefetch.exists);
     });
   }
   rows.finish<true>();
@@ -160,7 +161,8 @@ void attend_to_pairs(const Attention& a) {
 
 void pair_attend(glm::Cache kind, const Attention& a) {
   if (kind != glm::Cache::bfloat16 || a.head_dim % 2 != 0) return attend(kind, a);
-  attend_to_pairs(a);
+  // Not decided line by line, which takes 2 % longer.
+  is_zen5() ? attend_to_pairs<L1>(a) : attend_to_pairs<L2>(a);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ template <class T>
 void tile_parts(const char* panel, int64_t first, int64_t count, TiledGroup<T>* to) {
   constexpr int V = ALL_VECTORS;
   for (int64_t part = first; part < first + count; ++part)
-    read_part<T, V, 2>(panel, part, 0, 0, PREFETCH_DISTANCE, [&](auto a, auto b, auto each) INLINE {
+    read_part<T, V, true>(panel, part, 0, 0, PREFETCH_DISTANCE, [&](auto a, auto b, auto each) INLINE {
       for (int v = 0; v < V; ++v) store(to->scales[0] + v * WIDTH, a(v));
       for (int v = 0; v < V && T::minimum != 0; ++v)
         store(to->scales[1] + v * WIDTH, with_sign<T>(b(v)));
