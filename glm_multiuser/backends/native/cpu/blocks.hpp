@@ -110,10 +110,10 @@ inline INLINE int64_t prefetch_distance() { return is_zen5() ? LONG_DISTANCE : P
 // Few int8 rows take so little time that they need a longer distance; but at `avx2` (Zen 3) the hardware
 // prefetcher follows the weights by itself, and a short distance is best.
 constexpr bool HARDWARE_PREFETCH = WIDTH == 8;
-constexpr int64_t SHORT_PREFETCH_DISTANCE = 1024;
-inline INLINE int64_t few_int8_rows_distance() {
-  if (HARDWARE_PREFETCH) return SHORT_PREFETCH_DISTANCE;
-  return INTEL || is_zen5() ? LONG_DISTANCE : 8192;
+constexpr int64_t SHORT_DISTANCE = 1024;
+constexpr int64_t INT8_DISTANCE = HARDWARE_PREFETCH ? SHORT_DISTANCE : INTEL ? LONG_DISTANCE : 8192;
+inline INLINE int64_t int8_distance(int rows) {
+  return is_zen5() && rows <= 4 ? LONG_DISTANCE : INT8_DISTANCE;
 }
 
 // Prefetches `step` bytes in each step.

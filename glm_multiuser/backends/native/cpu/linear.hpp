@@ -315,8 +315,8 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
 // Software prefetching of float32 weights for few rows only gets in the way of a good hardware prefetcher.
 template <class W>
 inline INLINE int64_t few_rows_distance() {
-  if (HARDWARE_PREFETCH) return std::is_same<W, Float32>::value ? 0 : SHORT_PREFETCH_DISTANCE;
-  return std::is_same<W, Int8Int8>::value ? few_int8_rows_distance() : prefetch_distance();
+  if (HARDWARE_PREFETCH) return std::is_same<W, Float32>::value ? 0 : SHORT_DISTANCE;
+  return std::is_same<W, Int8Int8>::value ? int8_distance(FEW_ROWS) : prefetch_distance();
 }
 
 // One chunk of a panel, `bytes` long.
