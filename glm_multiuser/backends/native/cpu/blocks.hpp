@@ -112,8 +112,8 @@ inline INLINE int64_t prefetch_distance() { return is_zen5() ? LONG_DISTANCE : P
 constexpr bool HARDWARE_PREFETCH = WIDTH == 8;
 constexpr int64_t SHORT_DISTANCE = 1024;
 constexpr int64_t INT8_DISTANCE = HARDWARE_PREFETCH ? SHORT_DISTANCE : INTEL ? LONG_DISTANCE : 8192;
-inline INLINE int64_t int8_distance(int rows) {
-  return is_zen5() && rows <= 4 ? LONG_DISTANCE : INT8_DISTANCE;
+inline INLINE int64_t groups_distance(int int8_rows) {
+  return is_zen5() && int8_rows <= 4 ? LONG_DISTANCE : INT8_DISTANCE;
 }
 
 // Prefetches `step` bytes in each step.

@@ -266,7 +266,7 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, READS_ALL>(weight, part, column, 0, int8_distance(M), group);
+    read_part<T, V, READS_ALL>(weight, part, column, 0, groups_distance(M), group);
   }
   const LinearPanel own = panel;
   for (int m = 0; m < M; ++m) finish_int8_group_row<T, V>(own, row + m, column, sums[m]);

@@ -316,7 +316,7 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
 template <class W>
 inline INLINE int64_t few_rows_distance() {
   if (HARDWARE_PREFETCH) return std::is_same<W, Float32>::value ? 0 : SHORT_DISTANCE;
-  return std::is_same<W, Int8Int8>::value ? int8_distance(FEW_ROWS) : prefetch_distance();
+  return std::is_same<W, Int8Int8>::value ? INT8_DISTANCE : prefetch_distance();
 }
 
 // One chunk of a panel, `bytes` long.
