@@ -153,9 +153,9 @@ inline INLINE void prefetch(const char* from, int64_t bytes) {
 }
 
 // Reads V vectors of columns, starting at `column`, of one part of a panel. Vectors past its last column
-// come from the next panel, `bytes` further on. If PREFETCHES, prefetches what is `ahead` bytes further
-// on. Calls group(a, b, each) for each group, with its scales a(v) and minima b(v);
-// each(use) calls use(quads) for every four inputs, with their packed quants, one per byte.
+// come from the next panel, `bytes` further on. If PREFETCHES, prefetches what is `ahead` bytes further on.
+// Calls group(a, b, each) for each group, with its scales a(v) and minima b(v); each(use) calls use(quads)
+// for every four inputs, with their packed quants, one per byte.
 template <class T, int V, bool PREFETCHES, class Group>
 inline INLINE void read_part(const char* panel, int64_t part, int column, int64_t bytes,
                              int64_t ahead, Group group) {

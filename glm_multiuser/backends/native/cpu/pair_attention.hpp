@@ -95,9 +95,9 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
   float* scores = rows.scores + row * KEYS;
   const int count = rows.most(row, row + R);
   const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
-    pair_scores<R, vectors.value, whole.value, TARGET>(queries, padded, block.keys + at * head_dim, lanes,
-                                               head_dim, block.prefetch.with_keys + at * head_dim,
-                                               prefetches, scores + at);
+    pair_scores<R, vectors.value, whole.value, TARGET>(
+        queries, padded, block.keys + at * head_dim, lanes, head_dim,
+        block.prefetch.with_keys + at * head_dim, prefetches, scores + at);
   };
   const std::integral_constant<int, NV> most;
   const std::integral_constant<int, 1> one;
@@ -118,13 +118,13 @@ void add_columns(QueryRows& rows, const RowsBlock& block, int row, int64_t at, b
   float* contexts = rows.contexts + row * padded + at;
   const int together = rows.least(row, row + R) & ~1;
   add_value_pairs<R, NV, WHOLE, TARGET>(weights, values, 0, together, head_dim, head_dim - at,
-                                block.prefetch.with_values, prefetches ? 2 * head_dim : 0, contexts,
-                                padded);
+                                        block.prefetch.with_values, prefetches ? 2 * head_dim : 0,
+                                        contexts, padded);
   for (int r = 0; r < R; ++r)
     if (rows.counts[row + r] > together)
-      add_value_pairs<1, NV, WHOLE, TARGET>(weights + r * WEIGHTS, values, together, rows.counts[row + r],
-                                    head_dim, head_dim - at, values, 0, contexts + r * padded,
-                                    padded);
+      add_value_pairs<1, NV, WHOLE, TARGET>(weights + r * WEIGHTS, values, together,
+                                            rows.counts[row + r], head_dim, head_dim - at, values, 0,
+                                            contexts + r * padded, padded);
 }
 
 template <int R, Target TARGET>
