@@ -1,4 +1,4 @@
-"""Serves one GLM model on one device to many users at once."""
+"""Serves one language model on one device to many users at once."""
 
 from __future__ import annotations
 

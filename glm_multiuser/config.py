@@ -128,7 +128,7 @@ class EngineConfig:
     weight_cache: Optional[str] = setting(
         None,
         "Folder that caches packed weights between starts, with native kernels, or off; default: "
-        "~/.cache/glm_multiuser",
+        "$GLM_MULTIUSER_WEIGHT_CACHE, or glm_multiuser in the user's cache folder",
     )
     compile_cache_dir: Optional[str] = setting(
         None,

@@ -36,7 +36,7 @@ from glm_multiuser.weights import WeightSource, load_weights, random_weights
 
 
 class MultiUserLLM(GenerationMixin):
-    """One GLM model on one device, shared by many users.
+    """One language model on one device, shared by many users.
 
     Create it with `from_pretrained` or `from_config`. All methods are thread-safe.
 

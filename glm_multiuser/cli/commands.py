@@ -66,8 +66,8 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    """Serve many users with one GLM: one copy of the weights, one set of compiled graphs, one
-    KV cache per user, continuous batching.
+    """Serve many users with one language model: one copy of the weights, one set of compiled
+    graphs, one KV cache per user, continuous batching.
 
     Start with `glm-multiuser demo`: eight concurrent users, each in a separate pane, and every
     answer is compared with the same request running alone.
