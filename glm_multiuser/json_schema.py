@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import sys
 from collections import Counter
 from typing import Any, Optional
+from urllib.parse import quote
 
 from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.json_schema_unions import (
+    OF_SCHEMAS,
+    OF_VALUES,
+    required_of,
+    target_of,
+    with_required_tags,
+    with_tagged_cases,
+)
 
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """At most one space after a comma or colon, so that a model cannot write white space for ever."""
+
+UNIQUE_NAMES = {} if sys.version_info < (3, 10) else {"json_allowed_escapes": 'nrbtf\\"'}
+"""Texts have no \\u escapes: with one, the name of a property could be written a second time, where
+others are allowed. llguidance for Python 3.9 does not know this option."""
+ESCAPED_CHARACTER = re.compile(r"(?<!\\)(\\\\)*\\u00[01]")
+"""In JSON, a control character that needs such an escape."""
 
 FORMATS = (
     *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
@@ -36,10 +54,9 @@ DIALECTS = (
 )
 """Values of `$schema` that llguidance knows; it rejects others. Without one, it reads 2020-12."""
 
-OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value has a schema for each name."""
-OF_VALUES = ("const", "enum", "default", "examples")
-"""Keywords whose value is no schema."""
+ANNOTATIONS = ("discriminator", "deprecated", "nullable", "example", "xml", "externalDocs")
+"""Keywords of OpenAPI that constrain nothing, as those that begin with x-. llguidance takes any
+that it does not know for a constraint, and rejects constraints beside a recursive reference."""
 OF_NAMES = {"$ref", "const", "enum", "type", "title", "description"}
 """Keywords of a `propertyNames` that may list all names."""
 WRITTEN_MAX = 262_144
@@ -52,10 +69,12 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
     Answers that fit it fit the given schema, too.
 
     Raises:
-        InvalidParameterError: `propertyNames` list so many names that the schema is too large.
+        InvalidParameterError: `propertyNames` list so many names that the schema is too large, or
+            `minProperties` could be reached by writing a property twice.
     """
     if not isinstance(schema, dict):
         schema = {} if schema else {"not": {}}
+    schema = with_required_tags(schema)
     read = _without_annotations(schema, schema)
     length = _length(read, {})
     if length > WRITTEN_MAX:
@@ -64,7 +83,8 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
             f"characters; the limit is {WRITTEN_MAX}",
             "grammar",
         )
-    return {**read, "x-guidance": OPTIONS}
+    needs_escapes = ESCAPED_CHARACTER.search(json.dumps(schema, ensure_ascii=False))
+    return {**read, "x-guidance": OPTIONS if needs_escapes else {**OPTIONS, **UNIQUE_NAMES}}
 
 
 def _length(value: Any, known: dict[int, int]) -> int:
@@ -92,8 +112,9 @@ def _without_annotations(schema: Any, root: dict[str, Any]) -> Any:
         for keyword, value in schema.items()
         if not _constrains_nothing(keyword, value)
     }
-    kept = _with_listed_names(kept, root)
-    return {**kept, **_tagged_cases(kept), **_far_bounds(kept), **_exclusive_bounds(kept)}
+    kept = with_tagged_cases(_with_listed_names(kept, root), schema.get("discriminator"), root)
+    _check_least_properties(kept)
+    return {**kept, **_far_bounds(kept), **_exclusive_bounds(kept)}
 
 
 def _with_listed_names(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
@@ -118,29 +139,28 @@ def _listed(names: Any, root: dict[str, Any]) -> Optional[list[str]]:
     """Returns the only texts that fit this schema; None if it does not list them."""
     if not isinstance(names, dict) or not names.keys() <= OF_NAMES:
         return None
-    reference = names.get("$ref")
-    if isinstance(reference, str):
-        group, _, name = reference.removeprefix("#/").partition("/")
-        defined = root.get(group) if group in ("$defs", "definitions") else None
-        target = defined.get(name) if isinstance(defined, dict) else None
+    if "$ref" in names:
+        target = target_of(names, root)
         # An enumeration refers to nothing else.
-        return None if isinstance(target, dict) and "$ref" in target else _listed(target, root)
+        return None if target is None or "$ref" in target else _listed(target, root)
     values = [names["const"]] if "const" in names else names.get("enum")
     is_list = isinstance(values, list) and all(isinstance(value, str) for value in values)
     return values if is_list else None
 
 
-def _tagged_cases(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns a `oneOf` with OpenAPI's `discriminator`, whose property every case needs.
+def _check_least_properties(schema: dict[str, Any]) -> None:
+    """Refuses a `minProperties` that an answer could reach by writing a property twice.
 
-    pydantic requires it, too, but its schemas say so only if it has no default. Without it, cases
-    may overlap, and llguidance rejects them.
+    llguidance keeps other properties apart from those of `properties`, but not from each other.
     """
-    tag, cases = schema.get("discriminator"), schema.get("oneOf")
-    if not isinstance(tag, dict) or not isinstance(cases, list) or "propertyName" not in tag:
-        return {}
-    needed = {"required": [tag["propertyName"]]}
-    return {"oneOf": [{"allOf": [case, needed]} for case in cases]}
+    least, most = schema.get("minProperties"), 1 + len(required_of(schema))
+    is_open = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
+    if is_open and _number(least) > most:
+        raise InvalidParameterError(
+            f"grammar: minProperties is {least}; where an object may have other properties than "
+            f"those listed, the limit is {most}, the required ones and another",
+            "grammar",
+        )
 
 
 def _far_bounds(schema: dict[str, Any]) -> dict[str, int]:
@@ -175,6 +195,8 @@ def _number(value: Any) -> float:
 
 
 def _constrains_nothing(keyword: str, value: Any) -> bool:
+    if keyword in ANNOTATIONS or keyword.startswith("x-"):
+        return True
     if keyword == "format":
         return isinstance(value, str) and value not in FORMATS
     if keyword == "$schema":
@@ -188,4 +210,7 @@ def _keyword(keyword: str, value: Any, root: dict[str, Any]) -> Any:
         return value
     if keyword in OF_SCHEMAS and isinstance(value, dict):
         return {name: _without_annotations(one, root) for name, one in value.items()}
+    if keyword == "$ref" and isinstance(value, str):
+        # Names such as "List[int]" are no URI.
+        return quote(value, safe="%#/:?&=~!$'()*+,;@", errors="replace")
     return _without_annotations(value, root)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 import jsonschema
 import pytest
 from pydantic import BaseModel, Field
 
+from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import compiler_of, walk
@@ -48,3 +49,43 @@ def test_every_answer_is_read(chatglm3_tiny: ChatTokenizer, dialect: Optional[st
         jsonschema.validate(json.loads(answer.text), schema)
         kinds |= {type(one) for one in Drawing.model_validate_json(answer.text).shapes}
     assert kinds == {Circle, Text, Mark}
+
+
+class Leaf(BaseModel, extra="forbid"):
+    kind: Literal["leaf"] = "leaf"
+    depth: Literal[1] = 1
+
+
+class Tree(BaseModel, extra="forbid"):
+    kind: Literal["tree"] = "tree"
+    depth: Literal[2] = 2
+    children: list[Annotated[Union[Tree, Leaf], Field(discriminator="kind")]] = Field(max_length=2)
+    other: Optional[Tree] = Field(None, deprecated=True)
+
+
+class Versions(BaseModel, extra="forbid"):
+    all: list[Annotated[Union[Tree, Leaf], Field(discriminator="depth")]] = Field(max_length=2)
+
+
+@pytest.mark.parametrize("model", [Tree, Versions])
+def test_cases_that_are_recursive_or_numbered(
+    chatglm3_tiny: ChatTokenizer, model: type[BaseModel]
+) -> None:
+    schema = model.model_json_schema()
+    compiler, grammar = compiler_of(chatglm3_tiny), Grammar.json_schema(schema)
+    answers = [walk(compiler, chatglm3_tiny, grammar, seed) for seed in range(12)]
+    complete = [json.loads(one.text) for one in answers if one.complete]
+    for value in complete:
+        jsonschema.validate(value, schema)
+        model.model_validate(value)
+    assert len(complete) >= 3
+
+
+@pytest.mark.parametrize("tag", [{"const": 1}, {"enum": ["a", "b"]}, {"type": "string"}, {}])
+def test_cases_whose_tags_may_be_equal_stay_exclusive(
+    chatglm3_tiny: ChatTokenizer, tag: dict[str, Any]
+) -> None:
+    case = {"type": "object", "properties": {"kind": tag}, "additionalProperties": False}
+    union = {"oneOf": [case, case], "discriminator": {"propertyName": "kind"}}
+    with pytest.raises(InvalidParameterError, match="grammar"):
+        compiler_of(chatglm3_tiny).compile(Grammar.json_schema(union))

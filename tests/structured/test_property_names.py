@@ -1,0 +1,79 @@
+"""A property of an object cannot be written twice: the second would replace the first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Callable
+
+import pytest
+
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.tokenizers import ChatTokenizer
+from tests.structured.walking import compiler_of
+
+Allows = Callable[[Any, str], bool]
+CITY = {"type": "object", "properties": {"城市": {"type": "string"}}, "required": ["城市"]}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="its newest llguidance allows escapes")
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (CITY, r'{"城市": "北京", "\u57ce\u5e02": 1}'),
+        ({**CITY, "properties": {"a": {"const": 1}}, "required": ["a"]}, r'{"a": 1, "\u0061": 2}'),
+        ({"type": "object", "patternProperties": {"^a": {"const": 1}}}, r'{"\u0061b": 2}'),
+        (CITY, '{"城市": "北京", "城市": 1}'),
+    ],
+)
+def test_a_name_has_one_spelling(allows: Allows, schema: dict[str, Any], text: str) -> None:
+    assert not allows(schema, text)
+
+
+@pytest.mark.parametrize("text", ['{"城市": "北京"}', r'{"城市": "\n\"\\", "b\t": 1}'])
+def test_other_escapes_are_allowed(allows: Allows, text: str) -> None:
+    assert allows(CITY, text)
+
+
+@pytest.mark.parametrize("text", ["\x01", "\\\x1b[0m", r"\u0001", "\u00e9"])
+def test_constants_keep_every_character(allows: Allows, text: str) -> None:
+    assert allows({"const": text}, json.dumps(text, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("schema", "most"),
+    [
+        ({"additionalProperties": {"type": "integer"}}, 1),
+        ({"properties": {"a": {}, "b": {}}, "required": ["a", "b"]}, 3),
+        ({"patternProperties": {"^a": {}}, "additionalProperties": False}, 1),
+    ],
+)
+def test_least_properties(chatglm3_tiny: ChatTokenizer, schema: dict[str, Any], most: int) -> None:
+    def compile_with(least: int) -> None:
+        grammar = Grammar.json_schema({"type": "object", **schema, "minProperties": least})
+        compiler_of(chatglm3_tiny).compile(grammar)
+
+    compile_with(most)
+    with pytest.raises(
+        InvalidParameterError, match=f"minProperties is {most + 1};.*limit is {most}"
+    ):
+        compile_with(most + 1)
+
+
+def test_listed_properties_may_all_be_needed(allows: Allows) -> None:
+    closed = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"const": 2}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+        "minProperties": 2,
+    }
+    assert allows(closed, '{"a": 1, "b": 2}')
+
+
+@pytest.mark.parametrize("name", ["类型", "List[int]", "My Type", "a/b", "a~b", "50%"])
+def test_definitions_may_have_any_name(allows: Allows, name: str) -> None:
+    pointer = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    schema = {"$ref": f"#/$defs/{pointer}", "$defs": {name: {"const": 1}}}
+    assert allows(schema, "1")
