@@ -130,8 +130,8 @@ class DeviceThread:
         if self._thread is None:
             # A daemon, so that a process can exit without `close`; stopped by atexit, so that it
             # never ends in the middle of a device call.
+            self._process = os.getpid()  # first, because other threads check both without the lock
             self._thread = threading.Thread(target=self._run, name="device", daemon=True)
-            self._process = os.getpid()
             self._thread.start()
             atexit.register(self.stop)
 

@@ -26,6 +26,7 @@ from glm_multiuser.input_processor import History, InputProcessor, Params, Promp
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.structured import GrammarMatcher
 from glm_multiuser.tokenizers import AnswerReader
+from glm_multiuser.worker_threads import run_on
 
 
 class GenerationMixin(InputProcessor):
@@ -195,7 +196,7 @@ class GenerationMixin(InputProcessor):
                 handles.append(Handle(answer, events, self._enqueue(request, wait=True)))
                 if request.params.stop:
                     # Only its reader finds a stop string, and ends the request there.
-                    readers.submit(handles[-1].result)
+                    run_on(readers, handles[-1].result)
             readers.shutdown()
             return [handle.result() for handle in handles]
         except BaseException:

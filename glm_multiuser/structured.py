@@ -27,6 +27,7 @@ from glm_multiuser.json_schema import for_llguidance
 from glm_multiuser.sampling_rows import Mask
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.forms import one_of
+from glm_multiuser.worker_threads import run_on
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ class GrammarMatcher:
             return
         if not self.complete:
             self._mask = Future()
-            _threads().submit(self._compute)
+            run_on(_threads(), self._compute)
 
     def allowed(self) -> Mask:
         """Waits for the mask of allowed next tokens, [vocab_size].

@@ -106,6 +106,7 @@ class Engine(StepLoop):
         Raises:
             EngineClosedError, QueueFullError: as `submit` does.
         """
+        self._device_thread.check_process()
         with self._lock:
             refusal = self._refusal_of_group(group)
         if refusal is not None:
@@ -168,8 +169,10 @@ class Engine(StepLoop):
 
         Raises:
             InvalidParameterError: `drain` is not a number.
+            EngineClosedError: this process was forked from the engine's.
         """
         drain = check_seconds("drain", drain)
+        self._device_thread.check_process()
         if self._device_thread.stopped:
             return  # the process is ending
         with self._lock:
@@ -254,6 +257,7 @@ class Engine(StepLoop):
 
     def numbers(self) -> tuple[int, int, int]:
         """Number of busy slots, of idle slots, and of waiting requests."""
+        self._device_thread.check_process()
         with self._lock:
             slots = self._scheduler.slots
             return slots.busy, slots.idle, len(self._scheduler.waiting)
@@ -266,6 +270,7 @@ class Engine(StepLoop):
 
     def resident_bytes(self) -> int:
         """Memory of the caches, from the tokens in the slots; those of a step count after it."""
+        self._device_thread.check_process()
         with self._lock:
             slots, running = self._scheduler.slots, list(self._scheduler.running.values())
             held = [*(request.resident_tokens for request in running), *slots.idle_tokens()]
@@ -274,6 +279,7 @@ class Engine(StepLoop):
 
     def slots(self) -> list[SlotReport]:
         """The state of each slot, by its number."""
+        self._device_thread.check_process()
         with self._lock:
             running = dict(self._scheduler.running)
             holders = self._scheduler.slots.holders()

@@ -6,16 +6,18 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Optional
 
 from glm_multiuser.errors import EngineClosedError
 from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import SECRET_BYTES, Identity, identity_of, owner_of
 from glm_multiuser.sessions.session import Session, SessionInfo
+from glm_multiuser.worker_threads import run_on
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,10 @@ class _Load:
     done: bool = False
     session: Optional[Session] = None
 
+    @property
+    def takes_room(self) -> bool:
+        return not self.done or self.session is not None
+
 
 class SessionStore:
     """The sessions of one engine. Thread-safe; only `forget`, `read`, `list` and `close` wait for
@@ -79,6 +85,8 @@ class SessionStore:
         self._loads: dict[Identity, _Load] = {}
         self._inserted: dict[Identity, Session] = {}
         """From `insert`, until they are used; they count towards no limit."""
+        self._removing: Counter[Identity] = Counter()
+        """Those whose file is still to be removed: it is not read any more."""
         self._names: OrderedDict[str, Hashable] = OrderedDict()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="session-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="session-writer")
@@ -134,7 +142,7 @@ class SessionStore:
             if self.folder is None:
                 return
             self._unwritten[identity] = session
-        self._writer.submit(self._write, identity)
+        run_on(self._writer, partial(self._write, identity))
 
     def ready(self, identity: Identity, gone: Callable[[], bool]) -> bool:
         """Whether `take` can return without waiting for a read. If False, `on_change` follows.
@@ -149,13 +157,13 @@ class SessionStore:
             load = self._loads.get(identity)
             if load is not None and not load.gone():
                 return load.done
-            if self.folder is None:
+            if self.folder is None or self._removing[identity]:
                 return True
             self._loads = {key: one for key, one in self._loads.items() if not one.gone()}
-            if len(self._loads) >= LOADS_MAX:
+            if sum(one.takes_room for one in self._loads.values()) >= LOADS_MAX:
                 return False
             self._loads[identity] = load = _Load(gone)
-        self._readers.submit(self._read, self.folder, identity, load)
+        run_on(self._readers, partial(self._read, self.folder, identity, load))
         return False
 
     def take(self, identity: Identity) -> Optional[Session]:
@@ -187,9 +195,7 @@ class SessionStore:
 
     def discard(self, identity: Identity) -> None:
         """`forget` without waiting; logs files that cannot be removed."""
-        self._drop_all(identity)
-        if self.folder is not None:
-            self._writer.submit(self._remove, self.folder, identity)
+        self._begin_removal(identity).add_done_callback(_log_failure)
 
     def forget(self, identity: Identity) -> None:
         """Removes a session from memory and disk; waits for the disk.
@@ -198,21 +204,31 @@ class SessionStore:
             EngineClosedError: there is a folder, and the store is closed.
             OSError: a file could not be removed.
         """
-        self._drop_all(identity)
+        if self.folder is not None and self._closed.is_set():
+            raise EngineClosedError("the engine is closed; it removes no sessions")
+        self._begin_removal(identity).result()
+
+    def _begin_removal(self, identity: Identity) -> Future[None]:
+        """Drops a session from memory, and removes its file after pending writes."""
+        removed: Future[None] = Future()
+        with self._lock:
+            self._drop(identity)
+            self._unwritten.pop(identity, None)
+            self._loads.pop(identity, None)
+            self._inserted.pop(identity, None)
+            self._removing[identity] += self.folder is not None
         if self.folder is None:
-            return
-        try:
-            # On the writer thread, after pending writes.
-            removal = self._writer.submit(self.folder.forget, identity)
-        except RuntimeError:  # the executor is shut down
-            raise EngineClosedError("the engine is closed; it removes no sessions") from None
-        removal.result()
+            removed.set_result(None)
+        else:
+            run_on(self._writer, partial(self._remove, self.folder, identity, removed))
+        return removed
 
     def read(self, identity: Identity) -> Optional[Session]:
         """Returns the session from memory or disk, without removing it. Waits for the disk."""
         with self._lock:
             found = self._inserted.get(identity) or self._in_memory(identity)
-        return found or (self.folder.load(identity) if self.folder else None)
+            is_on_disk = self.folder is not None and not self._removing[identity]
+        return found or (self.folder.load(identity) if self.folder and is_on_disk else None)
 
     def list(self, owner: bytes) -> list[SessionInfo]:
         """Lists a tenant's sessions in memory and on disk, including copies of those in slots."""
@@ -273,20 +289,12 @@ class SessionStore:
         _, session = self._kept.pop(identity, (0.0, None))
         self._kept_bytes -= session.nbytes if session else 0
 
-    def _drop_all(self, identity: Identity) -> None:
-        with self._lock:
-            self._drop(identity)
-            self._unwritten.pop(identity, None)
-            self._loads.pop(identity, None)
-            self._inserted.pop(identity, None)
-
     def _make_room(self) -> None:
         now = time.monotonic()
-        while self._kept:
-            oldest, (used, _) = next(iter(self._kept.items()))
-            if self._kept_bytes <= self._memory and now - used <= self._ttl:
-                return
-            self._drop(oldest)
+        for identity in [key for key, (used, _) in self._kept.items() if now - used > self._ttl]:
+            self._drop(identity)
+        while self._kept_bytes > self._memory:
+            self._drop(next(iter(self._kept)))
 
     def _collect(self) -> None:
         """Drops expired sessions regularly until `close`, even if nothing is saved."""
@@ -325,8 +333,21 @@ class SessionStore:
         load.done = True
         self.on_change()
 
-    def _remove(self, folder: SessionFolder, identity: Identity) -> None:
+    def _remove(self, folder: SessionFolder, identity: Identity, removed: Future[None]) -> None:
         try:
             folder.forget(identity)
-        except OSError as error:
-            logger.warning("a session is not removed: %s", error)
+        except Exception as error:
+            failure: Optional[Exception] = error
+        else:
+            failure = None
+        with self._lock:
+            self._removing -= Counter([identity])
+        if failure is None:
+            removed.set_result(None)
+        else:
+            removed.set_exception(failure)
+
+
+def _log_failure(removed: Future[None]) -> None:
+    if removed.exception() is not None:
+        logger.warning("a session is not removed: %s", removed.exception())

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
@@ -264,16 +264,28 @@ def test_while_a_model_is_loaded_the_others_go_on(
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_is_told(llm: MultiUserLLM) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_forked_process_is_told(llm: MultiUserLLM, busy: bool) -> None:
     llm.submit("who", params=GREEDY).result()
+    gate = Gate()
+    runner_of(llm).before = gate
+    running = [llm.submit("who", params=GREEDY)] if busy else []
+    calls: list[Callable[[], object]] = [
+        lambda: llm.submit("who", params=GREEDY),
+        *(llm.check_queue, llm.stats, llm.slots, llm.close, lambda: llm.forget("who")),
+    ]
     child = os.fork()
     if not child:
-        code = 1
+        told = 0
         try:
-            llm.submit("who", params=GREEDY)
-        except EngineClosedError as error:
-            code = 0 if f"forked from process {os.getppid()}" in str(error) else 2
+            for call in calls:
+                try:
+                    call()
+                except EngineClosedError as error:
+                    told += f"forked from process {os.getppid()}" in str(error)
         finally:
-            os._exit(code)
+            os._exit(len(calls) - told)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    gate.open()
+    assert all(one.result().token_ids for one in running)
     assert llm.submit("who", params=GREEDY).result().token_ids
