@@ -15,6 +15,8 @@ WRITTEN_MAX = 10_000
 """Maximum of characters that all counted repetitions of a grammar add."""
 GROUP_MAX = 1000
 """Maximum of characters of one repeated group: compile time may grow with their square."""
+SUFFIXES_MAX = 4000
+"""Maximum of `*`, `+` and `?` in a grammar, for the same reason."""
 
 Part = tuple[str, int]
 """("(", 0), (")", 0), ("times", count), ("suffix", 1) of `*`, `+`, `?`, or ("text", length)."""
@@ -30,16 +32,18 @@ def check_regexes(patterns: Iterable[str]) -> None:
     """Checks all patterns of one grammar.
 
     Raises:
-        InvalidParameterError: their repetitions are too large.
+        InvalidParameterError: their repetitions are too large, or too many.
     """
-    _check(sum(_length(_regex_parts(pattern)) - len(pattern) for pattern in patterns))
+    all_parts = [(pattern, list(_regex_parts(pattern))) for pattern in patterns]
+    _check(sum(_length(parts) - len(pattern) for pattern, parts in all_parts))
+    _check_suffixes(part for _, parts in all_parts for part in parts)
 
 
 def check_lark(text: str) -> None:
     """Checks a Lark grammar, whose terminals may refer to others, which multiplies repetitions.
 
     Raises:
-        InvalidParameterError: its repetitions are too large.
+        InvalidParameterError: its repetitions are too large, or too many.
     """
     lengths: dict[str, int] = {}
     bodies: dict[str, list[re.Match[str]]] = {}
@@ -71,6 +75,8 @@ def check_lark(text: str) -> None:
 
     try:
         _check(sum(map(length_of, bodies)) - len(text))
+        texts = [match["text"][1:-1] for body in bodies.values() for match in body if match["text"]]
+        _check_suffixes(part for one in texts for part in _regex_parts(one))
     except RecursionError:
         raise InvalidParameterError(
             "grammar has too many terminals that name each other", "grammar"
@@ -119,6 +125,14 @@ def _length(parts: Iterable[Part]) -> int:
 def _check(added: int) -> None:
     if added > WRITTEN_MAX:
         raise _too_long("all", added, WRITTEN_MAX)
+
+
+def _check_suffixes(parts: Iterable[Part]) -> None:
+    count = sum(kind == "suffix" for kind, _ in parts)
+    if count > SUFFIXES_MAX:
+        raise InvalidParameterError(
+            f"grammar has {count} of *, + and ?; it may have at most {SUFFIXES_MAX}", "grammar"
+        )
 
 
 def _too_long(what: str, length: int, limit: int) -> InvalidParameterError:

@@ -11,6 +11,7 @@ from typing import Any, Optional
 from urllib.parse import quote
 
 from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.grammar import PROPERTIES_MAX
 from glm_multiuser.json_schema_unions import (
     OF_SCHEMAS,
     OF_VALUES,
@@ -130,6 +131,12 @@ def _with_listed_names(schema: dict[str, Any], root: dict[str, Any]) -> dict[str
     if not isinstance(known, dict):
         return schema
     listed = dict.fromkeys(names, other)
+    if len(listed) > PROPERTIES_MAX:
+        raise InvalidParameterError(
+            f"grammar has propertyNames that list {len(listed)} properties; an object may have at "
+            f"most {PROPERTIES_MAX}",
+            "grammar",
+        )
     properties = {**listed, **{name: known[name] for name in known.keys() & listed.keys()}}
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
     return {**rest, "properties": properties, "additionalProperties": False}

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol, Union
@@ -27,7 +27,7 @@ from glm_multiuser.json_schema import for_llguidance
 from glm_multiuser.sampling_rows import Mask
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.forms import one_of
-from glm_multiuser.worker_threads import run_on
+from glm_multiuser.worker_threads import on_large_stack, run_on
 
 logger = logging.getLogger(__name__)
 
@@ -104,19 +104,22 @@ class GrammarCompiler:
         """
         # One at a time, so that a slow grammar delays only other structured requests.
         with self._lock:
-            matcher = self._matcher(self._written(grammar, continued, raw))
-            never = self._special_ids
-            if grammar.kind == "tool_call":
-                never = np.setdiff1d(never, self._call_ids)
-            made = GrammarMatcher(matcher, self.vocab_size, self.stop_token_ids, never)
-            try:
-                made.allowed()
-            except GenerationError as error:
-                raise InvalidParameterError(
-                    f"grammar of kind {grammar.kind} cannot be served: "
-                    f"{self._rejected_function(grammar)}{error}",
-                    "grammar",
-                ) from None
+            return on_large_stack(partial(self._compile, grammar, continued, raw))
+
+    def _compile(self, grammar: Grammar, continued: bool, raw: bool) -> GrammarMatcher:
+        matcher = self._matcher(self._written(grammar, continued, raw))
+        never = self._special_ids
+        if grammar.kind == "tool_call":
+            never = np.setdiff1d(never, self._call_ids)
+        made = GrammarMatcher(matcher, self.vocab_size, self.stop_token_ids, never)
+        try:
+            made.allowed()
+        except GenerationError as error:
+            raise InvalidParameterError(
+                f"grammar of kind {grammar.kind} cannot be served: "
+                f"{self._rejected_function(grammar)}{error}",
+                "grammar",
+            ) from None
         return made
 
     def _matcher(self, grammars: list[dict[str, Any]]) -> LLMatcher:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glm_multiuser.sessions import store as module
 from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import Identity
 from glm_multiuser.sessions.session import Session
@@ -85,7 +84,7 @@ def test_an_expired_session_goes_although_it_was_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     store = SessionStore(memory=1 << 20, ttl=10)
     old, young = store.identity(b"", "old"), store.identity(b"", "young")
     store.put(old, SESSION)
