@@ -31,6 +31,7 @@ import xxhash
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
 from glm_multiuser.config import folder_of
 from glm_multiuser.device import cores
+from glm_multiuser.huge_pages import advise_huge_pages
 from glm_multiuser.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -144,8 +145,7 @@ class WeightCache:
             raise ValueError("it is cut short")
         # Private, so that this process cannot change the file.
         memory = mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        advise_huge_pages(memory, True)
         arrays, end = {}, begin
         for name, (shape, dtype) in self.sizes.items():
             flat = np.frombuffer(memory, dtype, math.prod(shape), end)

@@ -23,6 +23,7 @@ from glm_multiuser.checkpoint.matching import Filled, common_dtype, kept_types, 
 from glm_multiuser.checkpoint.stored_tensor import Sizes
 from glm_multiuser.device import cores
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.huge_pages import advise_huge_pages
 from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
@@ -171,8 +172,7 @@ def allocate(sizes: Sizes) -> dict[str, Array]:
         places[name] = end
         end += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
     memory = mmap.mmap(-1, max(1, end), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    advise_huge_pages(memory, True)
     return {
         name: np.frombuffer(memory, dtype, math.prod(shape), places[name]).reshape(shape)
         for name, (shape, dtype) in sizes.items()

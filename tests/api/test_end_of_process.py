@@ -74,3 +74,23 @@ def test_threads_go_on_after_the_main_thread(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
     )
     assert ended.stdout == "40 stop 40 [3, 3] 40 None\n", ended.stderr
+
+
+RUNNING = """
+from glm_multiuser import MultiUserLLM, SamplingParams
+
+llm = MultiUserLLM.from_pretrained({folder!r}, users=2, seq_length=512, progress=lambda *told: None)
+params = SamplingParams(max_tokens=400, ignore_eos=True)
+handles = [llm.submit([5, 6, 7], user=user, params=params) for user in range(2)]
+next(handles[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_end_while_requests_run() -> None:
+    program = RUNNING.format(folder=str(find_checkpoint(DEFAULT_CHECKPOINT)))
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+        )
+        assert ended.returncode == 0, ended.stderr

@@ -137,3 +137,21 @@ def test_a_library_is_up_to_date_until_something_that_it_is_built_from_is_newer(
     os.utime(header, ns=(1, 1))
     os.utime(target, ns=(latest - 10**9, latest - 10**9))
     assert not is_up_to_date(target), "the flags are in the file that builds it"
+
+
+@needs_compiler
+def test_a_source_that_is_saved_during_a_build_is_built_again(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, target = compiler._run, tmp_path / "native.so"
+
+    def run_and_save(command: list[str]) -> None:
+        compiled(command)
+        if "-shared" in command:
+            next(sources.glob("*.cpp")).touch()
+
+    build(target, levels=["plain"])
+    assert is_up_to_date(target)
+    monkeypatch.setattr(compiler, "_run", run_and_save)
+    build(target, levels=["plain"])
+    assert not is_up_to_date(target)

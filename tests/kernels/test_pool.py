@@ -6,6 +6,7 @@ import ctypes
 import platform
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,3 +121,25 @@ def test_spin_time_does_not_change_answers(best_level: ctypes.CDLL, spin_time: i
         assert all(attend(0) == expected for _ in range(20))
     finally:
         best_level.glm_set_spin_time(50)
+
+
+FEWER_THREADS = """
+import resource
+from tests.kernels.calling import bits, native
+from tests.kernels.test_linear import Product
+
+product = Product.random("linear", "float32", 8, 64, 4096)
+native().glm_set_threads(1)
+alone = bits(product.run())
+native().glm_set_threads(64)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (100 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print(bits(product.run()) == alone)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="statm is Linux's")
+def test_threads_that_the_system_refuses_are_not_needed() -> None:
+    ended = subprocess.run([sys.executable, "-c", FEWER_THREADS], capture_output=True, text=True)
+    assert ended.stdout == "True\n", ended.stderr

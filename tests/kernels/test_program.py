@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from glm_multiuser.backends.native import library, operators
 from glm_multiuser.backends.native.packing import Packing
 from glm_multiuser.backends.native.program import CapturedProgram, Program, Value
-from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.errors import ConfigError, GLMMultiUserError
 from tests.kernels.calling import PROPERTY, bits, call, native, number, run
 from tests.kernels.memory import placed
 from tests.kernels.weights import pack_whole
@@ -245,3 +245,14 @@ def test_a_kernel_that_there_is_not() -> None:
     program = Program()
     with pytest.raises(KeyError, match="no kernel 'run_program'"):
         program.add("run_program", [program.step_inputs(1)], [])
+
+
+def test_a_step_that_takes_more_memory_than_offsets_reach() -> None:
+    program = Program()
+    used, weight = program.step_inputs(1), np.ones(1100, np.float32)
+    table = Value(program, (8, 1100), "float32")
+    x = operators.take_rows()(table, program.step_inputs(1 << 20), used)
+    norm = operators.rms_norm()(x, used, weight, FEW)
+    result = operators.rms_norm()(norm, used, weight, FEW)
+    with pytest.raises(ConfigError, match=r"8,800 MiB.*at most 8,191: prefill_chunk is too large"):
+        program.code([result])

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -92,6 +93,7 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
     Raises:
         BuildError: the build failed; an existing library is unchanged.
     """
+    started = time.time_ns()
     compiler = _compiler()
     wanted = LEVEL_FLAGS if levels is None else levels
     levels = [name for name in wanted if _supports(compiler, LEVEL_FLAGS[name])]
@@ -118,6 +120,8 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
             _run([*link, *STATIC])
         except BuildError:  # some systems package the static libstdc++ separately
             _run(link)
+    # A source that was saved meanwhile is newer.
+    os.utime(linked, ns=(started, started))
     # Not written in place, which would crash processes that use the old library.
     linked.replace(target)
 

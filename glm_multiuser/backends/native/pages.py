@@ -7,7 +7,6 @@ allocated at once and kept.
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
 import mmap
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from glm_multiuser.huge_pages import advise_huge_pages
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,7 @@ class PagedArray:
         # Without MAP_NORESERVE, the system may refuse to map more than its physical memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self._map = mmap.mmap(-1, size, flags=flags)
-        try:
-            # A huge page would allocate 2 MB on the first write.
-            self._map.madvise(mmap.MADV_NOHUGEPAGE)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a system without huge pages
-                raise
+        advise_huge_pages(self._map, False)  # one would allocate 2 MB on the first write
         self.array = np.frombuffer(self._map, dtype).reshape(shape)
 
     def trim(self, row: int, size: int) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.backends.native import library
-from glm_multiuser.errors import GLMMultiUserError
+from glm_multiuser.errors import ConfigError, GLMMultiUserError
 
 Shape = tuple[int, ...]
 
@@ -38,6 +38,10 @@ MEMORY, CODE, INPUTS, PARAMETERS = -1, 0, 1, 2
 
 LINE = 16
 """Words of a cache line, to which values in the library's memory are aligned."""
+WORD = 4
+"""Bytes of a word."""
+MEMORY_WORDS_MAX = 2**31 - 1
+"""Limit of that memory, whose offsets are int32."""
 
 
 @dataclass(eq=False)
@@ -143,7 +147,11 @@ class Program:
         return self._buffers[id(x)]
 
     def code(self, results: Sequence[Value]) -> NDArray[np.int32]:
-        """Encodes the program; `results` are the outputs of the operator."""
+        """Encodes the program; `results` are the outputs of the operator.
+
+        Raises:
+            ConfigError: the values of a step take more memory than int32 offsets reach.
+        """
         for buffer, result in enumerate(results, PARAMETERS + len(self.parameters)):
             result.buffer = buffer
         operands = [operand for one in self._instructions for operand in one.operands]
@@ -153,7 +161,13 @@ class Program:
         for kernel, of_it in self._instructions:
             words = [one if isinstance(one, int) else numbers[one] for one in of_it]
             instructions += [kernel, len(words), *words]
-        head = [len(values), len(self._instructions), self._plan_memory()]
+        words_of_memory = self._plan_memory()
+        if words_of_memory > MEMORY_WORDS_MAX:
+            raise ConfigError(
+                f"the values of a step take {words_of_memory * WORD >> 20:,} MiB, and may take at "
+                f"most {MEMORY_WORDS_MAX * WORD >> 20:,}: prefill_chunk is too large for this model"
+            )
+        head = [len(values), len(self._instructions), words_of_memory]
         end = len(head) + sum(4 + len(value.shape) for value in values) + len(instructions)
         for constant in self._constants.values():
             constant.offset = end
@@ -203,7 +217,8 @@ class CapturedProgram:
         self._launch = self._library.glm_capture()
         if self._launch is None:
             raise GLMMultiUserError("MindSpore has not launched the operator of the step")
-        weakref.finalize(self, self._library.glm_forget, self._launch)
+        # Not at exit, where the device thread may still replay it.
+        weakref.finalize(self, self._library.glm_forget, self._launch).atexit = False
 
     def replay(self) -> None:
         """Raises GLMMultiUserError if a kernel rejects its arguments."""

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if defined(__SSE__)
@@ -136,24 +137,42 @@ struct Pool {
     for (int i = 0; i < count; ++i)
       ranges[i].set(first_of(i, count, pieces), first_of(i + 1, count, pieces));
     Job mine{work, context, ranges.get(), count};
-    for (; helpers < count - 1; ++helpers)
-      std::thread(&Pool::help, this, helpers).detach();
-    job.store(&mine);
+    start_helpers(count - 1);
+    const Published published{*this, &mine};
     number.fetch_add(1);
     if (sleeping.load() > 0) {
       { std::lock_guard<std::mutex> lock(mutex); }
       wake.notify_all();
     }
     mine.run(0);
-    job.store(nullptr);
-    for (int spins = 0; inside.load() > 0; ++spins) {
-      if (spins < 4096) {
-        relax();
-      } else {
-        std::this_thread::yield();
-      }
+  }
+
+  // Without a thread that the system refuses to start, the others steal its pieces.
+  void start_helpers(int wanted_helpers) {
+    try {
+      for (; helpers < wanted_helpers; ++helpers)
+        std::thread(&Pool::help, this, helpers).detach();
+    } catch (const std::system_error&) {
     }
   }
+
+  // Makes a job visible to helpers; it ends, also by an exception, when none of them accesses the job.
+  struct Published {
+    Pool& pool;
+
+    Published(Pool& pool, Job* job) : pool(pool) { pool.job.store(job); }
+    Published(const Published&) = delete;
+    ~Published() {
+      pool.job.store(nullptr);
+      for (int spins = 0; pool.inside.load() > 0; ++spins) {
+        if (spins < 4096) {
+          relax();
+        } else {
+          std::this_thread::yield();
+        }
+      }
+    }
+  };
 };
 
 // Never destroyed: helpers may still access it while the process exits.

@@ -73,7 +73,10 @@ int execute(void** data, int* ranks, int64_t** shapes, const char** dtypes) {
   static Operands& known = *new Operands;
   static std::vector<int64_t>& dims = *new std::vector<int64_t>;
   known.clear();
-  dims.resize(shapes[0][0]);
+  int64_t all_dims = 0;
+  const int32_t* one = code;
+  for (int value = 0; value < values; ++value, one += 4 + one[3]) all_dims += one[3];
+  dims.resize(all_dims);
   int64_t* shape = dims.data();
   for (int value = 0; value < values; ++value) {
     const int tensor = code[0], rank = code[3];
