@@ -46,7 +46,7 @@ PAGE_HEADERS = {
 }
 """Response headers of the page and its files."""
 CORS_HEADERS = (
-    *("authorization", "content-type", "x-session-id", "x-request-timeout"),
+    *("authorization", "content-type", "x-session-id", "x-request-timeout", "x-request-id"),
     *("openai-organization", "openai-project", "user-agent", "x-api-key", "anthropic-version"),
     *("anthropic-beta", "anthropic-dangerous-direct-browser-access"),
 )
@@ -100,7 +100,7 @@ def wrap_middleware(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=CORS_HEADERS,
-            expose_headers=["x-request-id", "request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after", "x-should-retry"],
         )
     guarded = HostMiddleware(guarded, settings.allowed_hosts)
     if settings.root_path:

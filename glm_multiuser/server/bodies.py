@@ -22,6 +22,21 @@ ONE_OF = "one_of"
 """Error type for an object whose `type` is unknown."""
 
 
+def _with_few_fields(given: Any, limit: int) -> Any:
+    if isinstance(given, dict) and len(given) > limit:
+        raise PydanticCustomError(
+            "too_many_fields",
+            "An object may have at most {limit} fields, not {number}",
+            {"limit": limit, "number": len(given)},
+        )
+    return given
+
+
+def few_fields(limit: int = FIELDS_MAX) -> BeforeValidator:
+    """For an object of any names: rejects more fields than this before their values are checked."""
+    return BeforeValidator(lambda given: _with_few_fields(given, limit))
+
+
 class Strict(BaseModel):
     """Rejects unknown fields and values of the wrong type."""
 
@@ -30,13 +45,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_number_of_fields(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > FIELDS_MAX:
-            raise PydanticCustomError(
-                "too_many_fields",
-                "An object may have at most {limit} fields, not {number}",
-                {"limit": FIELDS_MAX, "number": len(given)},
-            )
-        return given
+        return _with_few_fields(given, FIELDS_MAX)
 
 
 class Lenient(BaseModel):

@@ -50,7 +50,7 @@ class APIError(GLMMultiUserError):
     @property
     def headers(self) -> dict[str, str]:
         headers = {}
-        if self.retry_after is not None:
+        if self.retry_after is not None and math.isfinite(self.retry_after):
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == http.HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"

@@ -64,6 +64,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "any", "name": "f"}}, "tool_choice.name: "),
     ({"thinking": {"type": "often"}}, "thinking.type: "),
     ({"metadata": {"user_id": "x" * 257}}, "the session's name has 257 characters"),
+    (
+        {
+            "messages": [*HELLO, {"role": "assistant", "content": "{"}],
+            "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        },
+        "output_config.format describes the whole answer",
+    ),
+    (
+        {
+            "messages": [*HELLO, {"role": "assistant", "content": "I"}],
+            "tools": [TOOL],
+            "tool_choice": {"type": "any"},
+        },
+        "tool_choice forces a call",
+    ),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers: "),
     ({"temprature": 1}, "temprature: unknown field"),
     ({"messages": [{"role": "user", "content": "x" * SEQ_LENGTH}]}, f"seq_length {SEQ_LENGTH}"),

@@ -75,3 +75,22 @@ def test_unknown_fields(model: type[BaseModel], fields: dict[str, Any], place: A
     field, message = problem_of(problem, place)
     assert problem["loc"] == place
     assert message == f"{field or 'body'}: An object may have at most 256 fields, not 257"
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "value", "limit"),
+    [
+        (ChatRequest, "logit_bias", "x", 1024),
+        (CompletionRequest, "logit_bias", "x", 1024),
+        (ResponseRequest, "client_metadata", 1, 256),
+        (ResponseRequest, "access_programs", 1, 256),
+        (ResponseRequest, "metadata", 1, 16),
+    ],
+)
+def test_objects_of_any_names(
+    model: type[BaseModel], field: str, value: object, limit: int
+) -> None:
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate({field: {str(number): value for number in range(2000)}})
+    (problem,) = [one for one in raised.value.errors() if one["loc"][0] == field]
+    assert problem["msg"] == f"An object may have at most {limit} fields, not 2000"

@@ -234,3 +234,20 @@ def test_prompts_that_see_themselves_in_both_directions_have_none(stream: bool) 
         with pytest.raises(openai.BadRequestError, match="echo with logprobs: ") as error:
             client.completions.create(model=MODEL, prompt=PROMPT, **fields)
         assert (error.value.param, error.value.code) == ("echo", "invalid_value")
+
+
+def test_too_many_prompts_are_rejected_before_they_are_read(
+    mock: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    async def text_token_ids(_: object, text: str, field: str) -> list[int]:
+        read.append(text)
+        return [1]
+
+    monkeypatch.setattr("glm_multiuser.server.openai.echo.text_token_ids", text_token_ids)
+    body = {"model": MODEL, "prompt": ["a"] * 1000, "echo": True, "logprobs": 1, "max_tokens": 1}
+    response = HTTP.post(f"{mock.url}/v1/completions", json=body)
+    assert response.status_code == 400
+    assert "1000 answers; one request may ask for" in response.json()["error"]["message"]
+    assert not read

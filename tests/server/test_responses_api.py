@@ -338,6 +338,7 @@ def test_a_wrong_field(client: openai.OpenAI, fields: Any, field: str, stream: b
         (r'"tools": [{"type": "function", "name": "\ud800"}]', "name"),
         ('"text": {"format": {"type": "text", "schema": {"x": [NaN]}}}', "text.format.schema"),
         (r'"text": {"format": {"type": "text", "name": "\ud800"}}', "text.format.name"),
+        (r'"instructions": "\ud800"', "instructions"),
     ],
 )
 def test_what_is_repeated_must_be_json(echo: InProcessServer, written: str, field: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -240,6 +241,11 @@ def test_so_many_generations_at_the_same_time_and_no_more() -> None:
         assert response.json()["code"] == "too_many_generations"
         assert "2 generations are open; step_entries is 2" in response.json()["error"]
         assert int(response.headers["retry-after"]) >= 1
+
+
+def test_without_an_expiry_nobody_is_told_when_to_come_back() -> None:
+    full = APIError(429, "too_many_generations", "full", retry_after=math.inf)
+    assert "Retry-After" not in full.headers
 
 
 def test_an_id_belongs_to_its_key() -> None:

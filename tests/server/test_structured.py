@@ -255,6 +255,15 @@ def test_fields_of_vllm(server: InProcessServer, fields: dict[str, Any], pattern
             "one of tools: get_weather, stop",
         ),
         (
+            {
+                "tools": TOOLS,
+                "tool_choice": "required",
+                "extra_body": {"continue_final_message": True},
+            },
+            "tool_choice",
+            "the last message cannot be the beginning of the answer",
+        ),
+        (
             {"tools": [*TOOLS, tool("f", {"oneOf": [{}, {}]})], "tool_choice": "required"},
             "tools",
             "cannot be served: parameters of function 'f'",

@@ -45,6 +45,13 @@ def as_chat(body: CountTokensRequest) -> Chat:
     choice = body.tool_choice
     one_call = choice is not None and choice.disable_parallel_tool_use
     form = body.output_config and body.output_config.format
+    continues = body.messages[-1].role == "assistant"
+    if form and continues:
+        raise _invalid(
+            "output_config.format",
+            "output_config.format describes the whole answer, so the last message cannot be its "
+            "beginning",
+        )
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": messages,
@@ -52,7 +59,7 @@ def as_chat(body: CountTokensRequest) -> Chat:
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": False if one_call else None,
         "response_format": _response_format(form) if form else None,
-        "continue_final_message": body.messages[-1].role == "assistant",
+        "continue_final_message": continues,
     }
     if isinstance(body, MessagesRequest):
         fields.update(

@@ -136,16 +136,23 @@ class Chat:
     def _renamed(self, error: APIError) -> APIError:
         if error.field is None:
             return error
-        field, message = self._rename(error.field), self._rename(str(error))
+        message = self._rename(str(error))
+        place = self._place(str(error)) if error.field == "messages" else None
+        field = self._rename(error.field) if place is None else re.split(r"\W", place)[0]
         return APIError(error.status, error.code, message, field, error.retry_after)
+
+    def _place(self, text: str) -> Optional[str]:
+        """Returns the location of the message that the text names, in the other protocol."""
+        message = MESSAGE.search(text)
+        number = int(message[1] or message[2]) if message is not None else len(self.places)
+        return self.places[number] if number < len(self.places) else None
 
     def _rename(self, text: str) -> str:
         """Replaces the first field name in the text by the other protocol's name. After a place,
         only that of a call, because other words may be the client's own."""
-        message = MESSAGE.search(text)
-        if message is not None and int(message[1] or message[2]) < len(self.places):
-            place = self.places[int(message[1] or message[2])]
-            text = text[: message.start()] + place + text[message.end() :]
+        place = self._place(text)
+        if place is not None:
+            text = MESSAGE.sub(lambda _: place, text, count=1)
             return text.replace(CALL_ID, self.names[CALL_ID], 1)
         words = re.search(rf"\b({'|'.join(self.names)})\b", text)
         if words is None:

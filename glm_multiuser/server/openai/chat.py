@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Iterator, Sequence
@@ -39,11 +40,14 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
     group = await start_chat(request, body, kind)
     if body.stream:
         return stream(group, ChatChunks(group, body), body.include_usage)
-    choices = [
-        _choice(index, result, pieces, group, body)
-        for index, (result, pieces) in enumerate(await group.whole(request))
-    ]
-    return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+    answers = await group.whole(request)
+
+    def respond() -> JSONResponse:
+        choices = [_choice(index, *one, group, body) for index, one in enumerate(answers)]
+        return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+
+    # Log-probabilities of long answers take a second to write.
+    return await asyncio.to_thread(respond) if body.logprobs else respond()
 
 
 async def start_chat(request: Request, body: ChatRequest, kind: tuple[str, str]) -> GenerationGroup:
@@ -75,6 +79,13 @@ def _continues(body: ChatRequest) -> bool:
             f"add_generation_prompt is {json.dumps(continues)} and continue_final_message is "
             f"{json.dumps(continues)}; one of them must be true, and the other one false",
             field="add_generation_prompt",
+        )
+    if continues and body.forces_call:
+        raise APIError(
+            400,
+            BAD_REQUEST,
+            "tool_choice forces a call, so the last message cannot be the beginning of the answer",
+            field="tool_choice",
         )
     return continues
 

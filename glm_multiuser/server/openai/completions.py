@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
@@ -13,7 +14,11 @@ from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.openai.echo import echoed, read_prompts
 from glm_multiuser.server.openai.fields import Prompt
-from glm_multiuser.server.openai.generation_group import GenerationGroup, start
+from glm_multiuser.server.openai.generation_group import (
+    GenerationGroup,
+    check_number_of_answers,
+    start,
+)
 from glm_multiuser.server.openai.logprobs import completion_logprobs, joined
 from glm_multiuser.server.openai.requests import CompletionRequest
 from glm_multiuser.server.openai.response_models import Completion
@@ -36,6 +41,8 @@ async def completions(request: Request, body: CompletionRequest) -> Any:
     With `stream`, returns an event stream of `text_completion` objects, ended by `[DONE]`.
     """
     _check(body)
+    # First, because tokenizing many prompts takes long.
+    check_number_of_answers(request, body, len(body.prompt))
     prompts = await read_prompts(request, body)
     # `_best` ranks answers by the mean log-probability of their tokens.
     logprobs = 0 if body.logprobs is None and _chooses(body) else body.logprobs
@@ -51,13 +58,18 @@ async def completions(request: Request, body: CompletionRequest) -> Any:
     if body.stream:
         return stream(group, CompletionChunks(group, body, prompts), body.include_usage)
     answers = await group.whole(request)
-    kept = [
-        (prompt, answer)
-        for place, prompt in enumerate(prompts)
-        for answer in _best(answers, place, body)
-    ]
-    choices = [_choice(index, *one, group, body) for index, one in enumerate(kept)]
-    return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+
+    def respond() -> JSONResponse:
+        kept = [
+            (prompt, answer)
+            for place, prompt in enumerate(prompts)
+            for answer in _best(answers, place, body)
+        ]
+        choices = [_choice(index, *one, group, body) for index, one in enumerate(kept)]
+        return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+
+    # Log-probabilities of long prompts take a second to write.
+    return respond() if body.logprobs is None else await asyncio.to_thread(respond)
 
 
 Answer = tuple[GenerationResult, list[Piece]]

@@ -23,7 +23,7 @@ from glm_multiuser.sampling_params import (
     STOP_MAX,
     biases_by_id,
 )
-from glm_multiuser.server.bodies import ONE_OF
+from glm_multiuser.server.bodies import ONE_OF, few_fields
 from glm_multiuser.server.settings import Limits
 
 CHOICES_MAX = Limits.choices
@@ -185,6 +185,7 @@ LogitBias = Annotated[
     Optional[dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]]],
     Field(max_length=LOGIT_BIASES_MAX),
     BeforeValidator(_biases),
+    few_fields(LOGIT_BIASES_MAX),
     WithJsonSchema(
         {
             "anyOf": [

@@ -132,6 +132,22 @@ class GenerationGroup:
         }
 
 
+def check_number_of_answers(request: Request, body: BaseRequest, prompts: int) -> None:
+    """Raises APIError if a request with so many prompts asks for too many answers."""
+    service = service_of(request)
+    wanted = body.choices * prompts
+    most = most_answers(service.settings.limits, service.models.get(body.model).settings.engine)
+    if wanted > most:
+        name = "n" if body.choices == (body.n or 1) else "best_of"
+        raise APIError(
+            400,
+            BAD_REQUEST,
+            f"{name} is {body.choices} for {prompts} prompts, which makes {wanted} answers; "
+            f"one request may ask for {most}",
+            field=name if body.choices > 1 else "prompt",
+        )
+
+
 async def start(
     request: Request,
     body: BaseRequest,
@@ -157,19 +173,9 @@ async def start(
         APIError: an invalid field, or as `Service.start`.
         ClientDisconnected: the client disconnected before a grammar was compiled.
     """
+    check_number_of_answers(request, body, len(prompts))
     service = service_of(request)
     model = service.models.get(body.model)
-    wanted = body.choices * len(prompts)
-    most = most_answers(service.settings.limits, model.settings.engine)
-    if wanted > most:
-        name = "n" if body.choices == (body.n or 1) else "best_of"
-        raise APIError(
-            400,
-            BAD_REQUEST,
-            f"{name} is {body.choices} for {len(prompts)} prompts, which makes {wanted} answers; "
-            f"one request may ask for {most}",
-            field=name if body.choices > 1 else "prompt",
-        )
     params = service.sampling(
         model,
         max_tokens=1 if max_tokens == 0 else max_tokens,

@@ -199,11 +199,15 @@ class ChatRequest(BaseRequest):
         return [tool.offered() for tool in callable_tools(self.tools or (), self.tool_choice)]
 
     @property
+    def forces_call(self) -> bool:
+        """Whether the answer must be a call."""
+        return call_mode(self.tool_choice) not in (None, "auto", "none")
+
+    @property
     def grammar_field(self) -> str:
         if super().answer_grammar() is not None:
             return super().grammar_field
-        forced = call_mode(self.tool_choice) not in (None, "auto", "none")
-        return "tools" if forced or self.response_format is None else "response_format"
+        return "tools" if self.forces_call or self.response_format is None else "response_format"
 
     def answer_grammar(self) -> Optional[Grammar]:
         tools = callable_tools(self.tools or (), self.tool_choice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Callable
@@ -30,9 +31,17 @@ async def _events(
     usage: dict[str, Any] = {"usage": None} if include_usage else {}
     # Chunks differ only in their choice, except the last, so the rest is encoded once.
     before, after = event({**group.head, "choices": ["here"], **usage}).split(b'"here"')
+
+    def chunks(index: int, piece: Piece) -> list[bytes]:
+        choices = choices_of(index, piece)
+        return [before + _encode(choice).encode("ascii") + after for choice in choices]
+
     async for index, piece in group.pieces():
-        for choice in choices_of(index, piece):
-            yield before + _encode(choice).encode("ascii") + after
+        # Log-probabilities of a long prompt take a second to write.
+        long = piece.prompt_logprobs is not None
+        made = await asyncio.to_thread(chunks, index, piece) if long else chunks(index, piece)
+        for one in made:
+            yield one
     if include_usage:
         yield event({**group.head, "choices": [], "usage": group.usage()})
     yield DONE

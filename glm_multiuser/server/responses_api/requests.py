@@ -18,6 +18,7 @@ from glm_multiuser.server.bodies import (
     MaxTokens,
     SessionName,
     Strict,
+    few_fields,
 )
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
@@ -114,7 +115,12 @@ ToolChoice = Annotated[
     ],
     CHOICE_TYPES,
 ]
-Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    few_fields(16),
+]
+Texts = Annotated[dict[str, str], few_fields()]
 
 
 class ResponseRequest(CommonFields):
@@ -135,7 +141,7 @@ class ResponseRequest(CommonFields):
     reasoning: Optional[Reasoning] = None
     include: Optional[LongList[str]] = Field(None, description=f"{LOGPROBS}; others are ignored.")
     top_logprobs: LogprobsCount = Field(None, description=f"Needs `include` with {LOGPROBS}.")
-    metadata: Optional[Metadata] = Field(None, max_length=16)
+    metadata: Optional[Metadata] = None
     store: Optional[bool] = Field(None, description="Needs a session; default: false.")
     previous_response_id: Optional[str] = Field(None, description="Stored in the same session.")
     user: SessionName = None
@@ -149,8 +155,8 @@ class ResponseRequest(CommonFields):
     prompt: Annotated[Any, Only(why=STORE_WHY)] = None
     truncation: Annotated[Any, Only("disabled", why=KEEPS_ALL)] = None
 
-    access_programs: Hint[dict[str, str]] = None
-    client_metadata: Hint[dict[str, str]] = None
+    access_programs: Hint[Texts] = None
+    client_metadata: Hint[Texts] = None
     image: Hint[dict[str, Any]] = None
     max_tool_calls: Hint[int] = None
     prompt_cache_key: Hint[str] = None
