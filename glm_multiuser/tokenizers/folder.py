@@ -11,10 +11,8 @@ from glm_multiuser.errors import CheckpointError
 
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
-ENDS = (
-    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
-    *("<|user|>", "<|observation|>"),
-)
+TURN_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+ENDS = (*TURN_ENDS, "<|user|>", "<|observation|>")
 """End-of-message tokens of Qwen, Llama 3 and GLM-4, used besides a folder's `eos_token`."""
 
 

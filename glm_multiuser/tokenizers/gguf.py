@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from glm_multiuser.checkpoint.gguf.config import END_KEYS, TOKENS
+from glm_multiuser.checkpoint.gguf.config import END_KEYS, LLAMA_IDS, TOKENS
 from glm_multiuser.checkpoint.gguf.file import GGUFFile, Strings, open_gguf
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
-from glm_multiuser.tokenizers.folder import ENDS
+from glm_multiuser.tokenizers.folder import ENDS, TURN_ENDS
 from glm_multiuser.tokenizers.sentencepiece_file import SentencePieceFile
 from glm_multiuser.tokenizers.tokenizer_json import PATTERN as QWEN2_PATTERN
 from glm_multiuser.tokenizers.tokenizer_json import vocabulary_of
@@ -78,7 +78,7 @@ class Pieces(NamedTuple):
     names: list[str]
     types: list[int]
     fields: Mapping[str, Any]
-    """By name without the prefix "tokenizer.ggml."."""
+    """By name without the prefix "tokenizer.ggml.", with defaults of ids."""
 
     def of_type(self, *types: int) -> dict[str, int]:
         kinds = zip(self.names, self.types)
@@ -143,7 +143,9 @@ def read_pieces(file: GGUFFile) -> Optional[Pieces]:
         )
     if model in NO_MODELS:
         return None
-    names = _strings(file.path, fields, "tokens")
+    # As llama.cpp calls those without a name.
+    tokens = _strings(file.path, fields, "tokens")
+    names = [name or f"[EMPTY_{one}]" for one, name in enumerate(tokens)]
     types = fields.get("token_type")
     if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
         raise CheckpointError(f"{file.path} has no tokenizer.ggml.token_type of whole numbers")
@@ -152,7 +154,24 @@ def read_pieces(file: GGUFFile) -> Optional[Pieces]:
         raise CheckpointError(
             f"tokenizer.ggml.token_type of {file.path} has values that are not {NORMAL} to {BYTE}"
         )
-    return Pieces(file.path, model, names, types.tolist(), fields)
+    # Some converters write names that end a turn as ordinary text.
+    kinds = [
+        CONTROL if kind == NORMAL and name in TURN_ENDS else kind
+        for name, kind in zip(names, types.tolist())
+    ]
+    return Pieces(file.path, model, names, kinds, _with_default_ids(fields, model, len(names)))
+
+
+def _with_default_ids(fields: Mapping[str, Any], model: str, size: int) -> dict[str, Any]:
+    """Returns the fields without ids that some converters write for "none", such as -1."""
+
+    def is_none(key: str, value: Any) -> bool:
+        optional = key in ("padding_token_id", "unknown_token_id")
+        return optional and isinstance(value, int) and not 0 <= value < size
+
+    defaults = LLAMA_IDS if model == "llama" and size > max(LLAMA_IDS.values()) else {}
+    given = {key: value for key, value in fields.items() if not is_none(key, value)}
+    return {**defaults, **given}
 
 
 def _strings(path: Path, fields: Mapping[str, Any], key: str) -> list[str]:
@@ -208,8 +227,8 @@ def sentencepiece_model(pieces: Pieces) -> bytes:
     """Serialises a `ModelProto` of sentencepiece_model.proto, with the fields that matter.
 
     User-defined pieces become control symbols: otherwise sentencepiece would match them in text,
-    and users could write special tokens. sentencepiece accepts one unknown piece; older converters
-    wrote padding as unknown pieces, too, which become unused ones.
+    and users could write special tokens. sentencepiece needs exactly one unknown piece: older
+    converters wrote padding as unknown pieces, too, which become unused ones.
     """
     scores = pieces.fields.get("scores")
     if not isinstance(scores, np.ndarray) or not np.isfinite(scores).all():
@@ -219,10 +238,11 @@ def sentencepiece_model(pieces: Pieces) -> bytes:
     content = []
     unknown = pieces.id_of("unknown_token_id")
     if unknown is None:
-        unknown = next(iter(pieces.of_type(UNKNOWN).values()), None)
+        unknown = next(iter(pieces.of_type(UNKNOWN).values()), 0)
     for one, (name, kind, score) in enumerate(zip(pieces.names, pieces.types, scores.tolist())):
         kind = CONTROL if kind == USER_DEFINED else kind
-        kind = UNUSED if kind == UNKNOWN and one != unknown else kind
+        kind = UNUSED if kind == UNKNOWN else kind
+        kind = UNKNOWN if one == unknown else kind
         number = struct.pack("<f", score)
         content.append(_field(1, _field(1, name.encode()) + b"\x15" + number + _number(3, kind)))
     bpe = _number(3, 2) + _number(35, True)  # model_type, byte_fallback

@@ -154,6 +154,11 @@ def setting(**values: Any) -> Change:
     )
 
 
+def without_end(content: Content) -> None:
+    content.metadata["tokenizer.ggml.model"] = "gpt2"
+    del content.metadata["tokenizer.ggml.eos_token_id"]
+
+
 def cut_vocabulary(content: Content) -> None:
     content.metadata["tokenizer.ggml.tokens"].pop()
 
@@ -168,7 +173,7 @@ def cut_vocabulary(content: Content) -> None:
         ),
         (without("llama.block_count"), "llama.block_count is missing"),
         (without("llama.attention.layer_norm_rms_epsilon"), "epsilon is missing"),
-        (without("tokenizer.ggml.eos_token_id"), "eos_token_id is missing"),
+        (without_end, "eos_token_id is missing"),
         (setting(block_count=3), "lacks blk.2"),
         (setting(block_count="2"), "num_hidden_layers is '2'"),
         (setting(embedding_length=1 << 31), "hidden_size is 2147483648"),

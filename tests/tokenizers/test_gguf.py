@@ -10,6 +10,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers import (
     ChatTokenizer,
@@ -195,6 +196,66 @@ def test_padding_may_be_unknown_pieces(tmp_path: Path, kind: int) -> None:
     assert tokenizer.encode("\u4f60 the cat 12") == original.encode("\u4f60 the cat 12")
 
 
+CONVERTED = {
+    "without ids": ("bos_token_id", None),
+    "without bos": ("eos_token_id", 2),
+    "padding of -1": ("padding_token_id", (1 << 32) - 1),
+    "unknown of -1": ("unknown_token_id", -1),
+}
+
+
+@pytest.mark.parametrize("what", CONVERTED)
+def test_ids_that_a_converter_leaves_out(tmp_path: Path, what: str) -> None:
+    """`llama` has the usual ones then, as in llama.cpp."""
+    content = Content.of(gguf_model("llama_spm.F16"))
+    content.metadata["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}"
+    original = content.write(tmp_path / "original.gguf")
+    key, value = CONVERTED[what]
+    for one in ("bos_token_id", "eos_token_id"):
+        if what.startswith("without"):
+            del content.metadata[f"tokenizer.ggml.{one}"]
+    if value is not None:
+        content.metadata[f"tokenizer.ggml.{key}"] = value
+    path = content.write(tmp_path / "a.gguf")
+    assert load(path).encode_messages([USER]) == load(original).encode_messages([USER])
+    assert load(path).stop_token_ids == load(original).stop_token_ids
+    assert read_model_config(path) == read_model_config(original)
+    write_gguf_tokenizer(path, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [1, 3])
+def test_a_vocabulary_without_an_unknown_piece(tmp_path: Path, kind: int) -> None:
+    content = Content.of(gguf_model("llama_spm.F16"))
+    types = content.metadata["tokenizer.ggml.token_type"].copy()
+    assert types[0] == 2
+    types[0] = kind
+    content.metadata["tokenizer.ggml.token_type"] = types
+    content.metadata.pop("tokenizer.ggml.unknown_token_id", None)
+    tokenizer = load(content.write(tmp_path / "a.gguf"))
+    text = "the cat 12 \u4f60"
+    assert tokenizer.encode(text) == load(gguf_model("llama_spm.F16")).encode(text)
+
+
+@pytest.mark.parametrize("name", ["llama_spm.F16", "qwen2.F32"])
+def test_a_piece_without_a_name(tmp_path: Path, name: str) -> None:
+    content = Content.of(gguf_model(name))
+    types = content.metadata["tokenizer.ggml.token_type"].copy()
+    types[-1], content.metadata["tokenizer.ggml.tokens"][-1] = 3, ""
+    content.metadata["tokenizer.ggml.token_type"] = types
+    tokenizer = load(content.write(tmp_path / "a.gguf"))
+    assert tokenizer.encode("the cat") == load(gguf_model(name)).encode("the cat")
+
+
+def test_an_end_of_a_turn_is_special_whatever_its_type(tmp_path: Path) -> None:
+    content, original = Content.of(gguf_model("qwen2.F32")), load(gguf_model("qwen2.F32"))
+    types = content.metadata["tokenizer.ggml.token_type"].copy()
+    types[content.metadata["tokenizer.ggml.tokens"].index("<|im_end|>")] = 1
+    content.metadata["tokenizer.ggml.token_type"] = types
+    tokenizer = load(content.write(tmp_path / "a.gguf"))
+    assert tokenizer.encode_messages([USER]) == original.encode_messages([USER])
+    assert tokenizer.stop_token_ids == original.stop_token_ids
+
+
 @pytest.mark.parametrize("model", ["none", "no_vocab"])
 def test_no_vocabulary(tmp_path: Path, model: str) -> None:
     content = Content.of(gguf_model("qwen2.F32"))
@@ -232,7 +293,7 @@ def scores(count: int, value: float) -> Change:
         ("llama_spm.F16", scores(384, np.nan), "scores of finite numbers"),
         (
             "llama_spm.F16",
-            setting("ggml.token_type", np.ones(384, "<i4")),
+            lambda metadata: metadata["tokenizer.ggml.tokens"].__setitem__(300, "<s>"),
             "is not a sentencepiece model",
         ),
     ],

@@ -49,6 +49,8 @@ EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Keys after "tokenizer.ggml.": ids that end a text, a turn, and a message with calls."""
+LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2}
+"""Those of `tokenizer.ggml.model` "llama" in files without any, as in llama.cpp."""
 
 COMPUTED = {
     "attention.causal": True,
@@ -220,6 +222,8 @@ def _vocab_size(file: GGUFFile, own: Mapping[str, Any]) -> object:
 
 def _end_of_text(file: GGUFFile) -> object:
     ids = [file.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
+    if file.metadata.get("tokenizer.ggml.model") == "llama":
+        ids.append(LLAMA_IDS["eos_token_id"])
     for one in ids:
         if one is not None:
             return one
