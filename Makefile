@@ -134,11 +134,12 @@ $(INSTALLED): setup.py pyproject.toml constraints.txt $(KERNELS)
 	    echo "Creating .venv with $$($(PYTHON) --version) (some seconds) ..." && \
 	    $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q -c constraints.txt uv; }
 	@echo "Installing MindSpore and the rest into .venv (one to four minutes, mostly download) ..."
+	@touch .venv/.started
 	@# The kernels are compiled while uv downloads; what it builds finds them there.
 	@start=$$(date +%s); $(BIN)/python -m glm_multiuser.backends.native.compiler & \
 	    $(INSTALL) -e '.[dev,server,structured,hub,otel,mindformers]' && wait && \
 	    echo "Installed in $$(($$(date +%s) - start)) s."
-	@touch $@
+	@touch -r .venv/.started $@ # what was saved meanwhile is newer
 
 clean:
 	@rm -rf build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache \

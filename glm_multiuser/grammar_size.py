@@ -16,7 +16,7 @@ WRITTEN_MAX = 10_000
 GROUP_MAX = 1000
 """Maximum of characters of one repeated group: compile time may grow with their square."""
 SUFFIXES_MAX = 4000
-"""Maximum of `*`, `+` and `?` in a grammar, for the same reason."""
+"""Maximum of `*`, `+` and `?` in a regular expression or a Lark grammar, for the same reason."""
 
 Part = tuple[str, int]
 """("(", 0), (")", 0), ("times", count), ("suffix", 1) of `*`, `+`, `?`, or ("text", length)."""
@@ -36,7 +36,8 @@ def check_regexes(patterns: Iterable[str]) -> None:
     """
     all_parts = [(pattern, list(_regex_parts(pattern))) for pattern in patterns]
     _check(sum(_length(parts) - len(pattern) for pattern, parts in all_parts))
-    _check_suffixes(part for _, parts in all_parts for part in parts)
+    for _, parts in all_parts:
+        _check_suffixes(sum(kind == "suffix" for kind, _ in parts))
 
 
 def check_lark(text: str) -> None:
@@ -75,8 +76,7 @@ def check_lark(text: str) -> None:
 
     try:
         _check(sum(map(length_of, bodies)) - len(text))
-        texts = [match["text"][1:-1] for body in bodies.values() for match in body if match["text"]]
-        _check_suffixes(part for one in texts for part in _regex_parts(one))
+        _check_suffixes(sum(_suffixes(match[0]) for body in bodies.values() for match in body))
     except RecursionError:
         raise InvalidParameterError(
             "grammar has too many terminals that name each other", "grammar"
@@ -127,8 +127,14 @@ def _check(added: int) -> None:
         raise _too_long("all", added, WRITTEN_MAX)
 
 
-def _check_suffixes(parts: Iterable[Part]) -> None:
-    count = sum(kind == "suffix" for kind, _ in parts)
+def _suffixes(token: str) -> int:
+    """Returns the number of suffixes in a token of a Lark grammar."""
+    if token.startswith("/"):
+        return sum(kind == "suffix" for kind, _ in _regex_parts(token[1:-1]))
+    return token in ("*", "+", "?")
+
+
+def _check_suffixes(count: int) -> None:
     if count > SUFFIXES_MAX:
         raise InvalidParameterError(
             f"grammar has {count} of *, + and ?; it may have at most {SUFFIXES_MAX}", "grammar"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Optional
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from glm_multiuser.grammar import PROPERTIES_MAX
 from glm_multiuser.json_schema_unions import (
     OF_SCHEMAS,
     OF_VALUES,
+    everything,
     required_of,
     target_of,
     with_required_tags,
@@ -27,8 +28,12 @@ OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 UNIQUE_NAMES = {} if sys.version_info < (3, 10) else {"json_allowed_escapes": 'nrbtf\\"'}
 """Texts have no \\u escapes: with one, the name of a property could be written a second time, where
 others are allowed. llguidance for Python 3.9 does not know this option."""
-ESCAPED_CHARACTER = re.compile(r"(?<!\\)(\\\\)*\\u00[01]")
-"""In JSON, a control character that needs such an escape."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL_OF_PATTERN = re.compile(
+    r"[\x00-\x1f\x7f]|\\(?:[avc]|x(?:[01][0-9a-f]|7f)|u00(?:[01][0-9a-f]|7f)|[xu]\{0*[017]?[0-9a-f]\})",
+    re.IGNORECASE,
+)
+"""Characters that JSON cannot write without such an escape, in a constant and in a pattern."""
 
 FORMATS = (
     *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
@@ -58,6 +63,8 @@ DIALECTS = (
 ANNOTATIONS = ("discriminator", "deprecated", "nullable", "example", "xml", "externalDocs")
 """Keywords of OpenAPI that constrain nothing, as those that begin with x-. llguidance takes any
 that it does not know for a constraint, and rejects constraints beside a recursive reference."""
+COMBINING = {"$ref", "allOf", "anyOf", "oneOf"}
+OF_OBJECTS = {"type", "properties", "patternProperties", "additionalProperties"}
 OF_NAMES = {"$ref", "const", "enum", "type", "title", "description"}
 """Keywords of a `propertyNames` that may list all names."""
 WRITTEN_MAX = 262_144
@@ -76,7 +83,7 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict):
         schema = {} if schema else {"not": {}}
     schema = with_required_tags(schema)
-    read = _without_annotations(schema, schema)
+    read = _without_annotations(schema, schema, _names_in_references(schema))
     length = _length(read, {})
     if length > WRITTEN_MAX:
         raise InvalidParameterError(
@@ -84,8 +91,37 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
             f"characters; the limit is {WRITTEN_MAX}",
             "grammar",
         )
-    needs_escapes = ESCAPED_CHARACTER.search(json.dumps(schema, ensure_ascii=False))
-    return {**read, "x-guidance": OPTIONS if needs_escapes else {**OPTIONS, **UNIQUE_NAMES}}
+    unique = {} if _needs_escapes(schema) else UNIQUE_NAMES
+    return {**read, "x-guidance": {**OPTIONS, **unique}}
+
+
+def _needs_escapes(schema: dict[str, Any]) -> bool:
+    constants, patterns = [], []
+    for one in everything(schema):
+        constants += [one.get("const"), one.get("enum"), _names(one.get("properties"))]
+        patterns += [one.get("pattern"), *_names(one.get("patternProperties"))]
+    return any(CONTROL.search(text) for text in _texts(constants)) or any(
+        CONTROL_OF_PATTERN.search(text) for text in patterns if isinstance(text, str)
+    )
+
+
+def _names(value: Any) -> list[str]:
+    return list(value) if isinstance(value, dict) else []
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for part in [*value, *(value.values() if isinstance(value, dict) else ())]:
+            yield from _texts(part)
+
+
+def _names_in_references(schema: dict[str, Any]) -> frozenset[str]:
+    """Returns the keywords on the ways to the targets of all references."""
+    references = [one.get("$ref") for one in everything(schema)]
+    ways = [one.split("/") for one in references if isinstance(one, str)]
+    return frozenset(name for way in ways for name in way)
 
 
 def _length(value: Any, known: dict[int, int]) -> int:
@@ -103,15 +139,16 @@ def _length(value: Any, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def _without_annotations(schema: Any, root: dict[str, Any]) -> Any:
+def _without_annotations(schema: Any, root: dict[str, Any], named: frozenset[str]) -> Any:
+    """`named`: what looks like an annotation may hold the target of a reference."""
     if isinstance(schema, list):
-        return [_without_annotations(one, root) for one in schema]
+        return [_without_annotations(one, root, named) for one in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {
-        keyword: _keyword(keyword, value, root)
+        keyword: _keyword(keyword, value, root, named)
         for keyword, value in schema.items()
-        if not _constrains_nothing(keyword, value)
+        if keyword in named or not _constrains_nothing(keyword, value)
     }
     kept = with_tagged_cases(_with_listed_names(kept, root), schema.get("discriminator"), root)
     _check_least_properties(kept)
@@ -158,14 +195,19 @@ def _listed(names: Any, root: dict[str, Any]) -> Optional[list[str]]:
 def _check_least_properties(schema: dict[str, Any]) -> None:
     """Refuses a `minProperties` that an answer could reach by writing a property twice.
 
-    llguidance keeps other properties apart from those of `properties`, but not from each other.
+    llguidance keeps other properties apart from those of `properties`, but not from each other. It
+    combines the parts of `allOf`, which may require more.
     """
+    if COMBINING & schema.keys() or not OF_OBJECTS & schema.keys():
+        return
+    kinds = schema.get("type", "object")
+    may_be_object = "object" in (kinds if isinstance(kinds, list) else [kinds])
     least, most = schema.get("minProperties"), 1 + len(required_of(schema))
     is_open = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
-    if is_open and _number(least) > most:
+    if is_open and may_be_object and _number(least) > most:
         raise InvalidParameterError(
-            f"grammar: minProperties is {least}; where an object may have other properties than "
-            f"those listed, the limit is {most}, the required ones and another",
+            f"grammar: minProperties is {least}, but may be at most {most} (the required "
+            "properties and one more) unless additionalProperties is false",
             "grammar",
         )
 
@@ -212,12 +254,12 @@ def _constrains_nothing(keyword: str, value: Any) -> bool:
     return keyword == "propertyNames" and value in (True, {"type": "string"}, {})
 
 
-def _keyword(keyword: str, value: Any, root: dict[str, Any]) -> Any:
+def _keyword(keyword: str, value: Any, root: dict[str, Any], named: frozenset[str]) -> Any:
     if keyword in OF_VALUES:
         return value
     if keyword in OF_SCHEMAS and isinstance(value, dict):
-        return {name: _without_annotations(one, root) for name, one in value.items()}
+        return {name: _without_annotations(one, root, named) for name, one in value.items()}
     if keyword == "$ref" and isinstance(value, str):
         # Names such as "List[int]" are no URI.
         return quote(value, safe="%#/:?&=~!$'()*+,;@", errors="replace")
-    return _without_annotations(value, root)
+    return _without_annotations(value, root, named)

@@ -32,7 +32,7 @@ def target_of(schema: Any, root: dict[str, Any]) -> Optional[dict[str, Any]]:
     return schema if isinstance(schema, dict) else None
 
 
-def _everything(schema: Any) -> Iterator[dict[str, Any]]:
+def everything(schema: Any) -> Iterator[dict[str, Any]]:
     """Yields the schema and all schemas in it."""
     waiting = [schema]
     while waiting:
@@ -61,7 +61,7 @@ def with_required_tags(root: dict[str, Any]) -> dict[str, Any]:
     definitions = {
         group: dict(root[group]) for group in OF_DEFINITIONS if isinstance(root.get(group), dict)
     }
-    for schema in _everything(root):
+    for schema in everything(root):
         tag, cases = _tag(schema.get("discriminator")), schema.get("oneOf")
         for case in cases if tag is not None and isinstance(cases, list) else ():
             group, name = _place(case) or ("", "")
@@ -104,10 +104,10 @@ def with_tagged_cases(
 
 
 def _tags(case: Any, tag: str, root: dict[str, Any]) -> Optional[list[Any]]:
-    """Returns the values of the property `tag` of a case; None if it is not required, or others
-    than listed texts and integers are possible."""
+    """Returns the values of the property `tag` of a case; None if a value of it may be no object,
+    lack the property, or have others than listed texts and integers."""
     schema = target_of(case, root) or {}
-    if tag not in required_of(schema):
+    if schema.get("type") != "object" or tag not in required_of(schema):
         return None
     listed = target_of(_properties(schema).get(tag), root) or {}
     values = [listed["const"]] if "const" in listed else listed.get("enum")

@@ -6,11 +6,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, TypeVar
 
+from glm_multiuser.errors import GLMMultiUserError
+
 Result = TypeVar("Result")
 
-LARGE_STACK_BYTES = 256 << 20
-"""Reserved, and allocated as far as it is used. llguidance takes 8 KB for each level of a schema,
-also through references, and a schema may have some thousand levels; usual stacks have 8 MB."""
+LARGE_STACKS = (256 << 20, 64 << 20, 16 << 20)
+"""Bytes: reserved, and allocated as far as they are used. llguidance takes 8 KB for each level of a
+schema, also through references, and a schema may have some thousand levels; usual stacks have 8 MB.
+The smaller ones are for systems that limit reserved memory."""
 _stack_size = threading.Lock()
 
 
@@ -33,7 +36,11 @@ def run_on(pool: ThreadPoolExecutor, function: Callable[[], object]) -> None:
 
 
 def on_large_stack(function: Callable[[], Result]) -> Result:
-    """Returns what `function` returns, or raises what it raises, on a thread of its own."""
+    """Returns what `function` returns, or raises what it raises, on a thread of its own.
+
+    Raises:
+        GLMMultiUserError: the system starts no such thread.
+    """
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -43,14 +50,23 @@ def on_large_stack(function: Callable[[], Result]) -> Result:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="large-stack")
-    with _stack_size:  # it is a setting of the process
-        before = threading.stack_size(LARGE_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
+    _start_with_large_stack(run).join()
     if errors:
         raise errors.pop()
     return results.pop()
+
+
+def _start_with_large_stack(run: Callable[[], None]) -> threading.Thread:
+    refused = RuntimeError()
+    for size in LARGE_STACKS:
+        thread = threading.Thread(target=run, name="large-stack")
+        with _stack_size:  # it is a setting of the process
+            before = threading.stack_size(size)
+            try:
+                thread.start()
+                return thread
+            except RuntimeError as error:
+                refused = error
+            finally:
+                threading.stack_size(before)
+    raise GLMMultiUserError(f"no thread with a stack of {LARGE_STACKS[-1] >> 20} MB: {refused}")

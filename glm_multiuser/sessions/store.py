@@ -216,7 +216,8 @@ class SessionStore:
             self._unwritten.pop(identity, None)
             self._loads.pop(identity, None)
             self._inserted.pop(identity, None)
-            self._removing[identity] += self.folder is not None
+            if self.folder is not None:
+                self._removing[identity] += 1
         if self.folder is None:
             removed.set_result(None)
         else:

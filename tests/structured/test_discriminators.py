@@ -89,3 +89,16 @@ def test_cases_whose_tags_may_be_equal_stay_exclusive(
     union = {"oneOf": [case, case], "discriminator": {"propertyName": "kind"}}
     with pytest.raises(InvalidParameterError, match="grammar"):
         compiler_of(chatglm3_tiny).compile(Grammar.json_schema(union))
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": ["object", "null"]}])
+def test_cases_that_are_no_objects_stay_exclusive(
+    chatglm3_tiny: ChatTokenizer, kind: dict[str, Any]
+) -> None:
+    """A number fits both."""
+    cases = [
+        {**kind, "properties": {"kind": {"const": name}}, "required": ["kind"]} for name in "ab"
+    ]
+    union = {"oneOf": cases, "discriminator": {"propertyName": "kind"}}
+    with pytest.raises(InvalidParameterError, match="oneOf constraints are not supported"):
+        compiler_of(chatglm3_tiny).compile(Grammar.json_schema(union))

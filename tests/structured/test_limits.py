@@ -86,6 +86,8 @@ BOMBS: dict[str, Callable[[], Grammar]] = {
     "a chain of references": lambda: Grammar.json_schema(chain()),
     "many names": lambda: Grammar.json_schema(many_names()),
     "many stars": lambda: Grammar.regex("(a|b)*" * 10_000),
+    "many stars of texts": lambda: Grammar.lark("start: A\nA: " + '"a"*' * 16_000),
+    "many stars of rules": lambda: Grammar.lark("start: " + '("a"|"b")*' * 6500),
     "nested lists": lambda: Grammar.json_schema(nested_lists()),
     "a million items": lambda: Grammar.json_schema({"type": "array", "minItems": 10**6}),
     "a long string": lambda: Grammar.json_schema({"type": "string", "minLength": 10**6}),
@@ -158,6 +160,10 @@ def test_a_bomb_costs_little(compiler: GrammarCompiler, name: str) -> None:
         Grammar.regex(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}"),
         Grammar.regex(r"(\w{1,40} ){100}\p{Greek}[{]{3}"),
         Grammar.regex("[a-z]{9000}|.{0,60000}"),
+        Grammar.lark("start: " + '"w?? 1" ' * 2500),
+        Grammar.json_schema(
+            {"properties": {f"p{one}": {"pattern": r"^\+?\d+(?:\.\d*)?$"} for one in range(900)}}
+        ),
         Grammar.json_schema({"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2})?$"}),
         Grammar.json_schema(
             {"properties": {str(one): {"multipleOf": one} for one in (0.01, 7, 365, 1440, 100_000)}}

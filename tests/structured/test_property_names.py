@@ -36,9 +36,27 @@ def test_other_escapes_are_allowed(allows: Allows, text: str) -> None:
     assert allows(CITY, text)
 
 
-@pytest.mark.parametrize("text", ["\x01", "\\\x1b[0m", r"\u0001", "\u00e9"])
+@pytest.mark.parametrize("text", ["\x01", "\\\x1b[0m", r"\u0001", "\u00e9", "a\x7f"])
 def test_constants_keep_every_character(allows: Allows, text: str) -> None:
-    assert allows({"const": text}, json.dumps(text, ensure_ascii=False))
+    written = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    assert allows({"const": text}, written)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        *((pattern, "a\x1b") for pattern in (r"^a\x1b$", r"^a\u001B$", r"^a\x{1b}$", "^a\x1b$")),
+        (r"^a\v$", "a\x0b"),
+        (r"^[\x00-\x07]{2}$", "\x01\x02"),
+        (r"^[^\x00-\x1f]$", "é"),
+        (r"^[\u4e00-\u9fa5]$", "城"),
+    ],
+)
+def test_patterns_keep_every_character(allows: Allows, pattern: str, text: str) -> None:
+    written = json.dumps(text, ensure_ascii=False)
+    assert allows({"type": "string", "pattern": pattern}, written)
+    named = {"type": "object", "patternProperties": {pattern: {"const": 1}}}
+    assert allows({**named, "minProperties": 1}, f"{{{written}: 1}}")
 
 
 @pytest.mark.parametrize(
@@ -56,9 +74,23 @@ def test_least_properties(chatglm3_tiny: ChatTokenizer, schema: dict[str, Any], 
 
     compile_with(most)
     with pytest.raises(
-        InvalidParameterError, match=f"minProperties is {most + 1};.*limit is {most}"
+        InvalidParameterError, match=f"minProperties is {most + 1}, but may be at most {most} "
     ):
         compile_with(most + 1)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"type": "object", "required": ["a", "b"]}, {"minProperties": 2}]},
+        {"type": "object", "allOf": [{"required": ["a", "b"]}], "minProperties": 2},
+        {"type": ["array", "string"], "minProperties": 2},
+    ],
+)
+def test_others_may_require_what_least_properties_count(
+    chatglm3_tiny: ChatTokenizer, schema: dict[str, Any]
+) -> None:
+    compiler_of(chatglm3_tiny).compile(Grammar.json_schema(schema))
 
 
 def test_listed_properties_may_all_be_needed(allows: Allows) -> None:
@@ -77,3 +109,13 @@ def test_definitions_may_have_any_name(allows: Allows, name: str) -> None:
     pointer = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
     schema = {"$ref": f"#/$defs/{pointer}", "$defs": {name: {"const": 1}}}
     assert allows(schema, "1")
+
+
+@pytest.mark.parametrize("place", ["x-types/A", "components/schemas/example", "$defs/x-A"])
+def test_a_reference_may_lead_through_what_looks_like_an_annotation(
+    allows: Allows, place: str
+) -> None:
+    schema: dict[str, Any] = {"const": 1}
+    for name in reversed(place.split("/")):
+        schema = {name: schema}
+    assert allows({"$ref": f"#/{place}", **schema, "example": 5, "x-other": {"type": 7}}, "1")

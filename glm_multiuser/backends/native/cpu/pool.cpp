@@ -156,7 +156,8 @@ struct Pool {
     }
   }
 
-  // Makes a job visible to helpers; it ends, also by an exception, when none of them accesses the job.
+  // Makes a job visible to helpers. Its destructor, which also runs after an exception, waits until none
+  // of them accesses the job.
   struct Published {
     Pool& pool;
 
