@@ -53,6 +53,24 @@ async () => {
 """
 """Whether the first and the second paragraph are the old ones after the second has grown."""
 
+COPY_AND_GROW = """
+async () => {
+  const { showMarkdown } = await import("/static/js/markdown.js");
+  const node = document.createElement("div");
+  document.body.append(node);
+  showMarkdown(node, "```\\nx\\n```\\n\\nmo");
+  const button = node.querySelector("button");
+  button.focus();
+  button.textContent = "Copied";
+  showMarkdown(node, "```\\nx\\n```\\n\\nmore");
+  const kept = node.querySelector("button") === button ? "kept" : "replaced";
+  const { tagName } = document.activeElement;
+  node.remove();
+  return [tagName, kept];
+}
+"""
+"""Which element has the focus, and whether a block whose button changed is kept."""
+
 MARKDOWN = """
 async (texts) => {
   const { showMarkdown } = await import("/static/js/markdown.js");

@@ -8,7 +8,13 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.scripts import CHARACTERS_READ, CUT_EVERYWHERE, GROW, LEAVE_EARLY
+from tests.server.page.scripts import (
+    CHARACTERS_READ,
+    COPY_AND_GROW,
+    CUT_EVERYWHERE,
+    GROW,
+    LEAVE_EARLY,
+)
 from tests.server.page.visit import COMPLETIONS, Visit, answering, stream_of
 from tests.server.process import ServerProcess
 
@@ -136,6 +142,58 @@ def test_a_long_line_is_not_read_anew_at_each_asterisk(visit: Visit) -> None:
 
 def test_only_what_changed_in_a_growing_answer_is_drawn_anew(visit: Visit) -> None:
     assert visit.page.evaluate(GROW) == [True, False, "second"]
+
+
+@pytest.mark.parametrize(
+    ("markdown", "shown"),
+    [
+        (
+            "<script>for (let i=0;i<n;i++)</script> end",
+            "<script>for (let i=0;i<n;i++)</script> end",
+        ),
+        ("Use the <code> tag for a<b && c; more", "Use the <code> tag for a<b && c; more"),
+        ("<kbd>a<b</kbd> end", "a<b end"),
+        ("A <pre> block: x <!-- y", "A <pre> block: x <!-- y"),
+        ("气温10~20度，湿度30~40度。", "气温10~20度，湿度30~40度。"),
+        ("~~old~~ new", "old new"),
+        ("[Alice]: Hello\n[Bob]: Hi", "[Alice]: Hello\n[Bob]: Hi"),
+        ("[注意]: 重要", "[注意]: 重要"),
+        ("see [1]\n\n[1]: https://example.com/", "see 1"),
+        ("| a |\n|---|\n| 1 | 2 | 3 |\n| x \\| y |", "a\t\t\n1\t2\t3\nx | y"),
+        ("a | b\n-|-\n1 | 2 | 3", "a\tb\t\n1\t2\t3"),
+    ],
+)
+def test_no_word_is_lost(visit: Visit, markdown: str, shown: str) -> None:
+    visit.page.route(COMPLETIONS, answering(stream_of([markdown])))
+    visit.ask("?")
+    visit.wait_for_answer()
+    assert [line.split() for line in visit.answer().inner_text().splitlines()] == [
+        line.split() for line in shown.splitlines()
+    ]
+    assert visit.answer().locator(":is(script, .failure)").count() == 0
+
+
+def test_short_chinese_cells_stay_on_one_line(visit: Visit) -> None:
+    long = "适合长文档的处理，也适合翻译。" * 3
+    table = f"|模型|参数量|说明|\n|-|-|-|\n|甲模型|三百二十亿|{long}|"
+    visit.page.route(COMPLETIONS, answering(stream_of([table])))
+    visit.ask("?")
+    visit.wait_for_answer()
+    visit.page.set_viewport_size({"width": 360, "height": 740})
+    for name in ("参数量", "三百二十亿"):
+        words = visit.answer().locator("th, td").filter(has_text=re.compile(f"^{name}$"))
+        lines = words.evaluate(
+            """(node) => {
+              const range = document.createRange();
+              range.selectNodeContents(node);
+              return range.getClientRects().length;
+            }"""
+        )
+        assert lines == 1
+
+
+def test_a_copied_block_stays_while_the_answer_grows(visit: Visit) -> None:
+    assert visit.page.evaluate(COPY_AND_GROW) == ["BUTTON", "kept"]
 
 
 def test_an_answer_is_announced_once_and_not_token_by_token(visit: Visit) -> None:

@@ -138,6 +138,25 @@ def test_answer_again_takes_the_place_of_the_last_answer(visit: Visit) -> None:
     assert visit.bodies()[0] == visit.bodies()[1]
 
 
+def test_an_answer_stays_where_there_is_no_new_one(visit: Visit) -> None:
+    visit.ask(SHORT_QUESTION)
+    first = visit.wait_for_answer()
+    visit.refused = {429}
+    visit.page.route(COMPLETIONS, refusing(429, "queue_full", "full"))
+    visit.pane().get_by_role("button", name="Answer again").click()
+    expect(visit.page.get_by_text("There is no new answer, so the old one stays.")).to_be_visible()
+    expect(visit.answer()).to_have_text(first)
+    expect(visit.pane().locator(".failure")).to_have_count(0)
+    held: list[Route] = []
+    visit.page.unroute(COMPLETIONS)
+    visit.page.route(COMPLETIONS, lambda route: held.append(route))
+    visit.pane().get_by_role("button", name="Answer again").click()
+    visit.pane().get_by_role("button", name="Stop").click()
+    expect(visit.answer()).to_have_text(first)
+    visit.page.reload()
+    expect(visit.answer()).to_have_text(first)
+
+
 @pytest.mark.parametrize("has_clipboard", [True, False])
 def test_copying_an_answer(visitor: Callable[..., Visit], has_clipboard: bool) -> None:
     visit = visitor(open_page=False, permissions=["clipboard-read", "clipboard-write"])

@@ -132,6 +132,27 @@ def test_a_model_that_is_gone_stays_chosen_and_says_so(visit: Visit) -> None:
     expect(visit.pane(SECOND).get_by_role("combobox")).to_have_count(0)
 
 
+def test_another_tab_renames_during_an_answer(visit: Visit) -> None:
+    held: list[Route] = []
+    visit.page.route(COMPLETIONS, lambda route: held.append(route))
+    other = visit.context.new_page()
+    other.goto(visit.url)
+    visit.ask("one")
+    pane = other.locator(".pane").first
+    expect(pane.locator(".pane-name")).to_have_text("one")
+    pane.get_by_role("button", name="Rename").click()
+    other.get_by_role("textbox", name="New name").fill("灯塔")
+    other.keyboard.press("Enter")
+    pane.get_by_role("combobox").select_option(OTHER)
+    expect(visit.page.locator(".pane-name").first).to_have_text("灯塔")
+    expect(visit.page.locator(".pane").first.get_by_role("combobox")).to_have_value(OTHER)
+    held[0].fulfill(content_type="text/event-stream", body=stream_of(["done"]))
+    expect(pane.locator(".markdown")).to_have_text("done")
+    for page in (visit.page, other):
+        page.reload()
+        expect(page.locator(".pane-name").first).to_have_text("灯塔")
+
+
 def test_another_tab_of_the_browser_shows_the_same(visit: Visit) -> None:
     answer_with(visit.page, "yes")
     other = visit.context.new_page()
@@ -206,6 +227,10 @@ def test_nothing_is_edited_during_an_answer(visit: Visit) -> None:
     field.press("Enter")
     expect(field).to_have_value("changed")
     expect(pane.locator(".question-editor [type=submit]")).to_be_disabled()
+    height = visit.page.viewport_size["height"]  # type: ignore[index]
+    visit.page.set_viewport_size({"width": 390, "height": 400})  # as a keyboard does
+    expect(field).to_be_in_viewport()
+    visit.page.set_viewport_size({"width": 1440, "height": height})
     held[0].fulfill(content_type="text/event-stream", body=stream_of(["done"]))
     visit.wait_for_answer()
     answer_with(visit.page, "edited")

@@ -150,3 +150,12 @@ def test_without_storage_the_page_still_works(visitor: Callable[..., Visit]) -> 
     visit.ask("hello")
     assert visit.wait_for_answer() == "still here"
     expect(visit.page.get_by_text("no room for this history")).to_be_visible()
+
+
+def test_a_page_that_comes_back_from_the_cache_is_loaded_again(visit: Visit) -> None:
+    visit.page.evaluate("() => { window.isOld = true; }")
+    with visit.page.expect_navigation():
+        visit.page.evaluate(
+            "() => dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))"
+        )
+    assert visit.page.evaluate("() => window.isOld") is None

@@ -25,7 +25,8 @@ const LONGEST_TITLE = 60;
  * "elsewhere" (another tab receives it) or "failed".
  *
  * Events: "rounds" (rounds were added or removed), "round" (detail: the changed round), "name" (or its
- * substitute, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round).
+ * substitute, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round),
+ * "kept" (there is no new answer, so the old one stays).
  */
 export class Conversation extends EventTarget {
   #controller = null;
@@ -59,10 +60,11 @@ export class Conversation extends EventTarget {
     return this.#answer(this.rounds.at(-1));
   }
 
-  /** Asks the last question again and replaces its answer. */
+  /** Asks the last question again and replaces its answer, unless the server gives no new one. */
   askAgain() {
     if (this.busy || this.rounds.length === 0) return;
-    return this.#answer(this.rounds.at(-1));
+    const round = this.rounds.at(-1);
+    return this.#answer(round, round.state === "done" ? { ...round } : null);
   }
 
   /** Replaces the question of `round` and asks it; removes all later rounds. */
@@ -95,9 +97,14 @@ export class Conversation extends EventTarget {
     this.#emit("model");
   }
 
-  /** Applies another tab's changes; during an answer, only that the conversation was cleared. */
+  /** Applies another tab's changes; during an answer, only the name, the model, and whether the
+   * conversation was cleared. */
   replace({ name, model, rounds }) {
-    if (this.busy && rounds.length > 0) return;
+    if (this.busy && rounds.length > 0) {
+      this.rename(name);
+      this.choose(model);
+      return;
+    }
     if (this.busy) this.clear();
     // Before any event: listeners save the conversation, and the other tab reads that.
     Object.assign(this, { name, model });
@@ -120,7 +127,7 @@ export class Conversation extends EventTarget {
     this.#emit("name");
   }
 
-  async #answer(round) {
+  async #answer(round, before = null) {
     const controller = new AbortController();
     this.#controller = controller;
     Object.assign(round, UNANSWERED, { calls: [] });
@@ -131,6 +138,7 @@ export class Conversation extends EventTarget {
       round.state = "done";
     } catch (error) {
       this.#endEarly(round, error, controller.signal);
+      if (before && round.answer === "" && round.calls.length === 0) this.#keep(round, before);
     }
     // If the conversation was cleared meanwhile, another answer may be running.
     if (this.#controller === controller) this.#controller = null;
@@ -159,6 +167,12 @@ export class Conversation extends EventTarget {
     } finally {
       lanes.leave();
     }
+  }
+
+  #keep(round, before) {
+    const { state } = round;
+    Object.assign(round, before);
+    if (state === "failed") this.#emit("kept");
   }
 
   #endEarly(round, error, signal) {

@@ -118,8 +118,10 @@ window.addEventListener("pagehide", () => {
   leaving = true;
 });
 
-window.addEventListener("pageshow", () => {
-  leaving = false;
+/** A page that the browser kept for its Back button has missed what other tabs saved. */
+window.addEventListener("pageshow", ({ persisted }) => {
+  if (persisted) location.reload();
+  else leaving = false;
 });
 
 function cancel(conversation) {

@@ -8,6 +8,7 @@ import { codeBlock } from "./code_block.js";
 import { element } from "./dom.js";
 import { lowerHeadings } from "./headings.js";
 import { highlighted } from "./highlighting.js";
+import { literalSyntax } from "./literal_syntax.js";
 
 const purifier = globalThis.DOMPurify(window);
 const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd)\s*\/?>$/i;
@@ -24,10 +25,13 @@ const RULES = {
   RETURN_DOM_FRAGMENT: true,
 };
 
+/** The HTML of each shown block as it was made: a copy button in it may say "Copied" by now. */
+const sources = new WeakMap();
+
 const parser = new Marked({
   gfm: true,
   breaks: true,
-  tokenizer,
+  tokenizer: { ...tokenizer, ...literalSyntax },
   renderer: {
     // Shown as source, so no word of an answer gets lost.
     html: ({ text, block }) => (HARMLESS_TAG.test(text.trim()) ? text : literal(text, block)),
@@ -57,7 +61,9 @@ export function showMarkdown(node, markdown) {
   const old = [...node.childNodes];
   const next = [...fresh.childNodes];
   let same = 0;
-  while (same < old.length && same < next.length && old[same].isEqualNode(next[same])) same += 1;
+  for (const child of next) sources.set(child, child.outerHTML ?? child.data);
+  const isSame = (place) => sources.get(old[place]) === sources.get(next[place]);
+  while (same < old.length && same < next.length && isSame(same)) same += 1;
   for (const child of old.slice(same)) child.remove();
   node.append(...next.slice(same));
 }

@@ -7,6 +7,7 @@ import { titleOf } from "./failure_view.js";
 import { describe, say } from "./i18n.js";
 import { isComposing } from "./input_method.js";
 import { labelWithTitle, nameOf } from "./names.js";
+import { notify } from "./notices.js";
 import { PaneHeader } from "./pane_header.js";
 import { RoundView } from "./round_view.js";
 import { written } from "./tool_calls.js";
@@ -68,6 +69,7 @@ export class Pane {
     on("model", () => this.update());
     on("busy", () => this.#showBusy());
     on("ended", (round) => this.#announceEnd(round));
+    on("kept", () => notify("answerKept"));
     this.node.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || isComposing(event) || !this.#conversation.busy) return;
       this.#conversation.stop();
@@ -84,7 +86,9 @@ export class Pane {
     });
     // The size also changes behind a tab (to zero) and after a reload.
     new ResizeObserver(() => {
-      if (this.#views.size > 0) this.#followEnd();
+      // A keyboard that opens for an editor must not move it away.
+      const isEdited = this.#log.querySelector(".question-editor :focus") !== null;
+      if (this.#views.size > 0 && !isEdited) this.#followEnd();
     }).observe(this.#log);
   }
 

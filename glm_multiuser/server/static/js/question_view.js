@@ -79,6 +79,7 @@ export class QuestionView {
 
   #close() {
     this.node.replaceChildren(this.#shown);
-    this.#open.focus();
+    if (this.#canEdit) this.#open.focus();
+    else this.node.closest("[role=log]")?.focus();
   }
 }

@@ -49,6 +49,7 @@ export const en = {
   stopped: "Stopped. The model will not see this question again.",
   interrupted: "Interrupted when the page was left. The model will not see this question again.",
   elsewhere: "Being answered in another tab.",
+  answerKept: "There is no new answer, so the old one stays. Try again later.",
   emptyAnswer: "The answer is empty. The model will not see this question again.",
   cutOff: "Ended at the token limit.",
   usage: ({ tokens, seconds }) => `${plural(tokens, "token", "tokens")} in ${seconds} s`,

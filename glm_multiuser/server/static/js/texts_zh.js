@@ -47,6 +47,7 @@ export const zh = {
   stopped: "已停止。模型之后不会再看到这个问题。",
   interrupted: "页面离开时中断。模型之后不会再看到这个问题。",
   elsewhere: "正在另一个标签页里回答。",
+  answerKept: "没有得到新的回答，保留原来的回答。请稍后再试。",
   emptyAnswer: "回答是空的。模型之后不会再看到这个问题。",
   cutOff: "达到 token 上限，回答到此为止。",
   usage: ({ tokens, seconds }) => `${tokens} 个 token，${seconds} 秒`,
