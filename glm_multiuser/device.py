@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from glm_multiuser.cgroups import cpu_limit
 from glm_multiuser.errors import ConfigError
 
 DEFAULT_DTYPE = {"CPU": "float32", "Ascend": "float16"}
@@ -36,9 +37,10 @@ measured."""
 
 
 def cores() -> int:
-    """Number of CPU cores that this process may use."""
+    """Number of CPU cores that this process may use, or whose time its cgroup allows."""
     affinity = getattr(os, "sched_getaffinity", None)  # on Linux
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    found = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(found, cpu_limit() or found)
 
 
 _configured: list[tuple[str, int]] = []

@@ -141,7 +141,7 @@ def convert(
     from_ckpt = not to_mindformers and gguf is None and bool(find_ckpt(source))
     parameters = match(source, model, parameter_shapes(model), from_ckpt)
     if dtype is not None:
-        config["torch_dtype"] = dtype
+        config["dtype" if "dtype" in config else "torch_dtype"] = dtype
     _check_destination(destination, CKPT if to_mindformers else WEIGHTS, force)
     sizes = {one.name: (one.shape, np.dtype(dtype or one.dtype)) for one in parameters}
     heads = model.num_attention_heads

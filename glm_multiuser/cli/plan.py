@@ -100,7 +100,7 @@ def command(
     ]
     if sweep:
         found["sweep"] = sweep_lengths(config, engine, chosen)
-        console.print(plan_tables.sweep_table(found["sweep"]))
+        screen.print_numbers(console, plan_tables.sweep_table(found["sweep"]))
         plan_plot.plot_sweep(
             found["sweep"], plan_tables.heading(model, device, plan), seq_length, plot
         )

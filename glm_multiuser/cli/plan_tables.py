@@ -14,7 +14,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
     """Builds the table of memory use and of the users that fit."""
     dtype = plan["weight_dtype"]
     users = max(plan["users"], 1)
-    limit = plan["cache_memory"]
+    limit, available = plan["cache_memory"], plan["device_bytes"]
     budget = {} if limit is None else {"caches of all users (cache-memory)": size(limit)}
     rows = {
         "weights": f"{millions(plan['weight_count'])} in {dtype}, {size(plan['weight_bytes'])}",
@@ -24,7 +24,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
         "zeros that overwrite used memory": size(plan["zeros_bytes"]),
         f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
         f"all of that with {users} users": size(plan["total_bytes"]),
-        f"users in {size(limit or plan['device_bytes'])}": str(plan["users"]),
+        f"users in {size(min(limit or available, available))}": str(plan["users"]),
         "tokens of all of them": f"{plan['tokens']:,}",
     }
     table = Table("", title, title=f"memory, {plan['kernels']} kernels")

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Optional
 
 from glm_multiuser.deploy.ray_arguments import Scale
+from glm_multiuser.device import cores
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
 from glm_multiuser.progress import show_progress
 from glm_multiuser.server.logs import FIELDS
@@ -74,10 +75,10 @@ def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.so
     host, port = listening.getsockname()[:2]
     settings = settings.at(host)
     listening.close()
-    cores = os.cpu_count() or 1
-    scale = Scale(replicas, cpus=cores / replicas)
+    count = cores()
+    scale = Scale(replicas, cpus=count / replicas)
     # Ray installs a SIGTERM handler, so ours are installed after it.
-    with local_ray(host, port, cores), _signals() as received:
+    with local_ray(host, port, count), _signals() as received:
         for generation in itertools.count():
             fields = {"url": url, "replicas": replicas, "generation": generation}
             try:

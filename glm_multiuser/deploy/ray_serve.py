@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glm_multiuser.backends.native.library import THREADS
 from glm_multiuser.deploy.ray_arguments import Scale, read_arguments
 from glm_multiuser.deploy.ray_ingress import Ingress, no_replica
 from glm_multiuser.deploy.ray_replica import (
@@ -37,13 +39,12 @@ from glm_multiuser.server.logs import configure_logging
 from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
 from glm_multiuser.server.run import FLUSH_SECONDS
 from glm_multiuser.server.settings import ServerSettings
+from glm_multiuser.server.tracing import BEFORE_MINDSPORE
 
 INGRESS, REPLICA = "Ingress", "Replica"
 """Deployment names."""
 UNLIMITED = 1_000_000
 """Concurrent requests per process for Ray, because admission control is our own."""
-ENVIRONMENT = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
-"""Required to import MindSpore after protobuf; MindSpore itself sets it too late here."""
 STATUS_TIMEOUT_SECONDS = 5.0
 """Timeout of a broadcast GET; replicas answer within milliseconds, and Prometheus waits 10 s."""
 
@@ -176,6 +177,12 @@ def _without_request_id(app: ASGIApp) -> ASGIApp:
     return answer
 
 
+def _environment(cpus: float) -> dict[str, str]:
+    """Variables of a replica: its kernels have a thread for each of its cores."""
+    threads = os.environ.get(THREADS) or str(max(1, int(cpus)))
+    return {**BEFORE_MINDSPORE, THREADS: threads}
+
+
 def application(settings: ServerSettings, scale: Scale) -> serve.Application:
     """Returns both deployments, bound for `serve.run`.
 
@@ -202,7 +209,7 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
         ray_actor_options={
             "num_cpus": scale.cpus,
             "resources": _device(settings),
-            "runtime_env": {"env_vars": ENVIRONMENT},
+            "runtime_env": {"env_vars": _environment(scale.cpus)},
         },
         max_constructor_retry_count=3,  # a load that fails will fail again
         max_ongoing_requests=UNLIMITED,

@@ -23,7 +23,7 @@ from glm_multiuser.answer import GenerationResult
 from glm_multiuser.deploy.triton_client import PROBE
 from glm_multiuser.deploy.triton_parameters import engine_arguments
 from glm_multiuser.deploy.triton_response import TritonResponse
-from glm_multiuser.errors import ConfigError, InvalidParameterError
+from glm_multiuser.errors import ConfigError, InvalidParameterError, QueueFullError
 from glm_multiuser.garbage import leave_out_imports
 from glm_multiuser.handle import Handle
 from glm_multiuser.llm import MultiUserLLM
@@ -62,6 +62,7 @@ class TritonPythonModel:
         engine = self._llm.config
         self._answering = ThreadPoolExecutor(engine.users + engine.max_queue, "answer")
         self._running: set[TritonResponse] = set()
+        self._steps_at_probe = 0
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
@@ -85,6 +86,9 @@ class TritonPythonModel:
             if self._llm.failure is not None:
                 raise self._llm.failure
             given = list(_rows_of(request))
+            is_probe = any(row.get(PROBE) for row in given)
+            if is_probe and self._is_busy():
+                raise QueueFullError("all slots are in use; steps are being computed")
             rows = [fields_of(row) for row in given]
             sampling = partial(sampling_of, self._llm.default_params)
             questions = [question_of(fields, sampling) for fields in rows]
@@ -105,8 +109,15 @@ class TritonPythonModel:
         self._running.add(response)
         send = self._send_pieces if self._streams else self._send_whole
         # The supervisor's probes would flood the log.
-        log = _no_log if any(row.get(PROBE) for row in given) else self._log
+        log = _no_log if is_probe else self._log
         self._answering.submit(self._answer, send, response, questions, handles, log)
+
+    def _is_busy(self) -> bool:
+        """Whether a probe would wait for a slot, and there were steps since the last one."""
+        stats = self._llm.stats()
+        progressed = stats.steps > self._steps_at_probe
+        self._steps_at_probe = stats.steps
+        return progressed and stats.active_users == stats.users
 
     def _answer(
         self,

@@ -24,7 +24,7 @@ POLL_SECONDS = 0.2
 
 
 def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
-    """Serves the models until SIGTERM or Ctrl-C, with a supervisor for each.
+    """Serves the models until SIGTERM, SIGHUP or Ctrl-C, with a supervisor for each.
 
     A server that dies after it was ready is started again, on the same ports, until that succeeds.
 
@@ -37,8 +37,9 @@ def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
         EngineClosedError: the server died before it was ready.
     """
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: stop.set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as with nohup
+            signal.signal(number, lambda number, frame: stop.set())
     with tempfile.TemporaryDirectory(prefix="glm_multiuser_") as scratch:
         repository, backends = Path(scratch) / "model_repository", Path(scratch) / "backends"
         write_repository(repository, parameters)

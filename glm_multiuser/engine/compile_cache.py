@@ -77,7 +77,10 @@ class CompileCache:
             "model": repr(model.config),
             "backend": [model.backend.name, model.backend.kept_as, repr(model.backend)],
             "layout": [users, engine.seq_length, engine.users_per_cell, engine.prefill_chunk],
-            "device": [engine.device_target, soc_version(), _variables()],
+            "device": [
+                *(engine.device_target, soc_version(), _variables()),
+                repr(ms.get_context("jit_config")),
+            ],
             "shapes": repr(shapes),
         }
         folder = folder_of("compile_cache_dir", engine.compile_cache_dir)

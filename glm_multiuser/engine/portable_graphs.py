@@ -263,8 +263,8 @@ class WholeSequences(nn.Cell):
         Args:
             input_ids: padded to one length.
             position_ids: as in `PortableForward`.
-            mask: 0 or `MASKED`, broadcast to `[sequences, heads, t, t]`; None: no token sees a
-                later one.
+            mask: 0 or `MASKED`, broadcast to `[sequences, kv_heads, group * t, t]`; None: no token
+                sees a later one.
         """
         t = input_ids.shape[1]
         if mask is None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
-CGROUPS = {
-    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    "": ("sys/fs/cgroup", "memory.max", "memory.current"),
+from glm_multiuser.cgroups import groups, number_of
+
+FOLDERS = {"memory": "sys/fs/cgroup/memory", "": "sys/fs/cgroup"}
+"""Controller name -> folder; "memory" is cgroup v1, "" is v2."""
+FILES = {
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    "": ("memory.max", "memory.current"),
 }
-"""Controller name -> folder, limit file and usage file; "memory" is cgroup v1, "" is v2."""
+"""Controller name -> limit file and usage file."""
 
 
 def total_bytes(root: Path = Path("/")) -> Optional[int]:
@@ -23,8 +26,8 @@ def total_bytes(root: Path = Path("/")) -> Optional[int]:
     Returns:
         Bytes; None if the system does not report them.
     """
-    machine = _number(root / "proc/meminfo", r"MemTotal:\s+(\d+) kB")
-    limits = (_number(place / limit_file, r"(\d+)") for place, limit_file, _ in _cgroups(root))
+    machine = number_of(root / "proc/meminfo", r"MemTotal:\s+(\d+) kB")
+    limits = (number_of(place / limit_file, r"(\d+)") for place, limit_file, _ in _cgroups(root))
     found = [None if machine is None else machine * 1024, *limits]
     return min((size for size in found if size is not None), default=None)
 
@@ -38,7 +41,7 @@ def available_bytes(root: Path = Path("/")) -> Optional[int]:
     Returns:
         Bytes; None if the system does not report them.
     """
-    machine = _number(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB")
+    machine = number_of(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB")
     found = [] if machine is None else [machine * 1024]
     return min([*found, *_left_in_cgroups(root)], default=None)
 
@@ -46,36 +49,15 @@ def available_bytes(root: Path = Path("/")) -> Optional[int]:
 def _left_in_cgroups(root: Path) -> Iterator[int]:
     """Bytes left in this process's cgroup and its parents, for those with a limit."""
     for place, limit_file, usage_file in _cgroups(root):
-        limit = _number(place / limit_file, r"(\d+)")
-        usage = _number(place / usage_file, r"(\d+)")
+        limit = number_of(place / limit_file, r"(\d+)")
+        usage = number_of(place / usage_file, r"(\d+)")
         if limit is not None and usage is not None:
             # The page cache is freed when memory is needed.
-            cache = _number(place / "memory.stat", r"(?:total_)?inactive_file (\d+)") or 0
+            cache = number_of(place / "memory.stat", r"(?:total_)?inactive_file (\d+)") or 0
             yield max(0, limit - usage + cache)
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
     """Folder, limit file and usage file of this process's cgroup and of its parents."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in CGROUPS.keys() & set(controllers.split(",")):
-            folder, limit_file, usage_file = CGROUPS[controller]
-            top = root / folder
-            group = top / path.lstrip("/")
-            for place in (group, *group.parents):
-                yield place, limit_file, usage_file
-                if place == top:
-                    break
-
-
-def _number(path: Path, pattern: str) -> Optional[int]:
-    match = re.search(f"^{pattern}$", _text(path), re.MULTILINE)
-    return int(match[1]) if match else None
-
-
-def _text(path: Path) -> str:
-    """Content of a file; empty if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    for controller, place in groups(root, FOLDERS):
+        yield (place, *FILES[controller])

@@ -17,6 +17,8 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 EXPORTER = "OTEL_TRACES_EXPORTER"
 DISABLED = "OTEL_SDK_DISABLED"
+BEFORE_MINDSPORE = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+"""Variables required to import MindSpore after protobuf; MindSpore itself sets them too late."""
 
 
 def open_tracer(endpoint: Optional[str] = None) -> Optional[RequestTracer]:
@@ -45,6 +47,8 @@ def open_tracer(endpoint: Optional[str] = None) -> Optional[RequestTracer]:
     if exporter == "otlp" and protocol != "http/protobuf":
         name = next(name for name in PROTOCOLS if os.environ.get(name))
         raise ConfigError(f"{name} is {protocol!r}; only 'http/protobuf' is supported")
+    for name, value in BEFORE_MINDSPORE.items():
+        os.environ.setdefault(name, value)
     try:
         from glm_multiuser.server.spans import RequestTracer, provider_for
     except ImportError as error:

@@ -65,6 +65,18 @@ def test_there_and_back(tmp_path: Path, values: dict[str, Any], dtype: str) -> N
     assert json.loads((new / "config.json").read_text()) == values
 
 
+@pytest.mark.parametrize("field", ["torch_dtype", "dtype"])
+def test_the_type_is_written_where_it_was(tmp_path: Path, field: str) -> None:
+    """Recent versions of transformers call it dtype."""
+    old = folder_of(tmp_path / "old", {**CHATGLM2, field: "bfloat16"})
+    new = convert_quietly(old, tmp_path / "new", MINDFORMERS, "float16")
+    config = json.loads((new / "config.json").read_text())
+    assert {name: config.get(name) for name in ("torch_dtype", "dtype")} == {
+        **dict.fromkeys(("torch_dtype", "dtype")),
+        field: "float16",
+    }
+
+
 def test_what_mindformers_keeps_beside_the_weights(tmp_path: Path) -> None:
     """Its caches, and what its converter takes over."""
     loaded = load_folder(folder_of(tmp_path / "old", CHATGLM2))

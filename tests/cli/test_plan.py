@@ -155,6 +155,12 @@ def test_a_32_gb_card_holds_more_users_than_the_published_service(
     assert [step["users"] for step in plan["decode_steps"]][-1] == plan["users"]
 
 
+def test_users_are_those_of_the_lesser_limit(run: Callable[..., Any]) -> None:
+    words = ("plan", "--device", "CPU", "--device-memory", "32GiB", "--cache-memory")
+    for budget, named in (("100GiB", "32 GiB"), ("4GiB", "4 GiB")):
+        assert f"users in {named}" in run(*words, budget).output
+
+
 def test_the_example_of_the_documentation(run: Callable[..., Any]) -> None:
     text = (Path(__file__).parents[2] / "docs/planning.md").read_text(encoding="utf-8")
     words = ("plan", "--model", "chatglm-6b", "--device-memory", "32GiB", "--seq-length", 1024)

@@ -253,6 +253,19 @@ def test_the_file_for_a_cluster_builds() -> None:
     assert scale == Scale(2, 8, 4)
 
 
+@pytest.mark.parametrize(("cpus", "threads"), [(0.5, "1"), (2.0, "2"), (2.5, "2")])
+def test_a_replica_has_a_thread_for_each_of_its_cores(
+    monkeypatch: pytest.MonkeyPatch, cpus: float, threads: str
+) -> None:
+    pytest.importorskip("ray", reason="needs the extra [ray]")
+    from glm_multiuser.deploy.ray_serve import _environment
+
+    monkeypatch.delenv("GLM_MULTIUSER_THREADS", raising=False)
+    assert _environment(cpus)["GLM_MULTIUSER_THREADS"] == threads
+    monkeypatch.setenv("GLM_MULTIUSER_THREADS", "7")
+    assert _environment(cpus)["GLM_MULTIUSER_THREADS"] == "7"
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

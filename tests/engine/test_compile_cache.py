@@ -132,6 +132,9 @@ def test_a_file_is_named_after_all_that_its_graph_depends_on(
     with monkeypatch.context() as patch:
         patch.setenv("MS_JIT_LEVEL", "O0")
         names.append(name_of())
+    with monkeypatch.context() as patch:
+        patch.setattr("mindspore.get_context", lambda name: {"jit_level": "O0"})
+        names.append(name_of())
     half = Shaped()
     half.backend = PortableBackend.of("float16", "CPU")
     names.append(name_of(half))

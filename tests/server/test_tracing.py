@@ -24,6 +24,7 @@ from glm_multiuser.server.tracing import open_tracer
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (
     FAILS,
+    HTTP,
     Wire,
     ask,
     errors_of,
@@ -39,6 +40,7 @@ from tests.server.in_process import (
     mock_settings,
     wait_until,
 )
+from tests.server.process import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -346,3 +348,13 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(ConfigError, match=r"pip install 'glm-multiuser\[otel\]'"):
         open_tracer("http://127.0.0.1:1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exporter", ["console", "otlp"])
+def test_the_command_serves_with_traces(exporter: str) -> None:
+    """protobuf is imported before MindSpore then."""
+    wanted = {"OTEL_TRACES_EXPORTER": exporter, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    with ServerProcess(environment=wanted) as process:
+        answer = HTTP.post(process.url, json={"prompt": "hi", "max_tokens": 1})
+    assert answer.status_code == 200

@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 from typing import Optional
 
+from glm_multiuser.device import cores
 from glm_multiuser.errors import ConfigError
 
 PATH = Path(__file__).with_name("native.so")
@@ -135,7 +136,7 @@ def row_multiple() -> int:
 def _wanted_threads() -> int:
     wanted = os.environ.get(THREADS, "")
     if not wanted:
-        return len(os.sched_getaffinity(0))
+        return cores()
     if not wanted.isdecimal() or not 1 <= int(wanted) <= 1024:
         raise ConfigError(f"{THREADS} is {wanted!r}; it must be a whole number from 1 to 1024")
     return int(wanted)

@@ -14,8 +14,9 @@ from glm_multiuser.backends.protocol import AttentionShape
 from glm_multiuser.mindspore_internals import free_with_last_reference
 from glm_multiuser.models.batch import ChunkBatch, DecodeBatch, PaddedBatch, PromptBatch, Rotary
 
-MASKED = -10000.0
-"""Added to the scores of masked positions, as in the published ChatGLM-6B."""
+MASKED = -60000.0
+"""Added to the scores of masked positions. The published ChatGLM-6B has -10000, which large scores
+of other models exceed; this is nearly the least number of float16."""
 
 
 class ScaledSoftmax(nn.Cell):
