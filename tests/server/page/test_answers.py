@@ -179,15 +179,18 @@ def test_short_chinese_cells_stay_on_one_line(visit: Visit) -> None:
     visit.page.route(COMPLETIONS, answering(stream_of([table])))
     visit.ask("?")
     visit.wait_for_answer()
-    visit.page.set_viewport_size({"width": 360, "height": 740})
+    visit.answer().evaluate("(node) => { node.style.width = '300px'; }")
     for name in ("参数量", "三百二十亿"):
-        words = visit.answer().locator("th, td").filter(has_text=re.compile(f"^{name}$"))
-        lines = words.evaluate(
-            """(node) => {
+        lines = (
+            visit.answer()
+            .get_by_text(name, exact=True)
+            .evaluate(
+                """(node) => {
               const range = document.createRange();
               range.selectNodeContents(node);
               return range.getClientRects().length;
             }"""
+            )
         )
         assert lines == 1
 
