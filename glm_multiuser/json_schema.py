@@ -118,10 +118,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _names_in_references(schema: dict[str, Any]) -> frozenset[str]:
-    """Returns the keywords on the ways to the targets of all references."""
+    """Returns the keywords on the paths to the targets of all references."""
     references = [one.get("$ref") for one in everything(schema)]
-    ways = [one.split("/") for one in references if isinstance(one, str)]
-    return frozenset(name for way in ways for name in way)
+    paths = [one.split("/") for one in references if isinstance(one, str)]
+    return frozenset(name for path in paths for name in path)
 
 
 def _length(value: Any, known: dict[int, int]) -> int:
