@@ -140,7 +140,7 @@ def _length(value: Any, known: dict[int, int]) -> int:
 
 
 def _without_annotations(schema: Any, root: dict[str, Any], named: frozenset[str]) -> Any:
-    """`named`: what looks like an annotation may hold the target of a reference."""
+    """`named`: an object that looks like an annotation may hold the target of a reference."""
     if isinstance(schema, list):
         return [_without_annotations(one, root, named) for one in schema]
     if not isinstance(schema, dict):
@@ -148,7 +148,7 @@ def _without_annotations(schema: Any, root: dict[str, Any], named: frozenset[str
     kept = {
         keyword: _keyword(keyword, value, root, named)
         for keyword, value in schema.items()
-        if keyword in named or not _constrains_nothing(keyword, value)
+        if (keyword in named and isinstance(value, dict)) or not _constrains_nothing(keyword, value)
     }
     kept = with_tagged_cases(_with_listed_names(kept, root), schema.get("discriminator"), root)
     _check_least_properties(kept)
