@@ -15,6 +15,7 @@ from glm_multiuser.grammar import PROPERTIES_MAX
 from glm_multiuser.json_schema_unions import (
     OF_SCHEMAS,
     OF_VALUES,
+    Schema,
     everything,
     required_of,
     target_of,
@@ -95,8 +96,9 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
     return {**read, "x-guidance": {**OPTIONS, **unique}}
 
 
-def _needs_escapes(schema: dict[str, Any]) -> bool:
-    constants, patterns = [], []
+def _needs_escapes(schema: Schema) -> bool:
+    constants: list[object] = []
+    patterns: list[object] = []
     for one in everything(schema):
         constants += [one.get("const"), one.get("enum"), _names(one.get("properties"))]
         patterns += [one.get("pattern"), *_names(one.get("patternProperties"))]
@@ -105,11 +107,11 @@ def _needs_escapes(schema: dict[str, Any]) -> bool:
     )
 
 
-def _names(value: Any) -> list[str]:
+def _names(value: object) -> list[str]:
     return list(value) if isinstance(value, dict) else []
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
@@ -117,7 +119,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _names_in_references(schema: dict[str, Any]) -> frozenset[str]:
+def _names_in_references(schema: Schema) -> frozenset[str]:
     """Returns the keywords on the paths to the targets of all references."""
     references = [one.get("$ref") for one in everything(schema)]
     paths = [one.split("/") for one in references if isinstance(one, str)]
@@ -139,12 +141,8 @@ def _length(value: Any, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def _without_annotations(schema: Any, root: dict[str, Any], named: frozenset[str]) -> Any:
+def _without_annotations(schema: Schema, root: Schema, named: frozenset[str]) -> Schema:
     """`named`: an object that looks like an annotation may hold the target of a reference."""
-    if isinstance(schema, list):
-        return [_without_annotations(one, root, named) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
     kept = {
         keyword: _keyword(keyword, value, root, named)
         for keyword, value in schema.items()
@@ -155,7 +153,7 @@ def _without_annotations(schema: Any, root: dict[str, Any], named: frozenset[str
     return {**kept, **_far_bounds(kept), **_exclusive_bounds(kept)}
 
 
-def _with_listed_names(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+def _with_listed_names(schema: Schema, root: Schema) -> Schema:
     """Returns a schema whose `propertyNames` lists all names with `properties` instead.
 
     That is how pydantic and zod write a mapping whose keys are of an enumeration. The names share
@@ -179,7 +177,7 @@ def _with_listed_names(schema: dict[str, Any], root: dict[str, Any]) -> dict[str
     return {**rest, "properties": properties, "additionalProperties": False}
 
 
-def _listed(names: Any, root: dict[str, Any]) -> Optional[list[str]]:
+def _listed(names: object, root: Schema) -> Optional[list[str]]:
     """Returns the only texts that fit this schema; None if it does not list them."""
     if not isinstance(names, dict) or not names.keys() <= OF_NAMES:
         return None
@@ -192,7 +190,7 @@ def _listed(names: Any, root: dict[str, Any]) -> Optional[list[str]]:
     return values if is_list else None
 
 
-def _check_least_properties(schema: dict[str, Any]) -> None:
+def _check_least_properties(schema: Schema) -> None:
     """Refuses a `minProperties` that an answer could reach by writing a property twice.
 
     llguidance keeps other properties apart from those of `properties`, but not from each other. It
@@ -212,7 +210,7 @@ def _check_least_properties(schema: dict[str, Any]) -> None:
         )
 
 
-def _far_bounds(schema: dict[str, Any]) -> dict[str, int]:
+def _far_bounds(schema: Schema) -> dict[str, int]:
     """Returns bounds that llguidance rejects, moved inside to where it accepts them."""
     lowest, highest = FAR_INTEGERS if schema.get("type") == "integer" else FAR_NUMBERS
     lower = {name: lowest for name in LOWER if _number(schema.get(name)) < lowest}
@@ -220,7 +218,7 @@ def _far_bounds(schema: dict[str, Any]) -> dict[str, int]:
     return {**lower, **upper}
 
 
-def _exclusive_bounds(schema: dict[str, Any]) -> dict[str, float]:
+def _exclusive_bounds(schema: Schema) -> dict[str, float]:
     """Returns those that llguidance would allow as values, moved to the next number inside.
 
     It allows k in ranges from k to less than k + 1, such as 0 in `exclusiveMinimum: 0, maximum:
@@ -237,13 +235,14 @@ def _exclusive_bounds(schema: dict[str, Any]) -> dict[str, float]:
     return moved
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     """Returns NaN for others, which fails every comparison."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number else math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    return value
 
 
-def _constrains_nothing(keyword: str, value: Any) -> bool:
+def _constrains_nothing(keyword: str, value: object) -> bool:
     if keyword in ANNOTATIONS or keyword.startswith("x-"):
         return True
     if keyword == "format":
@@ -254,12 +253,18 @@ def _constrains_nothing(keyword: str, value: Any) -> bool:
     return keyword == "propertyNames" and value in (True, {"type": "string"}, {})
 
 
-def _keyword(keyword: str, value: Any, root: dict[str, Any], named: frozenset[str]) -> Any:
+def _keyword(keyword: str, value: object, root: Schema, named: frozenset[str]) -> object:
     if keyword in OF_VALUES:
         return value
     if keyword in OF_SCHEMAS and isinstance(value, dict):
-        return {name: _without_annotations(one, root, named) for name, one in value.items()}
+        return {name: _part(one, root, named) for name, one in value.items()}
     if keyword == "$ref" and isinstance(value, str):
         # Names such as "List[int]" are no URI.
         return quote(value, safe="%#/:?&=~!$'()*+,;@", errors="replace")
-    return _without_annotations(value, root, named)
+    return _part(value, root, named)
+
+
+def _part(value: object, root: Schema, named: frozenset[str]) -> object:
+    if isinstance(value, list):
+        return [_part(one, root, named) for one in value]
+    return _without_annotations(value, root, named) if isinstance(value, dict) else value

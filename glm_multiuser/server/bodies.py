@@ -22,7 +22,7 @@ ONE_OF = "one_of"
 """Error type for an object whose `type` is unknown."""
 
 
-def _with_few_fields(given: Any, limit: int) -> Any:
+def _with_few_fields(given: object, limit: int) -> object:
     if isinstance(given, dict) and len(given) > limit:
         raise PydanticCustomError(
             "too_many_fields",
@@ -44,7 +44,7 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_number_of_fields(cls, given: Any) -> Any:
+    def _check_number_of_fields(cls, given: object) -> object:
         return _with_few_fields(given, FIELDS_MAX)
 
 

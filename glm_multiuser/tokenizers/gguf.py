@@ -162,10 +162,10 @@ def read_pieces(file: GGUFFile) -> Optional[Pieces]:
     return Pieces(file.path, model, names, kinds, _with_default_ids(fields, model, len(names)))
 
 
-def _with_default_ids(fields: Mapping[str, Any], model: str, size: int) -> dict[str, Any]:
+def _with_default_ids(fields: Mapping[str, object], model: str, size: int) -> dict[str, object]:
     """Returns the fields without ids that some converters write for "none", such as -1."""
 
-    def is_none(key: str, value: Any) -> bool:
+    def is_none(key: str, value: object) -> bool:
         optional = key in ("padding_token_id", "unknown_token_id")
         return optional and isinstance(value, int) and not 0 <= value < size
 

@@ -1,13 +1,13 @@
 """The tokenizers of every family, and that of the small ChatGLM3."""
 
-from typing import Any, Callable
+import json
 
 import pytest
 
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.server.process import ROOT
-from tests.structured.walking import compiler_of
+from tests.structured.walking import Allows, compiler_of
 from tests.tokenizers.conftest import (  # noqa: F401
     chatglm3_folder,
     family_folders,
@@ -27,12 +27,12 @@ def chatglm3_tiny() -> ChatTokenizer:
 
 
 @pytest.fixture(scope="session")
-def allows(chatglm3_tiny: ChatTokenizer) -> Callable[[Any, str], bool]:
+def allows(chatglm3_tiny: ChatTokenizer) -> Allows:
     """Whether an answer of a schema may be this text."""
     compiler = compiler_of(chatglm3_tiny)
 
-    def allowed(schema: Any, text: str) -> bool:
-        matcher = compiler.compile(Grammar.json_schema(schema))
+    def allowed(schema: object, text: str) -> bool:
+        matcher = compiler.compile(Grammar.json_schema(json.dumps(schema)))
         for token_id in chatglm3_tiny.encode_inside(chatglm3_tiny.content_header() + text):
             if matcher.complete or not matcher.allowed()[token_id]:
                 return False

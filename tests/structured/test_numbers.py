@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable
+from typing import Any
 
 import jsonschema
 import pytest
+
+from tests.structured.walking import Allows
 
 ZEROS = ("0", "-0", "0.0", "-0.0")
 VALUES = (*ZEROS, "0.5", "-0.5", "0.25", "-0.25", "0.001", "3", "3.0", "3.1", "-3", "-3.1")
@@ -25,9 +27,7 @@ VALUES = (*ZEROS, "0.5", "-0.5", "0.25", "-0.25", "0.001", "3", "3.0", "3.1", "-
         ({"exclusiveMinimum": -0.5, "exclusiveMaximum": 0.5}, ["-0.25", "0", "0.25"]),
     ],
 )
-def test_exclusive_bounds(
-    allows: Callable[[Any, str], bool], bounds: dict[str, float], inside: list[str]
-) -> None:
+def test_exclusive_bounds(allows: Allows, bounds: dict[str, float], inside: list[str]) -> None:
     schema = {"type": "number", **bounds}
     allowed = [text for text in VALUES if allows(schema, text)]
     assert set(inside) <= set(allowed)
@@ -49,7 +49,7 @@ def test_exclusive_bounds(
     ],
 )
 def test_bounds_beyond_64_bits(
-    allows: Callable[[Any, str], bool], schema: dict[str, Any], inside: str, outside: str
+    allows: Allows, schema: dict[str, Any], inside: str, outside: str
 ) -> None:
     assert allows(schema, inside)
     assert not allows(schema, outside)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
-from tests.structured.walking import compiler_of
+from tests.structured.walking import Allows, compiler_of
 
-Allows = Callable[[Any, str], bool]
 CITY = {"type": "object", "properties": {"城市": {"type": "string"}}, "required": ["城市"]}
 
 

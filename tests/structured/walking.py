@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Protocol
 
 import numpy as np
 
@@ -15,6 +15,12 @@ from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.structured import GrammarCompiler
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.calls import ToolCall
+
+
+class Allows(Protocol):
+    """Whether an answer of a schema may be this text."""
+
+    def __call__(self, schema: object, text: str) -> bool: ...
 
 
 class Answer(NamedTuple):
