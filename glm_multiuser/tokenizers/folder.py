@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -102,8 +103,8 @@ class AddedTokens(NamedTuple):
 def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTokens:
     """Reads `added_tokens` of a `tokenizer.json`.
 
-    All are special: text never encodes to one. Those not marked special in the file (`<tool_call>`
-    of Qwen2.5) are shown in answers.
+    All are special here: text never encodes to one. Those not marked special in the file
+    (`<tool_call>` of Qwen2.5) are shown in answers.
 
     Raises:
         CheckpointError: a malformed entry.
@@ -120,6 +121,14 @@ def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTo
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} has an added token of another shape: {error!r}") from None
     return AddedTokens(special, shown, {name: one for name, one in strips.items() if any(one)})
+
+
+def is_word(name: str) -> bool:
+    """Whether an added token is a word, or a single character, which no template could rely on.
+
+    Only letters, numbers and spaces: what has a meaning to a model is in brackets or the like.
+    """
+    return len(name) == 1 or all(unicodedata.category(one)[0] in "LMNZ" for one in name)
 
 
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.folder import (
     added_tokens_decoder,
+    is_word,
     read_added_tokens,
     read_special_tokens,
     read_tokenizer_config,
@@ -84,12 +85,14 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
         special, shown, strips = read_added_tokens(added, file)
         pre_tokenizer = json.dumps(content.get("pre_tokenizer"))
         byte_level = "ByteLevel" in decoder and "ByteLevel" in pre_tokenizer
-        letters = {
+        names = {one for one in declared if isinstance(one, str)}
+        words = {
             name: one
             for name, one in special.items()
-            if byte_level and len(name) == 1 and one in shown and name not in strips
+            if byte_level and one in shown and not (name in strips or name in names)
+            if is_word(name)
         }
-        special = {name: one for name, one in special.items() if name not in letters}
+        special = {name: one for name, one in special.items() if name not in words}
         special_ids = set(special.values())
         reserved = {piece for piece, token_id in ids.items() if token_id in special_ids}
         merges = _without_merges_of(reserved, merges, file)
@@ -98,7 +101,8 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
         raise CheckpointError(f"{file} is not a BPE vocabulary: {error!r}") from None
     model = {**model, "merges": [" ".join(pair) for pair in merges], "unk_token": None}
     if byte_level:
-        encode = _with_letters(letters, _byte_level_encoder(content, model, ordinary, file))
+        alone = {str(one["content"]) for one in added if one.get("single_word") is True}
+        encode = _with_words(words, alone, _byte_level_encoder(content, model, ordinary, file))
         return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special, strips=strips)
     if not (model.get("byte_fallback") and "ByteFallback" in decoder):
         raise CheckpointError(
@@ -228,16 +232,22 @@ def _byte_level_encoder(
     return encode
 
 
-def _with_letters(letters: Mapping[str, int], encode: Encode) -> Encode:
-    """Encodes letters that are added tokens, as DeepSeek has them, and other text with `encode`."""
-    if not letters:
+def _with_words(words: Mapping[str, int], alone: Collection[str], encode: Encode) -> Encode:
+    """Encodes words that are added tokens, and the text between them with `encode`.
+
+    Args:
+        alone: words that are no part of a longer one.
+    """
+    if not words:
         return encode
-    split = re.compile(f"([{re.escape(''.join(letters))}])").split
+    bounded = {name: rf"(?<!\w){re.escape(name)}(?!\w)" for name in alone}
+    patterns = [bounded.get(one, re.escape(one)) for one in sorted(words, key=len, reverse=True)]
+    split = re.compile(f"({'|'.join(patterns)})").split
 
     def encode_parts(text: str) -> list[int]:
         ids: list[int] = []
-        for part in filter(None, split(text)):
-            ids += [letters[part]] if part in letters else encode(part)
+        for place, part in enumerate(split(text)):
+            ids += [words[part]] if place % 2 else encode(part)
         return ids
 
     return encode_parts

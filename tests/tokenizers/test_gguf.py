@@ -165,19 +165,38 @@ class TestPrompts:
             ]
 
 
-@pytest.mark.parametrize("name", ["llama_spm.F16", "qwen2.F32"])
-def test_user_defined_tokens_are_shown_and_never_written(tmp_path: Path, name: str) -> None:
+def with_user_defined(name: str, token_id: int, folder: Path) -> ChatTokenizer:
     content = Content.of(gguf_model(name))
     types = content.metadata["tokenizer.ggml.token_type"].copy()
-    types[290] = 4
+    types[token_id] = 4
     content.metadata["tokenizer.ggml.token_type"] = types
-    piece = content.metadata["tokenizer.ggml.tokens"][290]
-    tokenizer = load(content.write(tmp_path / "a.gguf"))
-    assert tokenizer.special[piece] == 290
-    assert tokenizer.decode([290]) == piece
-    text = piece.replace("▁", " ").replace("Ġ", " ")
-    assert 290 in load(gguf_model(name)).encode(text)
-    assert 290 not in tokenizer.encode(text)
+    return load(content.write(folder / "a.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "token_id", "piece"), [("llama_spm.F16", 290, "▁we"), ("qwen2.F32", 296, "'s")]
+)
+def test_user_defined_tokens_are_shown_and_never_written(
+    tmp_path: Path, name: str, token_id: int, piece: str
+) -> None:
+    tokenizer = with_user_defined(name, token_id, tmp_path)
+    assert tokenizer.special[piece] == token_id
+    assert tokenizer.decode([token_id]) == piece
+    text = piece.replace("▁", " ")
+    assert token_id in load(gguf_model(name)).encode(text)
+    assert token_id not in tokenizer.encode(text)
+
+
+def test_user_defined_words_are_text(tmp_path: Path) -> None:
+    """As in llama.cpp."""
+    tokenizer, word = with_user_defined("qwen2.F32", 290, tmp_path), "ere"
+    assert word not in tokenizer.special
+    assert tokenizer.encode(f"to{word}d") == [
+        *tokenizer.encode("to"),
+        290,
+        *tokenizer.encode("d"),
+    ]
+    assert tokenizer.decode([290]) == word
 
 
 @pytest.mark.parametrize("kind", [2, 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,20 @@ def awkward(qwen2_folder: Path) -> Vocabulary:
     vocabulary = read_hugging_face_files(qwen2_folder)
     more = {name: 1000 + place for place, name in enumerate(AWKWARD)}
     return replace(vocabulary, special={**vocabulary.special, **more})
+
+
+WORDS = ["New York", "Yorkshire", "大语言模型", "语言", "is", "  ", "é"]
+"""Some overlap others; "is" must stand alone."""
+
+
+@pytest.fixture(scope="module")
+def words(qwen2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("words")
+    shutil.copytree(qwen2_folder, folder, dirs_exist_ok=True)
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_tokens([AddedToken(one, single_word=one == "is") for one in WORDS])
+    library.save(str(folder / "tokenizer.json"))
+    return library, HuggingFaceTokenizer.from_folder(folder)
 
 
 class TestTexts:
@@ -168,7 +183,7 @@ class TestDeclared:
             self.load(copied, added_tokens_decoder={"5": {"content": "<new>"}})
 
 
-class TestLetters:
+class TestWords:
     TEXT = "你好 ж€, a你 ※\n ж ж"
 
     @pytest.fixture
@@ -189,6 +204,23 @@ class TestLetters:
         assert found.decode(ids) == text
         assert found.encode_prompt(text) == library.encode(f"a {text}{END}").ids
         assert not set(ids) & found.special_ids
+
+    @settings(deadline=None, max_examples=200)
+    @given(text=st.lists(st.sampled_from([*WORDS, *"大语 sY", "this", "<|im_end|>"])).map("".join))
+    def test_words_are_ordinary_text(self, words: tuple[Any, Any], text: str) -> None:
+        library, found = words
+        ids = library.encode(text.replace("<|im_end|>", "")).ids
+        assert found.encode(text.replace("<|im_end|>", "")) == ids
+        assert found.decode(ids) == text.replace("<|im_end|>", "")
+        assert not {*found.encode(text)} & found.special_ids
+
+    def test_a_word_that_ends_answers_is_special(self, copied: Path) -> None:
+        library = Tokenizer.from_file(str(copied / "tokenizer.json"))
+        library.add_tokens(["STOP"])
+        library.save(str(copied / "tokenizer.json"))
+        write_config(copied, eos_token="STOP", chat_template="{{ messages[0].content }}STOP")
+        found = HuggingFaceTokenizer.from_folder(copied)
+        assert found.stop_token_ids[0] == found.special["STOP"] not in found.encode("STOP")
 
     def test_special_ones_are_not(self, copied: Path, library: Any) -> None:
         found = HuggingFaceTokenizer.from_folder(copied)
