@@ -34,8 +34,10 @@ from glm_multiuser.config import AnyModelConfig
 
 HIDDEN, HEAD_DIM, VOCAB = 1024, 64, 16384
 DECODING_USERS = 7
+BASELINE_TOKENS = 100
+"""Of each of them, before the long prompt."""
 LONG_PROMPT, HISTORY = 1024, 1000
-SEQ_LENGTH = 1280
+SEQ_LENGTH = 2048
 TURNS = 5
 
 
@@ -105,33 +107,19 @@ def greedy(tokens: int, **settings: Any) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, **settings)
 
 
-def read_times(llm: MultiUserLLM, prompt: Sequence[int], tokens: int, user: str) -> list[float]:
-    """Arrival times of an answer's tokens."""
-    params = greedy(tokens, cache_prompt=False)
-    return [time.perf_counter() for _ in llm.submit(prompt, user=user, params=params)]
-
-
 def long_prompt(llm: MultiUserLLM, repeat: int) -> dict[str, float]:
     """Inter-token gaps of seven users, with and without an eighth's long prompt, in ms."""
     (prompt,) = measure.random_prompts(1, LONG_PROMPT, VOCAB, ending=())
     short = measure.random_prompts(DECODING_USERS, 16, VOCAB, ending=())
     plain, worst = [], []
     for _ in range(repeat):
-        times: list[list[float]] = [[] for _ in short]
-
-        def read(number: int, times: list[list[float]] = times) -> None:
-            times[number] = read_times(llm, short[number], 120, f"user {number}")
-
-        threads = [threading.Thread(target=read, args=(one,)) for one in range(DECODING_USERS)]
-        for thread in threads:
-            thread.start()
-        while llm.stats().active_users < DECODING_USERS:
-            time.sleep(0.01)
-        time.sleep(1.0)  # collects baseline gaps
+        readers = [Reader(llm, one, f"user {number}") for number, one in enumerate(short)]
+        for reader in readers:
+            reader.measured.wait()
         asked = time.perf_counter()
-        first = read_times(llm, prompt, 1, "long")[0]
-        for thread in threads:
-            thread.join()
+        llm.submit(prompt, user="long", params=greedy(1, cache_prompt=False)).result()
+        first = time.perf_counter()
+        times = [reader.stop() for reader in readers]
         pairs = [pair for one in times for pair in zip(one, one[1:])]
         # Steps that prefill the seven users' own prompts are no baseline.
         begun = max(one[1] for one in times)
@@ -143,6 +131,30 @@ def long_prompt(llm: MultiUserLLM, repeat: int) -> dict[str, float]:
         "worst_itl_ms": round(1000 * median(worst), 1),
         "worst_itl_steps": round(median(worst) / step, 2),
     }
+
+
+class Reader(threading.Thread):
+    """Reads the tokens of a user who decodes until `stop`."""
+
+    def __init__(self, llm: MultiUserLLM, prompt: Sequence[int], user: str) -> None:
+        super().__init__()
+        params = greedy(SEQ_LENGTH - len(prompt), cache_prompt=False)
+        self._handle = llm.submit(prompt, user=user, params=params)
+        self._times: list[float] = []
+        self.measured = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        for _ in self._handle:
+            self._times.append(time.perf_counter())
+            if len(self._times) == BASELINE_TOKENS:
+                self.measured.set()
+
+    def stop(self) -> list[float]:
+        """Returns when each token was read."""
+        self._handle.cancel()
+        self.join()
+        return self._times
 
 
 def fifth_turn(llm: MultiUserLLM, repeat: int, reuse: bool) -> dict[str, float]:
@@ -193,7 +205,7 @@ def table(results: Sequence[dict[str, Any]], users: Sequence[int]) -> Table:
     for column in ("family", *columns):
         found.add_column(column, justify="right")
     for result in results:
-        cells = [str(result["decode_tok_s"][str(one)]) for one in users]
+        cells = [f"{result['decode_tok_s'][str(one)]:,.0f}" for one in users]
         if "fifth_turn" in result:
             cells += [
                 f"{result['long_prompt_in_chunks']['worst_itl_steps']} steps",
