@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 import typer
 
 from glm_multiuser.cli import loading, screen
-from glm_multiuser.cli.generate_input import STDIN, Job, read_jobs, read_lines
+from glm_multiuser.cli.generate_input import STDIN, Job, is_input, read_jobs, read_lines
 from glm_multiuser.cli.generate_output import Rows
 from glm_multiuser.cli.interrupts import saying
 from glm_multiuser.cli.options import Checkpoint, JsonSchema, Sampling, takes_options
@@ -58,7 +58,7 @@ def command(
     jobs = list(read_jobs(read_lines(file), params))
     if not jobs:
         raise ConfigError(f"{'stdin' if file == STDIN else file} has no prompts")
-    if out is not None and file != STDIN and out.exists() and out.samefile(file):
+    if out is not None and out.is_file() and is_input(out, file):
         raise ConfigError(f"out is {out}, which is the file of prompts; it must be another one")
     with ExitStack() as stack:
         rows = stack.enter_context(Rows(out))
@@ -67,8 +67,6 @@ def command(
         stack.enter_context(saying(lambda: f"interrupted: {rows.report(len(jobs))}"))
         llm = stack.enter_context(loading.open_llm(checkpoint, **settings))
         loading.check_grammar(llm, **grammar)
-        if not resume:
-            rows.clear()
         bar = stack.enter_context(screen.progress_bar())
         left = jobs[rows.count :]
         answers = answer_all(llm, left, settings["users"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -30,6 +31,16 @@ class Job:
     history: Sequence[Any] = ()
     user: Union[int, str, None] = None
     error: Optional[GLMMultiUserError] = None
+
+
+def is_input(out: Path, file: Path) -> bool:
+    """Whether `out` is the file that `read_lines` reads, perhaps as stdin."""
+    if file != STDIN:
+        return out.samefile(file)
+    try:
+        return os.path.samestat(out.stat(), os.fstat(sys.stdin.fileno()))
+    except OSError:  # a stdin that is no file
+        return False
 
 
 def read_lines(file: Path) -> list[str]:
@@ -75,6 +86,7 @@ def read_object(job: Job, line: str) -> Job:
     """
     try:
         values = json.loads(line)
+        json.dumps(values, allow_nan=False)  # Python reads NaN and 1e999, which are no JSON
     except (ValueError, RecursionError) as error:
         return failed(job, f"it begins with {{ and is not JSON: {error}")
     prompt = values.pop("prompt", None)

@@ -31,15 +31,18 @@ class Rows:
         self.out = out
         self.count = 0
         self.failed = 0
-        self._target: TextIO = sys.stdout
-        self._is_new = out is not None and not out.exists()
-        if out is not None:
-            # The old content stays until there is something to write.
-            try:
-                mode: Literal["w", "a+"] = "w" if out.exists() and not out.is_file() else "a+"
-                self._target = out.open(mode, encoding="utf-8", newline="\n")
-            except OSError as error:
-                raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+        self._mode: Literal["w", "a"] = "w"
+        self._target: Optional[TextIO] = None
+        """The open file, if there is one."""
+        if out is None:
+            return
+        if out.exists() and not out.is_file():
+            self._target = _open(out, "w")
+        else:  # stays as it is, or absent, until there is something to write
+            is_new = not os.path.lexists(out)
+            _open(out, "a").close()
+            if is_new:
+                out.unlink()
 
     def __enter__(self) -> Rows:
         return self
@@ -50,10 +53,8 @@ class Rows:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        if self._target is not sys.stdout:
+        if self._target is not None:
             self._target.close()
-        if self._is_new and self.out is not None and not self.count:
-            self.out.unlink(missing_ok=True)
 
     def resume(self, prompts: Sequence[Union[str, list[int]]]) -> None:
         """Counts the existing rows, and truncates an incomplete one.
@@ -83,21 +84,20 @@ class Rows:
                 )
             self._add(row)
         os.truncate(self.out, end)
-
-    def clear(self) -> None:
-        """Truncates the file."""
-        if self.out is not None and self.out.is_file():
-            self._target.truncate(0)
+        self._mode = "a"
 
     def write(self, row: dict[str, Any]) -> None:
         """Writes and flushes one line, so that results can be read while others run."""
+        if self.out is not None and self._target is None:
+            self._target = _open(self.out, self._mode)
+        target = self._target or sys.stdout
         text = json.dumps(row, ensure_ascii=False)
         try:
-            text.encode(self._target.encoding)
+            text.encode(target.encoding)
         except UnicodeEncodeError:  # another encoding on stdout, or a lone surrogate
             text = json.dumps(row)
-        self._target.write(text + "\n")
-        self._target.flush()
+        target.write(text + "\n")
+        target.flush()
         self._add(row)
 
     def _add(self, row: dict[str, Any]) -> None:
@@ -109,3 +109,10 @@ class Rows:
         if self.out is None or not self.count:
             return f"{self.count} of {total} rows are written"
         return f"{self.count} of {total} rows are in {self.out}; --resume goes on with them"
+
+
+def _open(out: Path, mode: Literal["w", "a"]) -> TextIO:
+    try:
+        return out.open(mode, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None

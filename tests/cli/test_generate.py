@@ -10,7 +10,7 @@ from typing import Any, Callable
 import pytest
 
 from glm_multiuser import CausalConfig, MultiUserLLM
-from glm_multiuser.cli import app, generate
+from glm_multiuser.cli import app, generate, loading
 from glm_multiuser.cli.generate_input import read_jobs
 from glm_multiuser.errors import QueueFullError
 from glm_multiuser.grammar import Grammar
@@ -251,6 +251,14 @@ def test_what_is_no_token_is_the_error_of_its_line(token: str) -> None:
     assert second.error is None
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_rows_have_no_numbers_that_json_lacks(number: str) -> None:
+    line = f'{{"prompt": [1, {number}]}}'
+    (job,) = read_jobs([line], SamplingParams())
+    assert "it begins with { and is not JSON" in str(job.error)
+    assert job.prompt == line
+
+
 def test_log_probabilities_of_prompt_and_answer_are_in_the_row() -> None:
     shape = CausalConfig("qwen2", 64, 32, 1, 2, 1, 16, 32, 64, (1,), 16)
     params = {"max_tokens": 2, "ignore_eos": True, "logprobs": 1, "prompt_logprobs": 2}
@@ -344,6 +352,37 @@ def test_an_output_file_is_kept_until_there_is_another(
     words = ("generate", "--out", out, "--checkpoint", checkpoint, "--seq-length", 1 << 20)
     assert run(*words, stdin="a\n").exit_code == 2
     assert out.read_text() == "precious\n"
+
+
+def test_there_is_no_output_file_before_the_first_row(
+    run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    fake_llm: type[FakeLLM],
+    checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    """Ctrl-C while the model loads leaves none."""
+    out = tmp_path / "out.jsonl"
+    open_llm = loading.open_llm
+
+    def loads(*args: Any, **settings: Any) -> Any:
+        assert not out.exists()
+        return open_llm(*args, **settings)
+
+    monkeypatch.setattr(loading, "open_llm", loads)
+    result = run("generate", "--out", out, "--checkpoint", checkpoint, stdin="a\n")
+    assert result.exit_code == 0, result.output
+    assert len(rows(out.read_text(encoding="utf-8"))) == 1
+
+
+def test_a_link_to_the_output_file_stays(
+    run: Callable[..., Any], fake_llm: type[FakeLLM], checkpoint: Path, tmp_path: Path
+) -> None:
+    out, link = tmp_path / "out.jsonl", tmp_path / "link"
+    link.symlink_to(out)
+    assert run("generate", "--out", link, "--checkpoint", checkpoint, stdin="a\n").exit_code == 0
+    assert len(rows(out.read_text(encoding="utf-8"))) == 1
+    assert link.is_symlink()
 
 
 def test_half_of_a_character_is_written_as_json_can(

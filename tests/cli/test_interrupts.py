@@ -150,6 +150,7 @@ def interrupt(command: str, folder: Path, seconds: float) -> bool:
             assert text.splitlines()[-1].startswith("interrupted"), where
         assert remaining(process.pid) == []
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in folder.glob("*.jsonl") if not path.stat().st_size] == []
     return True
 
 

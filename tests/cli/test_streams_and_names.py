@@ -89,6 +89,22 @@ def test_the_file_of_prompts_is_not_written_to(
     assert fake_llm.opened == []
 
 
+def test_the_file_of_prompts_on_stdin_is_not_written_to(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("abc\n")
+    with prompts.open() as stdin:
+        result = subprocess.run(
+            [sys.executable, "-c", WITH_FAKE_MODEL, "generate", "-", "--out", prompts],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=stdin,
+            capture_output=True,
+            encoding="utf-8",
+        )
+    assert result.returncode == 2
+    assert f"out is {prompts}, which is the file of prompts" in result.stderr.replace("\n", " ")
+    assert prompts.read_text() == "abc\n"
+
+
 def test_resume_reads_no_pipe(run: Callable[..., Any], fake_llm: type[FakeLLM]) -> None:
     reader, writer = os.pipe()
     try:
