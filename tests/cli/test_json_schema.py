@@ -63,10 +63,10 @@ def test_a_file_that_is_no_schema_is_rejected_before_a_model_is_opened(
     file.write_text("[1", encoding="utf-8")
     result = run(command, "--json-schema", file, stdin="a\n")
     assert result.exit_code != 0
-    assert "is not JSON" in result.output
+    assert "is not JSON" in result.stderr
     result = run(command, "--json-schema", file.with_name("none.json"), stdin="a\n")
     assert result.exit_code != 0
-    assert "cannot read" in result.output
+    assert "cannot read" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

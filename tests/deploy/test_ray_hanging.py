@@ -69,10 +69,9 @@ def test_the_others_answer(ray_serve: Any) -> None:
         for one in replicas:
             await one.start()
         asked = [make_request(path, b"", "POST" if path == LOAD else "GET") for path in PATHS]
-        said = {
-            path: {one.name: await one.call(request) for one in replicas}
-            for path, request in zip(PATHS, asked)
-        }
+        said: dict[str, dict[str, ReplicaResponse]] = {}
+        for path, request in zip(PATHS, asked):
+            said[path] = {one.name: await one.call(request) for one in replicas}
         for one in replicas:
             await one.close()
         return said

@@ -89,7 +89,7 @@ RESPONSES_HINTS: list[dict[str, Any]] = [
     {"tools": [function(allowed_callers=["direct"], defer_loading=False, output_schema={})]},
     {"tools": [function()], "tool_choice": "auto", "parallel_tool_calls": False},
     {"access_programs": {"cyber": "standard"}, "image": {"context_compression": "auto"}},
-    {"extra_body": {"client_metadata": {"x-codex-installation-id": "0"}}},
+    {"client_metadata": {"x-codex-installation-id": "0"}},
     after({"type": "reasoning", "id": "rs_1", "summary": []}),
     after(
         {
@@ -104,10 +104,10 @@ RESPONSES_HINTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", RESPONSES_HINTS, ids=ids)
 def test_hints_change_no_response(responses: openai.OpenAI, fields: dict[str, Any]) -> None:
-    body = {"model": MODEL, "input": HELLO, **fields}
-    answer = responses.responses.create(**body)
+    # In `extra_body`, because older clients do not know all of them.
+    answer = responses.responses.create(model=MODEL, input=HELLO, extra_body=fields)
     assert (answer.output_text, answer.status) == ("hello", "completed")
-    *_, last = responses.responses.create(stream=True, **body)
+    *_, last = responses.responses.create(model=MODEL, input=HELLO, stream=True, extra_body=fields)
     assert last.type == "response.completed"
     assert last.response.output_text == "hello"
     assert last.response.usage == answer.usage
@@ -262,8 +262,9 @@ def test_what_a_response_cannot_have_is_refused(
         with pytest.raises(openai.BadRequestError) as error:
             responses.responses.create(**{"model": MODEL, "input": "x", "stream": stream, **fields})
         assert error.value.param == field
-        assert field in error.value.message
-        assert all(part in error.value.message for part in said), error.value.message
+        message = error.value.response.json()["error"]["message"]
+        assert field in message
+        assert all(part in message for part in said), message
 
 
 def block(one: dict[str, Any]) -> dict[str, Any]:
@@ -346,9 +347,9 @@ def test_what_a_message_cannot_have_is_refused(
 def test_every_field_of_the_official_clients_is_known() -> None:
     official = set(get_type_hints(response_create_params.ResponseCreateParamsBase))
     assert official - set(ResponseRequest.model_fields) == set()
-    in_headers = {"user_profile_id", "workspace_id"}
+    in_headers = {"user_profile_id", "workspace_id"}  # older clients lack the second
     official = set(get_type_hints(message_create_params.MessageCreateParamsBase))
-    assert official - set(MessagesRequest.model_fields) == in_headers
+    assert official - set(MessagesRequest.model_fields) <= in_headers
 
 
 def hints_of(*modules: Any) -> list[str]:

@@ -423,4 +423,4 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
     for user in ("blue/a", None):
         with pytest.raises(APIError, match="response_id is '1'; this session has no such response"):
             store.delete(user, "1")
-    assert store._bytes_of.total() == 0
+    assert sum(store._bytes_of.values()) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import itertools
 import math
@@ -315,16 +316,20 @@ def test_a_generation_needs_a_name(shared: InProcessServer) -> None:
 
 def test_names_of_the_past_are_kept_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_api, "REMEMBERED", 2)
-    entries = step_api.Entries(Limits())
-    names = [("key", f"id {number}") for number in range(3)]
-    for name in names:
-        entries.find(name)
-        entries.end(name)
-    for name in names[1:]:
-        with pytest.raises(APIError, match="has finished"):
+
+    async def find_and_end() -> None:
+        entries = step_api.Entries(Limits())
+        names = [("key", f"id {number}") for number in range(3)]
+        for name in names:
             entries.find(name)
-    entries.find(names[0])
-    assert len(entries) == 1
+            entries.end(name)
+        for name in names[1:]:
+            with pytest.raises(APIError, match="has finished"):
+                entries.find(name)
+        entries.find(names[0])
+        assert len(entries) == 1
+
+    asyncio.run(find_and_end())
 
 
 def test_the_mock_says_half_characters() -> None:
