@@ -14,6 +14,8 @@ LOAD_SECONDS = 3600.0
 """A large checkpoint takes minutes."""
 PROBE = "probe"
 """Request parameter of a health probe."""
+BUSY = "all slots are in use; steps are being computed"
+"""The error of a probe that would have to wait; its status is 400, as of any error in a stream."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,7 @@ class TritonClient:
         request = {"prompt": "hi", "temperature": "0", "max_token": "1", PROBE: True}
         path = f"/v2/models/{model}/generate_stream"
         status, body = self._request("POST", path, request, seconds)
-        return status == http.HTTPStatus.SERVICE_UNAVAILABLE or (
-            status == 200 and b'"history"' in body
-        )
+        return BUSY.encode() in body or (status == 200 and b'"history"' in body)
 
     def _request(self, method: str, path: str, body: Any, seconds: float) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=seconds)

@@ -20,7 +20,7 @@ from typing import Any, Callable, Optional
 import triton_python_backend_utils as pb_utils
 
 from glm_multiuser.answer import GenerationResult
-from glm_multiuser.deploy.triton_client import PROBE
+from glm_multiuser.deploy.triton_client import BUSY, PROBE
 from glm_multiuser.deploy.triton_parameters import engine_arguments
 from glm_multiuser.deploy.triton_response import TritonResponse
 from glm_multiuser.errors import ConfigError, InvalidParameterError, QueueFullError
@@ -88,7 +88,7 @@ class TritonPythonModel:
             given = list(_rows_of(request))
             is_probe = any(row.get(PROBE) for row in given)
             if is_probe and self._is_busy():
-                raise QueueFullError("all slots are in use; steps are being computed")
+                raise QueueFullError(BUSY)
             rows = [fields_of(row) for row in given]
             sampling = partial(sampling_of, self._llm.default_params)
             questions = [question_of(fields, sampling) for fields in rows]

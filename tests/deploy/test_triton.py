@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 from urllib.error import HTTPError
 
 import mindspore  # noqa: F401  before anything that imports protobuf
@@ -24,6 +24,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from glm_multiuser import MultiUserLLM, SamplingParams
+from glm_multiuser.deploy.triton_client import BUSY, PROBE, TritonClient
 from tests.conformance.asking import (
     MAX_TOKEN,
     PATIENCE,
@@ -38,6 +39,7 @@ from tests.deploy.triton_process import (
     LONG_PARAMETERS,
     SEQ_LENGTH,
     STREAM,
+    TRIES,
     USERS,
     WHOLE,
     GrpcStream,
@@ -233,6 +235,36 @@ def test_a_request_that_its_client_cancels_frees_its_slot(
     triton.cancels(STREAM, close_a_stream)
     triton.cancels(STREAM, close_a_connection)
     triton.cancels(WHOLE, cancel_whole_answers, whole=1)
+
+
+def test_a_probe_of_a_busy_model_does_not_wait(
+    triton: TritonProcess, stream: Callable[..., GrpcStream]
+) -> None:
+    """The supervisor takes the rejection for an answer, and does not load the model again."""
+    probe = {**question("hi", "1"), PROBE: True}
+
+    client = TritonClient("127.0.0.1", triton.ports["http"])
+
+    def rejection() -> Optional[tuple[bool, str]]:
+        before = len(triton.outcomes(STREAM))
+        streams = [stream("hello", {"seed": seed}, **LONG) for seed in range(USERS)]
+        for one in streams:
+            next(iter(one))
+        try:
+            generate_stream(triton, STREAM, probe)
+        except HTTPError as error:
+            return client.answers(STREAM, PATIENCE), error.read().decode()
+        finally:
+            for one in streams:
+                one.cancel()
+            triton.wait_for_end(STREAM, before + USERS)
+        return None
+
+    # An answer may come to its end before the probe.
+    answers, said = next(filter(None, (rejection() for _ in range(TRIES))))
+    assert answers
+    assert BUSY in said
+    assert generate_stream(triton, STREAM, probe)[-1]["history"]
 
 
 def test_an_error_ends_only_its_own_request(
