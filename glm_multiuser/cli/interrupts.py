@@ -3,8 +3,9 @@
 While it compiles or runs a graph, MindSpore replaces Python's handler by its own C handler, which
 ends the process with SIGTERM. Otherwise, KeyboardInterrupt may be raised during an import, and
 MindSpore's threads abort when the interpreter exits. So all threads block the signal, which
-disables handlers, and one thread waits for it. It ends the process, unless another handler was set
-with `signal.signal` or by asyncio: then Python runs that handler as usual.
+disables handlers, and one thread waits for it. It ends the process, unless the main thread is in
+`raised`, or another handler was set with `signal.signal` or by asyncio: then Python runs that
+handler as usual.
 """
 
 from __future__ import annotations
@@ -26,22 +27,30 @@ INTERRUPTED = 130
 SHOW_CURSOR = b"\x1b[?25h"
 
 _texts: list[Callable[[], str]] = [lambda: "interrupted"]
+_raises = False
 
 
 def keep_ctrl_c() -> None:
     """Call it on the main thread, before importing MindSpore and before starting threads."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     main_thread = threading.get_ident()
-    # An empty handler, to wake the main thread from a blocking call.
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+
+    def wake(number: int, frame: object) -> None:
+        # Also wakes the main thread from a blocking call. Python 3.9 fails if a handler raises
+        # while another signal has arrived, so this one raises by itself.
+        if _raises:
+            raise KeyboardInterrupt
 
     def wait() -> None:
         while True:
             signal.sigwait({signal.SIGINT})
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                end()
-            _thread.interrupt_main()
+            if not _raises:
+                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                    end()
+                _thread.interrupt_main()
             signal.pthread_kill(main_thread, signal.SIGUSR1)
+
+    signal.signal(signal.SIGUSR1, wake)
 
     threading.Thread(target=wait, name="ctrl-c", daemon=True).start()
 
@@ -49,11 +58,12 @@ def keep_ctrl_c() -> None:
 @contextmanager
 def raised() -> Iterator[None]:
     """Makes Ctrl-C raise KeyboardInterrupt inside the block, for code that must clean up."""
-    before = signal.signal(signal.SIGINT, lambda *one: signal.default_int_handler(*one))
+    global _raises
+    _raises = True
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        _raises = False
 
 
 @contextmanager

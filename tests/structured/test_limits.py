@@ -17,7 +17,7 @@ from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.worker_threads import on_large_stack
 from tests.structured.walking import compiler_of, tool
 
-SECONDS = 0.2
+SECONDS = 1.0
 """Of processor time, of the caller's thread and the one that compiles."""
 MEBIBYTES = 100
 
