@@ -374,15 +374,28 @@ class StubEngine:
         self.closed = True
 
 
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
 @pytest.fixture
-def host(device: Device) -> Iterator[ModelHost]:
+def run() -> Iterator[Run]:
+    """Runs coroutines in one event loop: in Python 3.9 locks belong to that of their creation."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop.run_until_complete
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.fixture
+def host(device: Device, run: Run) -> Iterator[ModelHost]:
     made = ModelHost(mock_settings(), device.open_llm, lambda name, llm: None)
     yield made
-    asyncio.run(made.close())
+    run(made.close())
 
 
 def test_a_model_that_somebody_changed_meanwhile_is_not_started_again(
-    host: ModelHost, device: Device
+    host: ModelHost, device: Device, run: Run
 ) -> None:
     model = host.get(None)
 
@@ -405,24 +418,24 @@ def test_a_model_that_somebody_changed_meanwhile_is_not_started_again(
         assert device.opened == []
         assert model.state == "unloaded"
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
-def test_an_engine_that_failed_and_cannot_be_closed_is_lost(host: ModelHost) -> None:
+def test_an_engine_that_failed_and_cannot_be_closed_is_lost(host: ModelHost, run: Run) -> None:
     model = host.get(None)
     failed: Any = StubEngine(RuntimeError("no such device"))
     failed.close = partial(_fail, "no such device")
     model.engine, model.state = failed, "ready"
-    asyncio.run(host.restart_failed())
+    run(host.restart_failed())
     assert (model.state, model.lost) == ("failed", True)
 
 
-def test_a_model_that_cannot_be_closed_leaves_the_others_to_be() -> None:
+def test_a_model_that_cannot_be_closed_leaves_the_others_to_be(run: Run) -> None:
     host = ModelHost(mock_settings(names=("one", "two")), Device().open_llm, lambda name, llm: None)
     engines: list[Any] = [StubEngine(None), StubEngine(None)]
     engines[0].close = partial(_fail, "no such device")
     for model, engine in zip(host, engines):
         model.engine, model.state = engine, "ready"
-    asyncio.run(host.close())
+    run(host.close())
     assert [model.state for model in host] == ["failed", "unloaded"]
     assert engines[1].closed

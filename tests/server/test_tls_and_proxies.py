@@ -14,13 +14,13 @@ from typing import Any, Optional
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from glm_multiuser import ConfigError
 from glm_multiuser.cli import app, loading
 from glm_multiuser.server.http_protocol import HEAD_BYTES
 from glm_multiuser.server.run import listen
 from glm_multiuser.server.settings import Limits
+from tests.cli.conftest import separate_streams
 from tests.server import in_process
 from tests.server.asking import HTTP, KEYS, RED, Wire, answer_alone, get, nothing_stays, post
 from tests.server.in_process import (
@@ -91,7 +91,9 @@ def test_limits_count_behind_tls_too(secure: InProcessServer, https: httpx.Clien
 
 
 def serve(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["serve", "--port", "0", *arguments], env={"COLUMNS": "300"})
+    return separate_streams().invoke(
+        app, ["serve", "--port", "0", *arguments], env={"COLUMNS": "300"}
+    )
 
 
 @pytest.fixture
