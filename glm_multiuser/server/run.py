@@ -169,6 +169,7 @@ class ServerLifecycle:
         finally:
             self._uvicorn.should_exit = True
             await serving
+            self.listening.close()  # uvicorn leaves it open if it has to exit while it starts
             maintenance.cancel()
             await asyncio.gather(maintenance, return_exceptions=True)
             await self.service.close()
