@@ -124,9 +124,9 @@ def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTo
 
 
 def is_word(name: str) -> bool:
-    """Whether an added token is a word, or a single character, which no template could rely on.
+    """Whether an added token is ordinary text: one character, or letters, numbers and spaces.
 
-    Only letters, numbers and spaces: what has a meaning to a model is in brackets or the like.
+    Names that have a meaning to a model are in brackets or the like.
     """
     return len(name) == 1 or all(unicodedata.category(one)[0] in "LMNZ" for one in name)
 

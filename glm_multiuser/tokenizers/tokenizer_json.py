@@ -7,14 +7,14 @@ sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from glm_multiuser.checkpoint.files import read_json_object, read_text
@@ -240,15 +240,18 @@ def _with_words(words: Mapping[str, int], alone: Collection[str], encode: Encode
     """
     if not words:
         return encode
-    bounded = {name: rf"(?<!\w){re.escape(name)}(?!\w)" for name in alone}
-    patterns = [bounded.get(one, re.escape(one)) for one in sorted(words, key=len, reverse=True)]
-    split = re.compile(f"({'|'.join(patterns)})").split
+    finder = Tokenizer(BPE())  # without a vocabulary, so it finds nothing else
+    finder.add_tokens(
+        [AddedToken(name, single_word=name in alone, normalized=False) for name in words]
+    )
 
     def encode_parts(text: str) -> list[int]:
         ids: list[int] = []
-        for place, part in enumerate(split(text)):
-            ids += [words[part]] if place % 2 else encode(part)
-        return ids
+        found, end = _encoding(finder, text), 0
+        for name, (start, stop) in zip(found.tokens, found.offsets):
+            ids += [*encode(text[end:start]), words[name]]
+            end = stop
+        return ids + encode(text[end:])
 
     return encode_parts
 
