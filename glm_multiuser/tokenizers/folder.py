@@ -128,7 +128,9 @@ def is_word(name: str) -> bool:
 
     Names that have a meaning to a model are in brackets or the like.
     """
-    return len(name) == 1 or all(unicodedata.category(one)[0] in "LMNZ" for one in name)
+    return len(name) == 1 or (
+        name != "" and all(unicodedata.category(one)[0] in "LMNZ" for one in name)
+    )
 
 
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:

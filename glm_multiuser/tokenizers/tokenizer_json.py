@@ -85,13 +85,7 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
         special, shown, strips = read_added_tokens(added, file)
         pre_tokenizer = json.dumps(content.get("pre_tokenizer"))
         byte_level = "ByteLevel" in decoder and "ByteLevel" in pre_tokenizer
-        names = {one for one in declared if isinstance(one, str)}
-        words = {
-            name: one
-            for name, one in special.items()
-            if byte_level and one in shown and not (name in strips or name in names)
-            if is_word(name)
-        }
+        words = _words(added, declared) if byte_level else {}
         special = {name: one for name, one in special.items() if name not in words}
         special_ids = set(special.values())
         reserved = {piece for piece, token_id in ids.items() if token_id in special_ids}
@@ -101,8 +95,7 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
         raise CheckpointError(f"{file} is not a BPE vocabulary: {error!r}") from None
     model = {**model, "merges": [" ".join(pair) for pair in merges], "unk_token": None}
     if byte_level:
-        alone = {str(one["content"]) for one in added if one.get("single_word") is True}
-        encode = _with_words(words, alone, _byte_level_encoder(content, model, ordinary, file))
+        encode = _with_words(words, _byte_level_encoder(content, model, ordinary, file))
         return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special, strips=strips)
     if not (model.get("byte_fallback") and "ByteFallback" in decoder):
         raise CheckpointError(
@@ -156,6 +149,20 @@ def _with_declared(
         elif name not in found and known is not None and len(name) > 1 and name not in made:
             found[name] = {"content": name, "id": known, "special": True}
     return list(found.values())
+
+
+def _words(added: Sequence[Mapping[str, Any]], declared: Declared) -> dict[str, Mapping[str, Any]]:
+    """Returns the added tokens that are ordinary text, such as "ü" of DeepSeek, by name.
+
+    Not those that another file names, for example as `eos_token`.
+    """
+    names = {one for one in declared if isinstance(one, str)}
+    return {
+        one["content"]: one
+        for one in added
+        if is_word(one["content"]) and one["content"] not in names
+        if not (one.get("special") or one.get("lstrip") or one.get("rstrip"))
+    }
 
 
 def _without_merges_of(
@@ -232,24 +239,24 @@ def _byte_level_encoder(
     return encode
 
 
-def _with_words(words: Mapping[str, int], alone: Collection[str], encode: Encode) -> Encode:
-    """Encodes words that are added tokens, and the text between them with `encode`.
-
-    Args:
-        alone: words that are no part of a longer one.
-    """
+def _with_words(words: Mapping[str, Mapping[str, Any]], encode: Encode) -> Encode:
+    """Encodes words that are added tokens, and the text between them with `encode`."""
     if not words:
         return encode
+    ids_of = {name: int(one["id"]) for name, one in words.items()}
     finder = Tokenizer(BPE())  # without a vocabulary, so it finds nothing else
     finder.add_tokens(
-        [AddedToken(name, single_word=name in alone, normalized=False) for name in words]
+        [
+            AddedToken(name, single_word=one.get("single_word") is True, normalized=False)
+            for name, one in words.items()
+        ]
     )
 
     def encode_parts(text: str) -> list[int]:
         ids: list[int] = []
         found, end = _encoding(finder, text), 0
         for name, (start, stop) in zip(found.tokens, found.offsets):
-            ids += [*encode(text[end:start]), words[name]]
+            ids += [*encode(text[end:start]), ids_of[name]]
             end = stop
         return ids + encode(text[end:])
 
