@@ -145,10 +145,13 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        for _ in self._handle:
-            self._times.append(time.perf_counter())
-            if len(self._times) == BASELINE_TOKENS:
-                self.measured.set()
+        try:
+            for _ in self._handle:
+                self._times.append(time.perf_counter())
+                if len(self._times) == BASELINE_TOKENS:
+                    self.measured.set()
+        finally:
+            self.measured.set()  # of an answer that failed: nobody should wait for it
 
     def stop(self) -> list[float]:
         """Returns when each token was read."""

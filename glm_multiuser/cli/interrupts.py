@@ -51,7 +51,6 @@ def keep_ctrl_c() -> None:
             signal.pthread_kill(main_thread, signal.SIGUSR1)
 
     signal.signal(signal.SIGUSR1, wake)
-
     threading.Thread(target=wait, name="ctrl-c", daemon=True).start()
 
 
