@@ -6,9 +6,7 @@ This module only does cheap checks; structured.py compiles grammars.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -71,7 +69,7 @@ class Grammar:
 
     def _check(self, value: Any) -> None:
         if self.kind != "choice":
-            _check_size(value)
+            check_schema(value)
         if self.kind == "json_schema" and not isinstance(value, (Mapping, bool)):
             raise _wrong("of kind json_schema must be a JSON object")
         if self.kind == "choice" and not (
@@ -185,19 +183,12 @@ def _object_schema(function: Mapping[str, Any]) -> Any:
     return {**parameters, "type": "object"}
 
 
-def check_schemas_of_lark(text: str) -> None:
-    """Checks the JSON schemas in a Lark grammar as those of kind json_schema.
+def check_schema(value: object) -> None:
+    """Limits constructs whose compile time exceeds what their length suggests.
 
     Raises:
         InvalidParameterError: one of them is too large.
     """
-    for match in re.finditer(r"%json\s*", text):
-        with suppress(ValueError, RecursionError):  # llguidance rejects it
-            _check_size(json.JSONDecoder().raw_decode(text, match.end())[0])
-
-
-def _check_size(value: Any) -> None:
-    """Limits constructs whose compile time exceeds what their length suggests."""
     waiting = [value]
     patterns: list[str] = []
     multiples: list[Any] = []

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 from urllib.parse import quote
 
-from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.errors import InvalidParameterError, shown
 from glm_multiuser.grammar import PROPERTIES_MAX
 from glm_multiuser.json_schema_unions import (
     OF_SCHEMAS,
@@ -50,6 +50,8 @@ excluded, too, but answers cannot begin with more zeros either."""
 
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
+EXACT = 2**53
+"""llguidance reads every number as float64, which has other integers only up to here."""
 FAR_NUMBERS = (-9 * 10**18, 9 * 10**18)
 FAR_INTEGERS = (-(2**63) + 1024, 2**63)
 """llguidance computes with int64, and rejects ranges that go further, except that it reads every
@@ -78,11 +80,14 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
     Answers that fit it fit the given schema, too.
 
     Raises:
-        InvalidParameterError: `propertyNames` list so many names that the schema is too large, or
-            `minProperties` could be reached by writing a property twice.
+        InvalidParameterError: `propertyNames` list so many names that the schema is too large,
+            `minProperties` could be reached by writing a property twice, or a constant is an
+            integer of more than 53 bits.
     """
     if not isinstance(schema, dict):
         schema = {} if schema else {"not": {}}
+    for one in everything(schema):
+        _check_constants([one.get("const"), one.get("enum")])
     schema = with_required_tags(schema)
     read = _without_annotations(schema, schema, _names_in_references(schema))
     length = _length(read, {})
@@ -94,6 +99,19 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
         )
     unique = {} if _needs_escapes(schema) else UNIQUE_NAMES
     return {**read, "x-guidance": {**OPTIONS, **unique}}
+
+
+def _check_constants(value: object) -> None:
+    """Refuses integers that llguidance would round, or that would end the process."""
+    if isinstance(value, (list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_constants(part)
+    elif isinstance(value, int) and abs(value) > EXACT:
+        raise InvalidParameterError(
+            f"grammar has the integer {shown(value)} in const or enum; its magnitude may be at "
+            f"most {EXACT} (2**53)",
+            "grammar",
+        )
 
 
 def _needs_escapes(schema: Schema) -> bool:
@@ -150,7 +168,8 @@ def _without_annotations(schema: Schema, root: Schema, named: frozenset[str]) ->
     }
     kept = with_tagged_cases(_with_listed_names(kept, root), schema.get("discriminator"), root)
     _check_least_properties(kept)
-    return {**kept, **_far_bounds(kept), **_exclusive_bounds(kept)}
+    kept.update(_far_bounds(kept))
+    return {**kept, **_exclusive_bounds(kept)}
 
 
 def _with_listed_names(schema: Schema, root: Schema) -> Schema:
@@ -210,12 +229,24 @@ def _check_least_properties(schema: Schema) -> None:
         )
 
 
-def _far_bounds(schema: Schema) -> dict[str, int]:
-    """Returns bounds that llguidance rejects, moved inside to where it accepts them."""
+def _far_bounds(schema: Schema) -> dict[str, float]:
+    """Returns bounds that llguidance rejects or rounds, moved inside to where it is exact."""
     lowest, highest = FAR_INTEGERS if schema.get("type") == "integer" else FAR_NUMBERS
-    lower = {name: lowest for name in LOWER if _number(schema.get(name)) < lowest}
-    upper = {name: highest for name in UPPER if _number(schema.get(name)) > highest}
+    bounds = {name: _number(schema.get(name)) for name in (*LOWER, *UPPER)}
+    far = {name: bound for name, bound in bounds.items() if abs(bound) > EXACT}
+    lower = {name: _float_above(max(far[name], lowest)) for name in LOWER if name in far}
+    upper = {name: -_float_above(-min(far[name], highest)) for name in UPPER if name in far}
+    if far.get("maximum") == 2**63 - 1:  # the next float64 would be 2**63 - 1024
+        upper["maximum"] = highest
     return {**lower, **upper}
+
+
+def _float_above(number: float) -> float:
+    """Returns the least integer that is a float64 and not less than this number."""
+    if abs(number) > 2**64:
+        return number  # llguidance rejects it
+    near = float(number)
+    return int(near if near >= number else math.nextafter(near, math.inf))
 
 
 def _exclusive_bounds(schema: Schema) -> dict[str, float]:
@@ -249,6 +280,8 @@ def _constrains_nothing(keyword: str, value: object) -> bool:
         return isinstance(value, str) and value not in FORMATS
     if keyword == "$schema":
         return not isinstance(value, str) or value.removesuffix("#") not in DIALECTS
+    if keyword == "uniqueItems":
+        return value is False
     # zod writes the second for every record.
     return keyword == "propertyNames" and value in (True, {"type": "string"}, {})
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.errors import GenerationError, InvalidParameterError, shown
-from glm_multiuser.grammar import Grammar, check_schemas_of_lark
-from glm_multiuser.grammar_size import check_lark
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.grammar_syntax import as_lark
 from glm_multiuser.json_schema import for_llguidance
 from glm_multiuser.sampling_rows import Mask
 from glm_multiuser.tokenizers import ChatTokenizer
@@ -180,17 +180,7 @@ class GrammarCompiler:
             return _lark(name, f"start: /{pattern}/")
         if grammar.kind == "choice":
             return _lark(name, f"start: {one_of([json.dumps(text) for text in grammar.value])}")
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        try:
-            text = any_to_lark(grammar.text)
-        except Exception as error:  # the converter raises plain Exception
-            raise InvalidParameterError(
-                f"grammar of kind grammar is neither Lark nor GBNF: {error}", "grammar"
-            ) from None
-        check_lark(text)
-        check_schemas_of_lark(text)
-        return _lark(name, text)
+        return _lark(name, as_lark(grammar.text))
 
 
 class LLMatcher(Protocol):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Callable
 
 import jsonschema
 import pytest
 
-from tests.structured.walking import Allows
+from glm_multiuser import InvalidParameterError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.tokenizers import ChatTokenizer
+from tests.structured.walking import Allows, compiler_of, tool
 
 ZEROS = ("0", "-0", "0.0", "-0.0")
 VALUES = (*ZEROS, "0.5", "-0.5", "0.25", "-0.25", "0.001", "3", "3.0", "3.1", "-3", "-3.1")
@@ -53,3 +56,50 @@ def test_bounds_beyond_64_bits(
 ) -> None:
     assert allows(schema, inside)
     assert not allows(schema, outside)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": 2**53 + 1}, "9007199254740994", "9007199254740992"),
+        ({"exclusiveMinimum": 2**53 + 1}, "9007199254740996", "9007199254740993"),
+        ({"maximum": -(2**53) - 1}, "-9007199254740994", "-9007199254740992"),
+        ({"maximum": 1234567890123456789}, "1234567890123456768", "1234567890123456790"),
+        ({"minimum": 2**53 + 1, "maximum": 2**53 + 3}, "9007199254740994", "9007199254740996"),
+    ],
+)
+def test_bounds_that_are_no_float64(
+    allows: Allows, bounds: dict[str, int], inside: str, outside: str
+) -> None:
+    schema = {"type": "integer", **bounds}
+    assert allows(schema, inside)
+    assert not allows(schema, outside)
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, -(2**63), -(2**63) + 1, 10**400])
+@pytest.mark.parametrize(
+    "schema_of",
+    [
+        lambda value: {"const": value},
+        lambda value: {"type": "integer", "enum": [0, value]},
+        lambda value: {"properties": {"a": {"const": {"b": [value]}}}},
+    ],
+)
+def test_integers_that_would_be_rounded(
+    chatglm3_tiny: ChatTokenizer, schema_of: Callable[[int], dict[str, Any]], value: int
+) -> None:
+    """llguidance ends the process where such an integer is close to -2**63."""
+    schema = schema_of(value)
+    parameters = {"type": "object", "properties": {"id": schema}}
+    for grammar in (
+        Grammar.json_schema(schema),
+        Grammar.lark(f"start: %json {json.dumps(schema)}"),
+        Grammar.tool_call([tool("f", parameters)]),
+    ):
+        with pytest.raises(InvalidParameterError, match=r"in const or enum; .* at most 9007199254"):
+            compiler_of(chatglm3_tiny).compile(grammar)
+
+
+def test_the_greatest_exact_integer(allows: Allows) -> None:
+    assert allows({"const": 2**53}, "9007199254740992")
+    assert allows({"enum": [-(2**53)]}, "-9007199254740992")

@@ -1,0 +1,77 @@
+"""Grammars in the syntax of Lark and of llama.cpp."""
+
+from __future__ import annotations
+
+import pytest
+
+from glm_multiuser import InvalidParameterError
+from glm_multiuser.grammar import Grammar
+from glm_multiuser.tokenizers import ChatTokenizer
+from tests.structured.walking import compiler_of
+
+NUMBER = '{"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}'
+OBJECT = '{"type": "object", "properties": {"a": {"const": 1}}}'
+
+
+def allows(tokenizer: ChatTokenizer, grammar: str, text: str) -> bool:
+    matcher = compiler_of(tokenizer).compile(Grammar.lark(grammar))
+    for token_id in tokenizer.encode_inside(tokenizer.content_header() + text):
+        if matcher.complete or not matcher.allowed()[token_id]:
+            return False
+        matcher.accept(token_id)
+    return matcher.complete or bool(matcher.allowed()[list(tokenizer.stop_token_ids)].any())
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (r'root ::= "\u0041BC"', "ABC"),
+        (r'root ::= "caf\u00e9s"', "cafés"),
+        (r'root ::= "\U0001F600" [\u4e00-\u9fff]', "😀你"),
+        (r"root ::= [\u00e9ab]", "b"),
+        (r'root ::= [\u0020-\u007E]+ "\n"', "a ~\n"),
+        (r'root ::= [^\u0000-\u001F"] "\u0022"', 'x"'),
+        (r'root ::= "\\u0041"', r"\u0041"),
+        (r'root ::= "\x41"', "A"),
+        ("# of start: x\nroot ::= [0-9]", "7"),
+    ],
+)
+def test_gbnf(chatglm3_tiny: ChatTokenizer, grammar: str, text: str) -> None:
+    """Escapes as in llama.cpp's grammars/README.md."""
+    assert allows(chatglm3_tiny, grammar, text)
+    assert not allows(chatglm3_tiny, grammar, "\x1f" + text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('?start: expr\n?expr: expr "+" term | term\nterm: /[0-9]/', "1+2"),
+        ('start[max_tokens=9]: "a"', "a"),
+        ('%llguidance {}\nstart: "root ::= b"', "root ::= b"),
+        (r'start: "%json {}"', "%json {}"),
+        ('// %json {}\nstart: /%json 1/ "a"', "%json 1a"),
+        (f"start: %json {NUMBER}", "0.5"),
+        (f'start: "<" %json {OBJECT} ">" %json {NUMBER}', '<{"a": 1}>0.25'),
+    ],
+)
+def test_lark(chatglm3_tiny: ChatTokenizer, grammar: str, text: str) -> None:
+    assert allows(chatglm3_tiny, grammar, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"), [(NUMBER, "0"), (NUMBER, "0.0"), (OBJECT, '{"a":  1}'), (OBJECT, "{ }")]
+)
+def test_schemas_in_a_grammar_are_read_as_others(
+    chatglm3_tiny: ChatTokenizer, schema: str, text: str
+) -> None:
+    assert not allows(chatglm3_tiny, f"start: %json {schema}", text)
+
+
+def test_annotations_of_a_schema_in_a_grammar(chatglm3_tiny: ChatTokenizer) -> None:
+    grammar = 'start: %json {"type": "string", "format": "path", "maxLength": 3}'
+    assert allows(chatglm3_tiny, grammar, '"a/b"')
+
+
+def test_gbnf_that_is_not_valid(chatglm3_tiny: ChatTokenizer) -> None:
+    with pytest.raises(InvalidParameterError, match="not valid GBNF: Rule 'word' not found"):
+        compiler_of(chatglm3_tiny).compile(Grammar.lark("root ::= word"))
