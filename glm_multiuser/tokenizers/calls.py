@@ -11,6 +11,7 @@ import json
 import keyword
 import re
 import sys
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -68,7 +69,9 @@ def write_python_call(arguments: Mapping[str, Any]) -> str:
     """
     written = []
     for name, value in arguments.items():
-        plain = name.isidentifier() and not keyword.iskeyword(name)
+        # Python's parser normalises names.
+        same = unicodedata.normalize("NFKC", name) == name
+        plain = same and name.isidentifier() and not keyword.iskeyword(name)
         written.append(f"{name}={value!r}" if plain else "**" + repr({name: value}))
     return f"{OPENING}tool_call({', '.join(written)})\n{CLOSING}"
 

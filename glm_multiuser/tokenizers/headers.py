@@ -7,6 +7,7 @@ THUDM/ChatGLM3 and `process_response` of both families.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -183,7 +184,7 @@ class HeaderAnswerReader(AnswerReader):
 
     def _content(self, text: str) -> str:
         if not self._content_began:
-            text = text.lstrip()
+            text = text.lstrip(string.whitespace)  # as `AnswerTokens` does with bytes
         if not text:
             return ""
         joint = "\n" if self._wrote_before and not self._content_began else ""

@@ -223,7 +223,11 @@ json_values = st.recursive(
 
 
 @settings(deadline=None, max_examples=50)
-@given(arguments=st.dictionaries(st.sampled_from(["city", "from", "a-b", "名", ""]), json_values))
+@given(
+    arguments=st.dictionaries(
+        st.sampled_from(["city", "from", "a-b", "名", "Ａ股", ""]), json_values
+    )
+)
 def test_a_written_call_is_read_again(arguments: dict[str, Any]) -> None:
     found = read_python_call(write_python_call(arguments))
     assert found is not None

@@ -233,7 +233,8 @@ def test_a_continued_answer_keeps_its_first_space(small_tokenizer: ChatTokenizer
 
 
 def test_tokens_of_an_answer_join_to_its_content(any_tokenizer: ChatTokenizer) -> None:
-    for said in ("hello the fox, 你好!", "\n hello", " \n\n fox"):
+    texts = ("hello the fox, 你好!", "\n hello", " \n\n fox", "\n\u3000\u3000你好", "\n\xa0 fox")
+    for said in texts:
         ids = any_tokenizer.encode(said)
         shown, tokens = [], any_tokenizer.answer_tokens()
         for one in ids:
