@@ -198,20 +198,27 @@ def _sum(values: Sequence[Any]) -> Any:
 def _sessions(contents: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Merges sessions by model and id; of several places, the first of slot, memory, disk wins.
 
-    Files without a known id are taken from the replica that lists most of them.
+    Of files without a known id, each replica lists those that only others can name, too.
     """
     places = ("slot", "memory", "disk")
     named: dict[tuple[str, str], dict[str, Any]] = {}
+    for card in (card for one in contents.values() for card in one["data"]):
+        if card["id"] is None:
+            continue
+        known = named.setdefault((card["model"], card["id"]), card)
+        if places.index(card["place"]) < places.index(known["place"]):
+            named[card["model"], card["id"]] = card
     unnamed: list[dict[str, Any]] = []
     for one in contents.values():
-        for card in one["data"]:
-            if card["id"] is None:
-                continue
-            known = named.setdefault((card["model"], card["id"]), card)
-            if places.index(card["place"]) < places.index(known["place"]):
-                named[card["model"], card["id"]] = card
-        without = [card for card in one["data"] if card["id"] is None]
-        unnamed = max(unnamed, without, key=len)
+        own = {(card["model"], card["id"]) for card in one["data"]}
+        others = [model for model, _ in named.keys() - own]
+        rest = []
+        for card in (card for card in one["data"] if card["id"] is None):
+            if card["model"] in others:
+                others.remove(card["model"])
+            else:
+                rest.append(card)
+        unnamed = max(unnamed, rest, key=len)
     first, *_ = contents.values()
     return {**first, "data": [*named.values(), *unnamed]}
 

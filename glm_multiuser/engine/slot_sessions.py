@@ -105,6 +105,8 @@ class SlotSessions:
         self._drop(request.holder)
         identity = self._restores(request)
         if identity is None:
+            if request.identity is not None:
+                self.store.drop_inserted(request.identity)
             return False
         session = self.store.take(identity)
         tokens = request.common(session.token_ids) if session and not held else 0

@@ -16,7 +16,7 @@ from tests.server.test_sessions import settings_of
 PATH = "/v1/chat/completions"
 
 
-def chat(*texts: str) -> ReplicaRequest:
+def chat(*texts: str, user: str = "anna") -> ReplicaRequest:
     messages: list[dict[str, str]] = []
     for text in texts[:-1]:
         messages += [
@@ -24,7 +24,7 @@ def chat(*texts: str) -> ReplicaRequest:
             {"role": "assistant", "content": text},
         ]
     messages.append({"role": "user", "content": message(texts[-1])})
-    return make_request(PATH, {"messages": messages, "user": "anna"})
+    return make_request(PATH, {"messages": messages, "user": user})
 
 
 def cached(answer: ReplicaResponse) -> int:
@@ -75,3 +75,26 @@ def test_the_next_replica_goes_on(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert len(list(tmp_path.glob("*.session"))) == 1
+
+
+def test_sessions_that_only_another_replica_can_name_count_once(tmp_path: Path) -> None:
+    settings = settings_of(keys={}, session_dir=str(tmp_path), users=1)
+    listing = make_request("/v1/sessions", b"", "GET")
+
+    async def run() -> None:
+        replicas = [Replica(name, settings, echo_llm) for name in "ab"]
+        for replica, users in zip(replicas, (("anna", "carl"), ("bob", "dora"))):
+            await replica.start()
+            for user in users:
+                await replica.call(chat("hello", user=user))
+        try:
+            told = [await replica.call(listing) for replica in replicas]
+            for responses in (told, told[::-1]):
+                listed = merged("/v1/sessions", responses)["data"]
+                ids = sorted(card["id"] for card in listed)
+                assert ids == ["anna", "bob", "carl", "dora"]
+        finally:
+            for replica in replicas:
+                await replica.close()
+
+    asyncio.run(run())

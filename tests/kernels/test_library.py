@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import subprocess
@@ -99,3 +100,8 @@ def test_it_was_not_built() -> None:
 def test_it_does_not_load(other_path: Path) -> None:
     other_path.write_bytes(b"no library")
     assert "does not load" in library.unavailable_reason("CPU")
+
+
+def test_it_is_of_another_version(other_path: Path) -> None:
+    other_path.symlink_to(_ctypes.__file__)
+    assert "sources of another version" in library.unavailable_reason("CPU")

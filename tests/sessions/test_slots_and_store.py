@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,21 @@ def test_sessions_put_in_by_hand_are_in_nobodys_way(tmp_path: Path) -> None:
             llm.load_session(f"user {number}", path)
         Conversation(1, "b").talk(llm)
         assert one.talk(llm) > 0
+
+
+def test_a_request_without_reuse_drops_a_loaded_session(tmp_path: Path) -> None:
+    asked = Conversation(0, "a").question()
+    with causal_llm(2) as llm:
+        Conversation(0, "a").talk(llm)
+        llm.save_session("a", tmp_path / "a.session")
+        llm.load_session("b", tmp_path / "a.session")
+        assert ("b", "memory") in [(one.user, one.place) for one in llm.sessions()]
+        params = replace(GREEDY, cache_prompt=False)
+        llm.submit(asked, user="b", params=params).result()
+        assert [one.user for one in llm.sessions()] == ["a", "b"]
+        for user in ("c", "d"):
+            Conversation(1, user).talk(llm)
+        assert [one.user for one in llm.sessions()] == ["c", "d"]
 
 
 def test_users_of_two_owners_share_a_name_and_nothing_else(tmp_path: Path) -> None:

@@ -51,18 +51,17 @@ def open_library() -> ctypes.CDLL:
     """Loads and configures the library, once per process.
 
     Raises:
-        OSError: it cannot be loaded.
+        OSError: it cannot be loaded, or lacks a function.
         ConfigError: an environment variable has an invalid value.
     """
     library = ctypes.CDLL(str(PATH))
-    library.glm_level.restype = ctypes.c_char_p
-    library.glm_force_level.argtypes = [ctypes.c_char_p]
-    number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-    library.glm_pack.argtypes = [number, number, memory, size, size, memory]
-    library.glm_kernel_number.argtypes = [ctypes.c_char_p]
-    declare_row_bytes(library)
-    library.glm_capture.restype = memory
-    library.glm_replay.argtypes = library.glm_forget.argtypes = [memory]
+    try:
+        _declare(library)
+    except AttributeError as error:
+        raise OSError(
+            f"{PATH.name} was built from sources of another version ({error}); build it again: "
+            "python -m glm_multiuser.backends.native.compiler"
+        ) from error
     name = os.environ.get(LEVEL, "")
     if not library.glm_force_level(name.encode()):
         raise ConfigError(
@@ -71,6 +70,17 @@ def open_library() -> ctypes.CDLL:
         )
     library.glm_set_threads(_wanted_threads())
     return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    library.glm_level.restype = ctypes.c_char_p
+    library.glm_force_level.argtypes = [ctypes.c_char_p]
+    number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+    library.glm_pack.argtypes = [number, number, memory, size, size, memory]
+    library.glm_kernel_number.argtypes = [ctypes.c_char_p]
+    declare_row_bytes(library)
+    library.glm_capture.restype = memory
+    library.glm_replay.argtypes = library.glm_forget.argtypes = [memory]
 
 
 def level() -> str:

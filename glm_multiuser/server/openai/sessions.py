@@ -43,7 +43,7 @@ class SessionDeleted(BaseModel):
 
 @router.get("/v1/sessions", responses=OPENAI_ERRORS)
 async def sessions(request: Request) -> SessionList:
-    """Lists the idle sessions of the caller's key, for all ready models; 503 if none is ready."""
+    """Lists the sessions of the caller's key, for all ready models; 503 if none is ready."""
     service, caller = service_of(request), caller_of(request)
     cards = []
     for model in service.models.ready() or service.models:
