@@ -10,6 +10,14 @@ from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import compiler_of
 
 NUMBER = '{"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}'
+ARITHMETIC = r"""
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
 OBJECT = '{"type": "object", "properties": {"a": {"const": 1}}}'
 
 
@@ -34,10 +42,19 @@ def allows(tokenizer: ChatTokenizer, grammar: str, text: str) -> bool:
         (r'root ::= "\\u0041"', r"\u0041"),
         (r'root ::= "\x41"', "A"),
         ("# of start: x\nroot ::= [0-9]", "7"),
+        ('root ::= start "a"\nstart ::= "b"', "ba"),
+        ('root ::= x1 X1 x-1 x_1\nx1 ::= "1"\nX1 ::= "2"\nx-1 ::= "3"\nx_1 ::= "4"', "1234"),
+        ('root ::= ( | "a") "b" |', "b"),
+        ('root ::= [-+] [a-c-] [a-c-9] [^-] . [\\]\\["]', "-c-x\n]"),
+        ('root ::= "ab"{2,3} ( "c" |\n  "d" # or\n)+', "ababdc"),
+        ('root ::= word "x"\nword ::= [a-z]+', "abxx"),
+        ('root ::= name " " name\nname ::= [A-Za-z ]+', "Bob B Lee"),
+        ('root ::= ("a" | "ab") "b"', "ab"),
+        (ARITHMETIC, "1+(x2 -3)=4\na= 2 \n"),
     ],
 )
 def test_gbnf(chatglm3_tiny: ChatTokenizer, grammar: str, text: str) -> None:
-    """Escapes as in llama.cpp's grammars/README.md."""
+    """As llama.cpp reads it, see its grammars/README.md."""
     assert allows(chatglm3_tiny, grammar, text)
     assert not allows(chatglm3_tiny, grammar, "\x1f" + text)
 
@@ -72,6 +89,19 @@ def test_annotations_of_a_schema_in_a_grammar(chatglm3_tiny: ChatTokenizer) -> N
     assert allows(chatglm3_tiny, grammar, '"a/b"')
 
 
-def test_gbnf_that_is_not_valid(chatglm3_tiny: ChatTokenizer) -> None:
-    with pytest.raises(InvalidParameterError, match="not valid GBNF: Rule 'word' not found"):
-        compiler_of(chatglm3_tiny).compile(Grammar.lark("root ::= word"))
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        ("root ::= word", "rule 'word' is not defined"),
+        ('word ::= "a"', "rule 'root' is not defined"),
+        ('root ::= "a"\nroot ::= "b"', "rule 'root' is defined twice"),
+        ('root ::= "a"\n  <[12]>', r"line 2, at '<\[12\]>'"),
+        ('root ::= "a', "line 1, at '\"a'"),
+        ('"a"\nroot ::= "a"', 'line 1, at \'"a"'),
+        (r'root ::= "\q"', r"escape '\\\\q'"),
+        (r'root ::= "\ud83d"', "which is no character"),
+    ],
+)
+def test_gbnf_that_is_not_valid(chatglm3_tiny: ChatTokenizer, grammar: str, problem: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"is not valid GBNF: .*{problem}"):
+        compiler_of(chatglm3_tiny).compile(Grammar.lark(grammar))
