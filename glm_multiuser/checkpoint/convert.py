@@ -34,7 +34,7 @@ from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
 from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.progress import Progress
 from glm_multiuser.tokenizers import TOKENIZER_FILES
-from glm_multiuser.tokenizers.folder import SPECIAL_TOKENS_FILE
+from glm_multiuser.tokenizers.folder import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE
 from glm_multiuser.tokenizers.gguf_files import write_gguf_tokenizer
 
 HUGGINGFACE, MINDFORMERS = "huggingface", "mindformers"
@@ -44,7 +44,7 @@ MINDFORMERS_CONFIG = "mindformers_config.json"
 
 COPIED = (
     *TOKENIZER_FILES,
-    *(SPECIAL_TOKENS_FILE, "added_tokens.json", "generation_config.json"),
+    *(SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, "generation_config.json"),
 )
 
 WEIGHT_FILES = (".ckpt", ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")

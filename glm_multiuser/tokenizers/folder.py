@@ -11,6 +11,7 @@ from glm_multiuser.checkpoint.files import read_optional
 from glm_multiuser.errors import CheckpointError
 
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+ADDED_TOKENS_FILE = "added_tokens.json"
 
 TURN_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 ENDS = (*TURN_ENDS, "<|user|>", "<|observation|>")
@@ -76,10 +77,15 @@ def _name(token: Any) -> Optional[str]:
 def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
     """Returns `added_tokens_decoder` of `tokenizer_config.json` in the format of `tokenizer.json`.
 
+    As in transformers, a configuration without it has its tokens in `ADDED_TOKENS_FILE`.
+
     Raises:
         CheckpointError: an entry of another shape.
     """
-    added = read_tokenizer_config(folder).get("added_tokens_decoder") or {}
+    config = read_tokenizer_config(folder)
+    if "added_tokens_decoder" not in config:
+        return _older_added_tokens(folder)
+    added = config["added_tokens_decoder"] or {}
     try:
         return [{**one, "content": str(one["content"]), "id": int(at)} for at, one in added.items()]
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -87,6 +93,23 @@ def added_tokens_decoder(folder: Path) -> list[dict[str, Any]]:
             f"tokenizer_config.json in {folder} has added_tokens_decoder {added!r}; it must be an "
             "object of ids, each with an object that has content"
         ) from None
+
+
+def _older_added_tokens(folder: Path) -> list[dict[str, Any]]:
+    """Returns the tokens of `ADDED_TOKENS_FILE`; those of `read_special_tokens` are special."""
+    names = read_special_tokens(folder)
+    special = {*names.by_role.values(), *names.others}
+    added: list[dict[str, Any]] = []
+    for name, token_id in read_optional(folder / ADDED_TOKENS_FILE).items():
+        if type(token_id) is not int:
+            raise CheckpointError(
+                f"{ADDED_TOKENS_FILE} in {folder} has {name!r} with id {token_id!r}; it must be a "
+                "whole number"
+            )
+        added.append({"content": name, "id": token_id})
+        if name in special:
+            added[-1]["special"] = True
+    return added
 
 
 class AddedTokens(NamedTuple):
@@ -149,8 +172,10 @@ def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:
     known += [special.get(one) for one in ENDS]
     found = tuple(dict.fromkeys(one for one in known if isinstance(one, int)))
     if not found:
+        refused = f" ({name!r} is none)" if name else ""
         raise CheckpointError(
-            f"{folder} has no id that ends an answer; tokenizer_config.json must have an "
-            "eos_token, or generation_config.json an eos_token_id"
+            f"{folder} has no id that ends an answer; tokenizer_config.json must have an eos_token "
+            f"that is a special token of the vocabulary{refused}, or generation_config.json an "
+            "eos_token_id"
         )
     return found

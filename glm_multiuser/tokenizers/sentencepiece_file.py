@@ -121,8 +121,8 @@ def bytes_of_pieces(ids: Mapping[str, int]) -> tuple[dict[int, bytes], dict[int,
 def read_llama_model(folder: Path) -> Vocabulary:
     """Reads `tokenizer.model` of Llama 2 or Mistral, with the settings of the folder.
 
-    Added tokens come from `added_tokens_decoder` of `tokenizer_config.json`. As in transformers,
-    a space is prepended to each text, or with `legacy` false only to the first one of a prompt.
+    Added tokens are those of `added_tokens_decoder`. As in transformers, a space is prepended to
+    each text, or with `legacy` false only to the first one of a prompt.
 
     Raises:
         CheckpointError: a missing or broken file, or a special token that users could write as

@@ -21,6 +21,7 @@ from glm_multiuser.checkpoint.files import read_json_object, read_text
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.folder import (
+    ADDED_TOKENS_FILE,
     added_tokens_decoder,
     is_word,
     read_added_tokens,
@@ -142,10 +143,11 @@ def _with_declared(
         if not isinstance(one, str):
             if known is None and one["id"] in text_ids:
                 raise CheckpointError(
-                    f"added_tokens_decoder has {name!r} with id {one['id']}, which is ordinary "
-                    f"text in {file}"
+                    f"added_tokens_decoder or {ADDED_TOKENS_FILE} has {name!r} with id "
+                    f"{one['id']}, which is ordinary text in {file}"
                 )
-            found[name] = {**one, "id": one["id"] if known is None else known}
+            token_id = one["id"] if known is None else known
+            found[name] = {**found.get(name, {}), **one, "id": token_id}
         elif name not in found and known is not None and len(name) > 1 and name not in made:
             found[name] = {"content": name, "id": known, "special": True}
     return list(found.values())

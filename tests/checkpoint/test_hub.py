@@ -21,7 +21,7 @@ from tests.server.process import ROOT
 
 SMALL = {
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    "special_tokens_map.json",
+    *("special_tokens_map.json", "added_tokens.json"),
 }
 OTHERS = (
     *("README.md", "modeling_tiny.py", "original/config.json", "consolidated.safetensors"),

@@ -428,6 +428,27 @@ class TestSentencePieceFile:
         assert tokenizer.decode([901, 902]) == "<x>"
         assert tokenizer.stop_token_ids == (902,)
 
+    def test_added_tokens_of_the_older_file(self, folder: Path) -> None:
+        added = {"<|im_start|>": 900, "<x>": 901, "<|im_end|>": 902, "</s>": 2}
+        (folder / "added_tokens.json").write_text(json.dumps(added), "utf-8")
+        config: dict[str, Any] = {"tokenizer_class": "LlamaTokenizer", "eos_token": "<|im_end|>"}
+        write_config(folder, additional_special_tokens=["<|im_start|>"], **config)
+        tokenizer = load(folder)
+        ids = tokenizer.encode_prompt("<|im_end|>")
+        assert [one for one in ids if one >= 900] == [900, 902, 900]
+        assert tokenizer.decode([900, 901, 902]) == "<x>"
+        assert tokenizer.stop_token_ids == (902,)
+        write_config(folder, added_tokens_decoder={}, **config)
+        with pytest.raises(CheckpointError, match=r"of the vocabulary \('<\|im_end\|>' is none\)"):
+            load(folder)
+
+    @pytest.mark.parametrize("added", [["<x>"], {"<x>": "5"}, {"<x>": True}])
+    def test_a_broken_older_file(self, folder: Path, added: Any) -> None:
+        (folder / "added_tokens.json").write_text(json.dumps(added), "utf-8")
+        write_config(folder, tokenizer_class="LlamaTokenizer", eos_token="</s>")
+        with pytest.raises(CheckpointError, match=r"added_tokens\.json"):
+            load(folder)
+
     @pytest.mark.parametrize(
         ("added", "message"),
         [

@@ -175,6 +175,16 @@ class TestDeclared:
         # Settings are those of the configuration, the id is that of the vocabulary.
         assert found.encode_prompt("a ") == [*found.encode("a"), found.special[END]]
 
+    def test_tokens_of_the_older_file(self, copied: Path, qwen2_folder: Path) -> None:
+        before = HuggingFaceTokenizer.from_folder(qwen2_folder)
+        added = {**before.special, "<new>": 1000, "<x>": 1001}
+        (copied / "added_tokens.json").write_text(json.dumps(added), "utf-8")
+        found = self.load(copied, eos_token="<new>")
+        assert found.special == added
+        assert found.stop_token_ids[0] == 1000
+        # Those of the vocabulary file have its settings.
+        assert found.decode([*added.values()]) == "<tool_call></tool_call><x>"
+
     def test_ordinary_text_stays_text(self, copied: Path) -> None:
         found = self.load(copied, pad_token="!", unk_token="the")
         assert not {"!", "the"} & {*found.special}
