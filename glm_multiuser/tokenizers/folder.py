@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -110,50 +109,6 @@ def _older_added_tokens(folder: Path) -> list[dict[str, Any]]:
         if name in special:
             added[-1]["special"] = True
     return added
-
-
-class AddedTokens(NamedTuple):
-    """The `added_tokens` of a `tokenizer.json`."""
-
-    special: dict[str, int]
-    """Ids by name."""
-    shown: dict[int, bytes]
-    """Bytes of the tokens that answers show."""
-    strips: dict[str, tuple[bool, bool]]
-    """(`lstrip`, `rstrip`) of the tokens that absorb whitespace."""
-
-
-def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTokens:
-    """Reads `added_tokens` of a `tokenizer.json`.
-
-    All are special here: text never encodes to one. Those not marked special in the file
-    (`<tool_call>` of Qwen2.5) are shown in answers.
-
-    Raises:
-        CheckpointError: a malformed entry.
-    """
-    try:
-        named = {str(one["content"]): one for one in added if one["content"]}
-        special = {name: int(one["id"]) for name, one in named.items()}
-        written = {name: name.encode("utf-8") for name in named}
-        shown = {special[name]: written[name] for name in named if not named[name].get("special")}
-        strips = {
-            name: (one.get("lstrip") is True, one.get("rstrip") is True)
-            for name, one in named.items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{file} has an added token of another shape: {error!r}") from None
-    return AddedTokens(special, shown, {name: one for name, one in strips.items() if any(one)})
-
-
-def is_word(name: str) -> bool:
-    """Whether an added token is ordinary text: one character, or letters, numbers and spaces.
-
-    Names that have a meaning to a model are in brackets or the like.
-    """
-    return len(name) == 1 or (
-        name != "" and all(unicodedata.category(one)[0] in "LMNZ" for one in name)
-    )
 
 
 def end_token_ids(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:

@@ -12,12 +12,9 @@ import sentencepiece
 
 from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers.added_tokens import read_added_tokens
 from glm_multiuser.tokenizers.base import NEVER_MERGED, Vocabulary
-from glm_multiuser.tokenizers.folder import (
-    added_tokens_decoder,
-    read_added_tokens,
-    read_tokenizer_config,
-)
+from glm_multiuser.tokenizers.folder import added_tokens_decoder, read_tokenizer_config
 from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
 
 LLAMA_FILE = "tokenizer.model"

@@ -7,27 +7,31 @@ sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
-from tokenizers import AddedToken, Encoding, Tokenizer
-from tokenizers.models import BPE
+from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from glm_multiuser.checkpoint.files import read_json_object, read_text
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers.added_tokens import (
+    Declared,
+    read_added_tokens,
+    with_declared,
+    without_merges_of,
+    words_of,
+)
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.folder import (
-    ADDED_TOKENS_FILE,
     added_tokens_decoder,
-    is_word,
-    read_added_tokens,
     read_special_tokens,
     read_tokenizer_config,
 )
+from glm_multiuser.tokenizers.library import Encode, encoding, with_words
 from glm_multiuser.tokenizers.sentencepiece_file import SPACE_MARK, bytes_of_pieces
 from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
 
@@ -41,14 +45,6 @@ PATTERN = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Qwen2's pre-tokenisation, from tokenization_qwen2.py of transformers."""
-
-LONG_TEXT = 4096
-"""In characters."""
-
-Encode = Callable[[str], list[int]]
-
-Declared = Sequence[Union[Mapping[str, Any], str]]
-"""Special tokens: entries in the form of `added_tokens`, or mere names."""
 
 
 def read_hugging_face_files(folder: Path) -> Vocabulary:
@@ -82,21 +78,21 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
         merges: list[list[str]] = [
             one.split(" ") if isinstance(one, str) else list(one) for one in model["merges"]
         ]
-        added = _with_declared(content["added_tokens"], declared, ids, merges, file)
+        added = with_declared(content["added_tokens"], declared, ids, merges, file)
         special, shown, strips = read_added_tokens(added, file)
         pre_tokenizer = json.dumps(content.get("pre_tokenizer"))
         byte_level = "ByteLevel" in decoder and "ByteLevel" in pre_tokenizer
-        words = _words(added, declared) if byte_level else {}
+        words = words_of(added, declared) if byte_level else {}
         special = {name: one for name, one in special.items() if name not in words}
         special_ids = set(special.values())
         reserved = {piece for piece, token_id in ids.items() if token_id in special_ids}
-        merges = _without_merges_of(reserved, merges, file)
+        merges = without_merges_of(reserved, merges, file)
         ordinary = {piece: one for piece, one in ids.items() if piece not in reserved}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} is not a BPE vocabulary: {error!r}") from None
     model = {**model, "merges": [" ".join(pair) for pair in merges], "unk_token": None}
     if byte_level:
-        encode = _with_words(words, _byte_level_encoder(content, model, ordinary, file))
+        encode = with_words(words, _byte_level_encoder(content, model, ordinary, file))
         return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special, strips=strips)
     if not (model.get("byte_fallback") and "ByteFallback" in decoder):
         raise CheckpointError(
@@ -119,73 +115,6 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
     )
 
 
-def _with_declared(
-    added: Sequence[Mapping[str, Any]],
-    declared: Declared,
-    ids: Mapping[str, int],
-    merges: Sequence[Sequence[str]],
-    file: Path,
-) -> list[Mapping[str, Any]]:
-    """Returns `added` with the tokens that other files declare, as transformers reads them.
-
-    Settings are those that are declared, ids those of the vocabulary. Mere names that it does not
-    have, or that are ordinary text in it (a `pad_token` "!"), are left out.
-
-    Raises:
-        CheckpointError: a declared id is that of ordinary text.
-    """
-    found = {one.get("content"): one for one in added}
-    text_ids = set(ids.values()) - {one.get("id") for one in added}
-    made = {"".join(pair) for pair in merges}
-    for one in declared:
-        name = one if isinstance(one, str) else one["content"]
-        known = found[name].get("id") if name in found else ids.get(name)
-        if not isinstance(one, str):
-            if known is None and one["id"] in text_ids:
-                raise CheckpointError(
-                    f"added_tokens_decoder or {ADDED_TOKENS_FILE} has {name!r} with id "
-                    f"{one['id']}, which is ordinary text in {file}"
-                )
-            token_id = one["id"] if known is None else known
-            found[name] = {**found.get(name, {}), **one, "id": token_id}
-        elif name not in found and known is not None and len(name) > 1 and name not in made:
-            found[name] = {"content": name, "id": known, "special": True}
-    return list(found.values())
-
-
-def _words(added: Sequence[Mapping[str, Any]], declared: Declared) -> dict[str, Mapping[str, Any]]:
-    """Returns the added tokens that are ordinary text, such as "ü" of DeepSeek, by name.
-
-    Not those that another file names, for example as `eos_token`.
-    """
-    names = {one for one in declared if isinstance(one, str)}
-    return {
-        one["content"]: one
-        for one in added
-        if is_word(one["content"]) and one["content"] not in names
-        if not (one.get("special") or one.get("lstrip") or one.get("rstrip"))
-    }
-
-
-def _without_merges_of(
-    reserved: Collection[str], merges: list[list[str]], file: Path
-) -> list[list[str]]:
-    """Drops merges that produce a special token, so that text never encodes to one.
-
-    Raises:
-        CheckpointError: other pieces are merged from such a token, or it is a single character.
-    """
-    kept = [pair for pair in merges if "".join(pair) not in reserved]
-    made = {"".join(pair) for pair in merges}
-    parts = {part for pair in kept for part in pair}
-    for piece in reserved:
-        if len(piece) == 1 or (piece in made and piece in parts):
-            raise CheckpointError(
-                f"{file} has {piece!r} as ordinary text, so a user could write this special token"
-            )
-    return kept
-
-
 def _load(content: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> Tokenizer:
     # Without added tokens, their names are ordinary text. Older versions of the library lack
     # ignore_merges, so it is implemented here.
@@ -200,18 +129,9 @@ def _load(content: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> T
         raise CheckpointError(f"{file} cannot be read by tokenizers: {error}") from None
 
 
-def _encoding(tokenizer: Tokenizer, text: str) -> Encoding:
-    if len(text) < LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens=False)
-    # `encode` holds the GIL for the whole text, a second per million characters; `encode_batch`
-    # does not, but starts threads.
-    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
-    return encoding
-
-
 def _encoder(tokenizer: Tokenizer) -> Encode:
     def encode(text: str) -> list[int]:
-        ids: list[int] = _encoding(tokenizer, text).ids
+        ids: list[int] = encoding(tokenizer, text).ids
         return ids
 
     return encode
@@ -229,9 +149,9 @@ def _byte_level_encoder(
     tokenizer = _load(content, {**model, "vocab": {**model["vocab"], **missing}}, file)
 
     def encode(text: str) -> list[int]:
-        encoding = _encoding(tokenizer, text)
+        encoded = encoding(tokenizer, text)
         ids: list[int] = []
-        tokens = zip(encoding.word_ids, encoding.tokens, encoding.ids)
+        tokens = zip(encoded.word_ids, encoded.tokens, encoded.ids)
         for _, word in groupby(tokens, itemgetter(0)):
             _, pieces, piece_ids = zip(*word)
             whole = ordinary.get("".join(pieces))
@@ -239,30 +159,6 @@ def _byte_level_encoder(
         return [one for one in ids if one < end] if missing else ids
 
     return encode
-
-
-def _with_words(words: Mapping[str, Mapping[str, Any]], encode: Encode) -> Encode:
-    """Encodes words that are added tokens, and the text between them with `encode`."""
-    if not words:
-        return encode
-    ids_of = {name: int(one["id"]) for name, one in words.items()}
-    finder = Tokenizer(BPE())  # without a vocabulary, so it finds nothing else
-    finder.add_tokens(
-        [
-            AddedToken(name, single_word=one.get("single_word") is True, normalized=False)
-            for name, one in words.items()
-        ]
-    )
-
-    def encode_parts(text: str) -> list[int]:
-        ids: list[int] = []
-        found, end = _encoding(finder, text), 0
-        for name, (start, stop) in zip(found.tokens, found.offsets):
-            ids += [*encode(text[end:start]), ids_of[name]]
-            end = stop
-        return ids + encode(text[end:])
-
-    return encode_parts
 
 
 def _sentencepiece_encoders(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.tokenizers import tokenizer_json
+from glm_multiuser.tokenizers import library
 from glm_multiuser.tokenizers.tokenizer_json import vocabulary_of
 from tests.tokenizers.conftest import golden_json
 
@@ -29,9 +29,9 @@ def test_the_ids_are_those_of_a_short_text(
 ) -> None:
     encode = vocabulary_of(content_of(kind, ignore_merges=ignore_merges), Path("a")).encode
     text = WORDS * 300
-    assert len(text) > tokenizer_json.LONG_TEXT
+    assert len(text) > library.LONG_TEXT
     ids = encode(text)
-    monkeypatch.setattr(tokenizer_json, "LONG_TEXT", len(text) + 1)
+    monkeypatch.setattr(library, "LONG_TEXT", len(text) + 1)
     assert encode(text) == ids
 
 
