@@ -92,18 +92,34 @@ def with_declared(
     return list(found.values())
 
 
+def text_among(
+    added: Sequence[Mapping[str, Any]], ids: Mapping[str, int], merges: Sequence[Sequence[str]]
+) -> set[str]:
+    """Returns the names of added tokens that are ordinary pieces, such as a `pad_token` "!".
+
+    Those are characters, or made by a merge, and part of other pieces.
+    """
+    found = {str(one.get("content")): one.get("id") for one in added}
+    same = {name for name, token_id in found.items() if ids.get(name, -1) == token_id}
+    made = {"".join(pair) for pair in merges}
+    parts = {part for pair in merges if "".join(pair) not in same for part in pair}
+    return {name for name in same & parts if len(name) == 1 or name in made}
+
+
 def words_of(
-    added: Sequence[Mapping[str, Any]], declared: Declared
+    added: Sequence[Mapping[str, Any]], names: Collection[str], text: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
     """Returns the added tokens that are ordinary text, such as "ü" of DeepSeek, by name.
 
-    Not those that another file names, for example as `eos_token`.
+    Args:
+        names: that have a meaning, for example as `eos_token`.
+        text: that are ordinary text although they look like names.
     """
-    names = {one for one in declared if isinstance(one, str)}
     return {
         one["content"]: one
         for one in added
-        if is_word(one["content"]) and one["content"] not in names
+        if one.get("content") and one["content"] not in names
+        if is_word(one["content"]) or one["content"] in text
         if not (one.get("special") or one.get("lstrip") or one.get("rstrip"))
     }
 

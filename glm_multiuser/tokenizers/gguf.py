@@ -115,8 +115,10 @@ def read_gguf_tokenizer(path: Path) -> Optional[GGUFTokenizer]:
     pieces = read_pieces(file)
     if pieces is None:
         return None
+    end_ids = [one for one in map(pieces.id_of, END_KEYS) if one is not None]
     if pieces.model == "gpt2":
-        vocabulary = vocabulary_of(tokenizer_json(pieces), path)
+        ends = (*(pieces.names[one] for one in end_ids), *ENDS)
+        vocabulary = vocabulary_of(tokenizer_json(pieces), path, ends=ends)
     else:
         vocabulary = SentencePieceFile(path, sentencepiece_model(pieces)).vocabulary()
         shown = {one: name.encode("utf-8") for name, one in pieces.of_type(USER_DEFINED).items()}
@@ -124,8 +126,8 @@ def read_gguf_tokenizer(path: Path) -> Optional[GGUFTokenizer]:
     begins = pieces.model == "llama" or PRE_TOKENIZERS[pieces.fields["pre"]].begins
     if pieces.fields.get("add_bos_token", begins) is True:
         vocabulary = replace(vocabulary, begin_id=pieces.id_of("bos_token_id"))
-    ends = [pieces.id_of(key) for key in END_KEYS] + [vocabulary.special.get(one) for one in ENDS]
-    stops = tuple(dict.fromkeys(one for one in ends if one is not None))
+    known = vocabulary.special
+    stops = tuple(dict.fromkeys((*end_ids, *(known[one] for one in ENDS if one in known))))
     return GGUFTokenizer(vocabulary, _template(file, pieces), stops)
 
 

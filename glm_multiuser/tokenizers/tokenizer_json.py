@@ -7,7 +7,7 @@ sentencepiece's (Llama 2, TinyLlama, Mistral), whose pieces are characters, with
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -21,12 +21,14 @@ from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.added_tokens import (
     Declared,
     read_added_tokens,
+    text_among,
     with_declared,
     without_merges_of,
     words_of,
 )
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.folder import (
+    ENDS,
     added_tokens_decoder,
     read_special_tokens,
     read_tokenizer_config,
@@ -55,17 +57,25 @@ def read_hugging_face_files(folder: Path) -> Vocabulary:
     """
     names = read_special_tokens(folder)
     declared: Declared = [*added_tokens_decoder(folder), *names.by_role.values(), *names.others]
+    ends = (names.by_role.get("eos_token", ""), *ENDS)
     file = folder / VOCABULARY_FILE
     if file.exists():
-        return vocabulary_of(read_json_object(file), file, declared)
-    return vocabulary_of(_older_content(folder), folder / OLDER_FILES[0], declared)
+        return vocabulary_of(read_json_object(file), file, declared, ends)
+    return vocabulary_of(_older_content(folder), folder / OLDER_FILES[0], declared, ends)
 
 
-def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = ()) -> Vocabulary:
+def vocabulary_of(
+    content: Mapping[str, Any],
+    file: Path,
+    declared: Declared = (),
+    ends: Collection[str] = ENDS,
+) -> Vocabulary:
     """Builds a vocabulary from the content of a `tokenizer.json`.
 
     Args:
         declared: by other files.
+        ends: names of the tokens that end answers. Other added tokens that are ordinary pieces
+            stay ordinary text.
 
     Raises:
         CheckpointError: broken content, an unsupported kind of vocabulary, or a special token
@@ -79,10 +89,13 @@ def vocabulary_of(content: Mapping[str, Any], file: Path, declared: Declared = (
             one.split(" ") if isinstance(one, str) else list(one) for one in model["merges"]
         ]
         added = with_declared(content["added_tokens"], declared, ids, merges, file)
-        special, shown, strips = read_added_tokens(added, file)
         pre_tokenizer = json.dumps(content.get("pre_tokenizer"))
         byte_level = "ByteLevel" in decoder and "ByteLevel" in pre_tokenizer
-        words = words_of(added, declared) if byte_level else {}
+        text = text_among(added, ids, merges) - {*ends}
+        names = {*ends, *(one for one in declared if isinstance(one, str))}
+        words = words_of(added, names, text) if byte_level else {}
+        added = [one for one in added if one.get("content") not in text or one["content"] in words]
+        special, shown, strips = read_added_tokens(added, file)
         special = {name: one for name, one in special.items() if name not in words}
         special_ids = set(special.values())
         reserved = {piece for piece, token_id in ids.items() if token_id in special_ids}

@@ -165,10 +165,13 @@ class TestPrompts:
             ]
 
 
-def with_user_defined(name: str, token_id: int, folder: Path) -> ChatTokenizer:
+def with_user_defined(
+    name: str, token_id: int, folder: Path, kind: int = 4, **ids: int
+) -> ChatTokenizer:
     content = Content.of(gguf_model(name))
     types = content.metadata["tokenizer.ggml.token_type"].copy()
-    types[token_id] = 4
+    types[token_id] = kind
+    content.metadata.update({f"tokenizer.ggml.{key}": one for key, one in ids.items()})
     content.metadata["tokenizer.ggml.token_type"] = types
     return load(content.write(folder / "a.gguf"))
 
@@ -197,6 +200,16 @@ def test_user_defined_words_are_text(tmp_path: Path) -> None:
         *tokenizer.encode("d"),
     ]
     assert tokenizer.decode([290]) == word
+
+
+def test_padding_may_be_an_ordinary_piece(tmp_path: Path) -> None:
+    before, piece = load(gguf_model("qwen2.F32")), "th"
+    (token_id,) = before.encode(piece)
+    found = with_user_defined("qwen2.F32", token_id, tmp_path, 3, padding_token_id=token_id)
+    assert found.encode("the other") == before.encode("the other")
+    assert found.special == before.special
+    with pytest.raises(CheckpointError, match="'th' as ordinary text"):
+        with_user_defined("qwen2.F32", token_id, tmp_path, 3, eos_token_id=token_id)
 
 
 @pytest.mark.parametrize("kind", [2, 5])

@@ -336,6 +336,7 @@ class TestFiles:
         name = next(one for one in pairs if one.isascii())
         content["added_tokens"][0].update(content=name, id=content["model"]["vocab"][name])
         file.write_text(json.dumps(content))
+        write_config(copied, eos_token=name)
         with pytest.raises(CheckpointError, match=f"{name!r} as ordinary text"):
             load_tokenizer(copied)
 

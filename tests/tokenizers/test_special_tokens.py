@@ -17,8 +17,8 @@ from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers import HuggingFaceTokenizer
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
-from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
-from tests.tokenizers.conftest import write_config
+from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files, vocabulary_of
+from tests.tokenizers.conftest import golden_json, write_config
 
 END = "<|im_end|>"
 START: dict[str, Any] = {"content": "<|im_start|>", "lstrip": False, "rstrip": False}
@@ -191,6 +191,55 @@ class TestDeclared:
         assert len(found.encode("!")) == len(found.encode("the")) == 1
         with pytest.raises(CheckpointError, match="'<new>' with id 5, which is ordinary text"):
             self.load(copied, added_tokens_decoder={"5": {"content": "<new>"}})
+
+
+def with_dots(kind: str) -> dict[str, Any]:
+    """A vocabulary, byte-level ones with ".." and "....", too."""
+    content = golden_json(kind)["tokenizer"]
+    if kind == "llama_spm":
+        return content
+    first = max(content["model"]["vocab"].values()) + 100
+    content["model"]["vocab"].update({"..": first, "....": first + 1})
+    content["model"]["merges"] += [". .", ".. .."]
+    return content
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("llama_bpe", "."), ("llama_bpe", ".."), ("qwen2", "th"), ("llama_spm", "he")],
+)
+class TestPieces:
+    """Added tokens that are pieces: of a `pad_token`, a folder that is saved again has one."""
+
+    TEXT = "the other hen. ... and .... five..."
+
+    @staticmethod
+    def content(kind: str, name: str, special: bool) -> dict[str, Any]:
+        content = with_dots(kind)
+        token = {**content["added_tokens"][0], "normalized": False, "special": special}
+        token.update(content=name, id=content["model"]["vocab"][name])
+        return {**content, "added_tokens": [*content["added_tokens"], token]}
+
+    def test_special_ones_are_ordinary_text(self, kind: str, name: str) -> None:
+        before = vocabulary_of(with_dots(kind), Path("a"))
+        content = self.content(kind, name, True)
+        for declared in ([], [name], [content["added_tokens"][-1]]):
+            found = vocabulary_of(content, Path("a"), declared)
+            assert found.encode(self.TEXT) == before.encode(self.TEXT)
+            assert found.special == before.special
+            assert found.pieces == before.pieces
+
+    def test_others_are_words(self, kind: str, name: str) -> None:
+        if kind == "llama_spm":
+            return
+        content = self.content(kind, name, False)
+        library = Tokenizer.from_str(json.dumps(content))
+        ids = library.encode(self.TEXT, add_special_tokens=False).ids
+        assert vocabulary_of(content, Path("a")).encode(self.TEXT) == ids
+
+    def test_those_that_end_answers_are_refused(self, kind: str, name: str) -> None:
+        with pytest.raises(CheckpointError, match=f"{name!r} as ordinary text"):
+            vocabulary_of(self.content(kind, name, True), Path("a"), [name], [name])
 
 
 class TestWords:
