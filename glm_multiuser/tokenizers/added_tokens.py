@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Union
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.folder import ADDED_TOKENS_FILE
 
+WORD_MARKS = "-'+._/"
+"""As in "don't" and "C++"."""
+
 Declared = Sequence[Union[Mapping[str, Any], str]]
 """Special tokens: entries in the form of `added_tokens`, or mere names."""
 
@@ -51,10 +54,12 @@ def read_added_tokens(added: Sequence[Mapping[str, Any]], file: Path) -> AddedTo
 def is_word(name: str) -> bool:
     """Whether an added token is ordinary text: one character, or letters, numbers and spaces.
 
-    Names that have a meaning to a model are in brackets or the like.
+    After a letter also `WORD_MARKS`. Names that have a meaning to a model are in brackets or the
+    like.
     """
+    marks = WORD_MARKS if name[:1].isalpha() else ""
     return len(name) == 1 or (
-        name != "" and all(unicodedata.category(one)[0] in "LMNZ" for one in name)
+        name != "" and all(one in marks or unicodedata.category(one)[0] in "LMNZ" for one in name)
     )
 
 
@@ -107,7 +112,7 @@ def text_among(
 
 
 def words_of(
-    added: Sequence[Mapping[str, Any]], names: Collection[str], text: Collection[str]
+    added: Sequence[Mapping[str, Any]], names: Collection[str], text: Collection[str] = ()
 ) -> dict[str, Mapping[str, Any]]:
     """Returns the added tokens that are ordinary text, such as "ü" of DeepSeek, by name.
 

@@ -13,6 +13,9 @@ LONG_TEXT = 4096
 
 Encode = Callable[[str], list[int]]
 
+Words = Mapping[str, Mapping[str, Any]]
+"""Added tokens by name."""
+
 
 def encoding(tokenizer: Tokenizer, text: str) -> Encoding:
     if len(text) < LONG_TEXT:
@@ -23,10 +26,10 @@ def encoding(tokenizer: Tokenizer, text: str) -> Encoding:
     return encoded
 
 
-def with_words(words: Mapping[str, Mapping[str, Any]], encode: Encode) -> Encode:
-    """Encodes words that are added tokens, and the text between them with `encode`."""
+def encode_words(words: Words, first: Encode, later: Encode) -> Encode:
+    """Encodes words that are added tokens, and the text before and after the first of them."""
     if not words:
-        return encode
+        return first
     ids_of = {name: int(one["id"]) for name, one in words.items()}
     finder = Tokenizer(BPE())  # without a vocabulary, so it finds nothing else
     finder.add_tokens(
@@ -36,12 +39,13 @@ def with_words(words: Mapping[str, Mapping[str, Any]], encode: Encode) -> Encode
         ]
     )
 
-    def encode_parts(text: str) -> list[int]:
+    def encode(text: str) -> list[int]:
         ids: list[int] = []
-        found, end = encoding(finder, text), 0
+        encode_part, end = first, 0
+        found = encoding(finder, text)
         for name, (start, stop) in zip(found.tokens, found.offsets):
-            ids += [*encode(text[end:start]), ids_of[name]]
-            end = stop
-        return ids + encode(text[end:])
+            ids += [*encode_part(text[end:start]), ids_of[name]]
+            encode_part, end = later, stop
+        return ids + encode_part(text[end:])
 
-    return encode_parts
+    return encode

@@ -12,9 +12,15 @@ import sentencepiece
 
 from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.errors import CheckpointError
-from glm_multiuser.tokenizers.added_tokens import read_added_tokens
+from glm_multiuser.tokenizers.added_tokens import read_added_tokens, words_of
 from glm_multiuser.tokenizers.base import NEVER_MERGED, Vocabulary
-from glm_multiuser.tokenizers.folder import added_tokens_decoder, read_tokenizer_config
+from glm_multiuser.tokenizers.folder import (
+    ENDS,
+    added_tokens_decoder,
+    read_special_tokens,
+    read_tokenizer_config,
+)
+from glm_multiuser.tokenizers.library import encode_words
 from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
 
 LLAMA_FILE = "tokenizer.model"
@@ -127,15 +133,26 @@ def read_llama_model(folder: Path) -> Vocabulary:
     """
     pieces = SentencePieceFile(folder / LLAMA_FILE)
     vocabulary = pieces.vocabulary()
-    added, shown, strips = read_added_tokens(added_tokens_decoder(folder), pieces.file)
-    for name in added:
-        pieces.refuse_as_text(name)
+    added = added_tokens_decoder(folder)
+    special, shown, strips = read_added_tokens(added, pieces.file)
+    names = read_special_tokens(folder)
+    words = words_of(added, {*ENDS, *names.by_role.values(), *names.others})
+    for name, token_id in special.items():
+        if name not in words or pieces.find(name) != token_id:
+            pieces.refuse_as_text(name)
+    special = {name: one for name, one in special.items() if name not in words}
     first_only = read_tokenizer_config(folder).get("legacy") is False
+    later = pieces.encode_without_prefix
+
+    def after_word(text: str) -> list[int]:
+        return later(text) if first_only or text[:1] == " " else pieces.encode(text)
+
     return replace(
         vocabulary,
+        encode=encode_words(words, pieces.encode, after_word),
         pieces={**vocabulary.pieces, **shown},
-        special={**vocabulary.special, **added},
-        encode_after_special=pieces.encode_without_prefix if first_only else None,
+        special={**vocabulary.special, **special},
+        encode_after_special=encode_words(words, later, later) if first_only else None,
         strips=strips,
     )
 

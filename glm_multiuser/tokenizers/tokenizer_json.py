@@ -33,7 +33,7 @@ from glm_multiuser.tokenizers.folder import (
     read_special_tokens,
     read_tokenizer_config,
 )
-from glm_multiuser.tokenizers.library import Encode, encoding, with_words
+from glm_multiuser.tokenizers.library import Encode, Words, encode_words, encoding
 from glm_multiuser.tokenizers.sentencepiece_file import SPACE_MARK, bytes_of_pieces
 from glm_multiuser.tokenizers.streaming import BYTE_BY_BYTE
 
@@ -93,7 +93,7 @@ def vocabulary_of(
         byte_level = "ByteLevel" in decoder and "ByteLevel" in pre_tokenizer
         text = text_among(added, ids, merges) - {*ends}
         names = {*ends, *(one for one in declared if isinstance(one, str))}
-        words = words_of(added, names, text) if byte_level else {}
+        words = words_of(added, names, text)
         added = [one for one in added if one.get("content") not in text or one["content"] in words]
         special, shown, strips = read_added_tokens(added, file)
         special = {name: one for name, one in special.items() if name not in words}
@@ -105,8 +105,9 @@ def vocabulary_of(
         raise CheckpointError(f"{file} is not a BPE vocabulary: {error!r}") from None
     model = {**model, "merges": [" ".join(pair) for pair in merges], "unk_token": None}
     if byte_level:
-        encode = with_words(words, _byte_level_encoder(content, model, ordinary, file))
-        return Vocabulary(encode, {**_byte_level_pieces(ordinary), **shown}, special, strips=strips)
+        encode = _byte_level_encoder(content, model, ordinary, file)
+        pieces = {**_byte_level_pieces(ordinary), **shown}
+        return Vocabulary(encode_words(words, encode, encode), pieces, special, strips=strips)
     if not (model.get("byte_fallback") and "ByteFallback" in decoder):
         raise CheckpointError(
             f"{file} has model {model.get('type')!r} and decoder {content.get('decoder')!r}; this "
@@ -115,7 +116,7 @@ def vocabulary_of(
     for byte in range(256):
         if f"<0x{byte:02X}>" not in ordinary:
             raise CheckpointError(f"{file} has no piece '<0x{byte:02X}>'; it must have all bytes")
-    encode, encode_after_special = _sentencepiece_encoders(content, model, file)
+    encode, encode_after_special = _sentencepiece_encoders(content, model, file, words)
     pieces, first_pieces = bytes_of_pieces(ordinary)
     return Vocabulary(
         encode,
@@ -175,7 +176,7 @@ def _byte_level_encoder(
 
 
 def _sentencepiece_encoders(
-    content: Mapping[str, Any], model: Mapping[str, Any], file: Path
+    content: Mapping[str, Any], model: Mapping[str, Any], file: Path, words: Words
 ) -> tuple[Encode, Optional[Encode]]:
     """Returns the encoder of text, and that of text after a special token if it differs.
 
@@ -186,15 +187,26 @@ def _sentencepiece_encoders(
     steps = _simple_steps(normalizer)
     rest = {**content, "normalizer": normalizer if steps is None else None, "pre_tokenizer": None}
     merge = _encoder(_load(rest, model, file))
+    metaspace = content.get("pre_tokenizer") or None
 
-    def encode(text: str) -> list[int]:
+    def normalized(text: str) -> str:
         for old, new in (steps or ()) if text else ():
             text = new + text if old is None else text.replace(old, new)
-        return merge(text)
+        return text
 
-    metaspace = content.get("pre_tokenizer") or None
+    # As in the library, which finds such words, with a space before them, in normalized text.
+    spaced = [
+        name for name, one in words.items() if steps and not metaspace and one.get("normalized")
+    ]
+    spaced_words = {normalized(name): words[name] for name in spaced}
+    words = {name: one for name, one in words.items() if name not in spaced}
+    merge = encode_words(spaced_words, merge, merge)
+
+    def encode(text: str) -> list[int]:
+        return merge(normalized(text))
+
     if metaspace is None:
-        return encode, None
+        return encode_words(words, encode, encode), None
     is_metaspace = isinstance(metaspace, dict) and metaspace.get("type") == "Metaspace"
     if not is_metaspace or metaspace.get("split", True):
         raise CheckpointError(
@@ -209,7 +221,9 @@ def _sentencepiece_encoders(
         return marked(text if text[:1] in ("", " ", SPACE_MARK) else SPACE_MARK + text)
 
     scheme = metaspace.get("prepend_scheme", "always")
-    return (marked if scheme == "never" else prefixed), (marked if scheme == "first" else None)
+    first = marked if scheme == "never" else prefixed
+    later = encode_words(words, marked, marked) if scheme == "first" else None
+    return encode_words(words, first, later or first), later
 
 
 def _simple_steps(normalizer: Any) -> Optional[list[tuple[Optional[str], str]]]:

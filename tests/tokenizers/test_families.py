@@ -306,6 +306,35 @@ class TestVocabulary:
             *(known[piece] for piece in behind.split()),
         ]
 
+    @pytest.mark.parametrize(
+        ("scheme", "text", "pieces", "behind"),
+        [
+            ("first", "aC++a C++ a", "▁a C++ a ▁ C++ ▁a", "a C++ a ▁ C++ ▁a"),
+            ("first", "C++a", "C++ a", "C++ a"),
+            ("always", "aC++a C++ a", "▁a C++ ▁a ▁ C++ ▁a", "▁a C++ ▁a ▁ C++ ▁a"),
+            ("never", "aC++a C++ a", "a C++ a ▁ C++ ▁a", "a C++ a ▁ C++ ▁a"),
+        ],
+    )
+    def test_words_between_metaspace(
+        self, scheme: str, text: str, pieces: str, behind: str
+    ) -> None:
+        # By tokenizers 0.22.
+        content = golden_json("llama_spm")["tokenizer"]
+        known = {**content["model"]["vocab"], "▁": 400, "a": 401, "▁a": 403}
+        content["model"].update(vocab=known, merges=["▁ a"])
+        content["normalizer"] = None
+        content["pre_tokenizer"] = {
+            **{"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme},
+            "split": False,
+        }
+        content["added_tokens"].append({"content": "C++", "id": 404, "normalized": True})
+        found = vocabulary_of(content, Path("a"))
+        known["C++"] = 404
+        assert found.encode(text) == [known[piece] for piece in pieces.split()]
+        later = found.encode_after_special or found.encode
+        assert later(text) == [known[piece] for piece in behind.split()]
+        assert "C++" not in found.special
+
     def test_another_normalizer(self) -> None:
         content = golden_json("llama_spm")["tokenizer"]
         content["normalizer"]["normalizers"].append({"type": "NFC"})
@@ -441,6 +470,22 @@ class TestSentencePieceFile:
         write_config(folder, added_tokens_decoder={}, **config)
         with pytest.raises(CheckpointError, match=r"of the vocabulary \('<\|im_end\|>' is none\)"):
             load(folder)
+
+    @pytest.mark.parametrize("legacy", [True, False])
+    def test_words_that_are_added_tokens(self, folder: Path, legacy: bool) -> None:
+        added = {"900": {"content": "C++"}, "901": {"content": "fox", "special": True}}
+        config = {"tokenizer_class": "LlamaTokenizer", "legacy": legacy, "eos_token": "</s>"}
+        write_config(folder, added_tokens_decoder=added, **config)
+        tokenizer = load(folder)
+        assert {*tokenizer.special} == {"<unk>", "<s>", "</s>", "fox"}
+        ids = tokenizer.encode("the foxC++the C++ quick")
+        assert ids.count(900) == 2
+        assert not {901} & {*ids}
+        # Legacy tokenizers prepend a space to text after a word, unless it begins with one.
+        text = b"".join(map(tokenizer.token_bytes, ids)).decode()
+        assert text == f" the foxC++{' ' if legacy else ''}the C++ quick"
+        assert tokenizer.encode("the fox") == ids[: ids.index(900)]
+        assert ids[-1:] == tokenizer.encode("quick")[-1:]
 
     @pytest.mark.parametrize("added", [["<x>"], {"<x>": "5"}, {"<x>": True}])
     def test_a_broken_older_file(self, folder: Path, added: Any) -> None:

@@ -40,6 +40,9 @@ WORDS = ["New York", "Yorkshire", "大语言模型", "语言", "is", "  ", "é"]
 """Some overlap others; "is" must stand alone."""
 
 
+MARKED = ["C++", "e-mail", "don't", "go", "the"]
+
+
 @pytest.fixture(scope="module")
 def words(qwen2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("words")
@@ -230,8 +233,6 @@ class TestPieces:
             assert found.pieces == before.pieces
 
     def test_others_are_words(self, kind: str, name: str) -> None:
-        if kind == "llama_spm":
-            return
         content = self.content(kind, name, False)
         library = Tokenizer.from_str(json.dumps(content))
         ids = library.encode(self.TEXT, add_special_tokens=False).ids
@@ -272,6 +273,27 @@ class TestWords:
         assert found.encode(text.replace("<|im_end|>", "")) == ids
         assert found.decode(ids) == text.replace("<|im_end|>", "")
         assert not {*found.encode(text)} & found.special_ids
+
+    @pytest.mark.parametrize("normalized", [True, False])
+    @settings(deadline=None, max_examples=100)
+    @given(text=st.lists(st.sampled_from([*MARKED, *"the +go  "])).map("".join))
+    def test_with_sentencepiece(self, normalized: bool, text: str) -> None:
+        library = Tokenizer.from_str(json.dumps(golden_json("llama_spm")["tokenizer"]))
+        library.add_tokens([AddedToken(one, normalized=normalized) for one in MARKED])
+        found = vocabulary_of(json.loads(library.to_str()), Path("a"))
+        assert found.encode(text) == library.encode(text, add_special_tokens=False).ids
+        assert not {*MARKED} & {*found.special}
+
+    def test_with_marks(self, copied: Path, qwen2_folder: Path) -> None:
+        library = Tokenizer.from_file(str(copied / "tokenizer.json"))
+        names = ["<i>", "[a]", "|b|", "a|b", "--a", "a:", "_a_", "###"]
+        library.add_tokens([*MARKED, *names])
+        library.save(str(copied / "tokenizer.json"))
+        found = HuggingFaceTokenizer.from_folder(copied)
+        text = "I don't e-mail C++"
+        assert found.encode(text) == library.encode(text).ids
+        before = HuggingFaceTokenizer.from_folder(qwen2_folder)
+        assert {*found.special} - {*before.special} == {*names}
 
     def test_a_word_that_ends_answers_is_special(self, copied: Path) -> None:
         library = Tokenizer.from_file(str(copied / "tokenizer.json"))
