@@ -93,6 +93,11 @@ class SentencePieceFile:
         found: int = self._pieces.piece_to_id(piece)
         return found if self._pieces.id_to_piece(found) == piece else None
 
+    def is_part(self, piece: str) -> bool:
+        """Whether other pieces contain this one."""
+        names: list[str] = self._pieces.id_to_piece(list(range(self.size)))
+        return any(piece in name and piece != name for name in names)
+
     def need(self, piece: str, family: str) -> int:
         """Returns the id of a piece; raises CheckpointError if it is missing."""
         found = self.find(piece)
@@ -136,11 +141,19 @@ def read_llama_model(folder: Path) -> Vocabulary:
     added = added_tokens_decoder(folder)
     special, shown, strips = read_added_tokens(added, pieces.file)
     names = read_special_tokens(folder)
-    words = words_of(added, {*ENDS, *names.by_role.values(), *names.others})
+    ends = {*ENDS, names.by_role.get("eos_token")}
+    text = {
+        name
+        for name, token_id in special.items()
+        if token_id not in pieces.special_ids and pieces.find(name) == token_id
+        if name not in ends and pieces.is_part(name)
+    }
+    words = words_of(added, {*ENDS, *names.by_role.values(), *names.others}, text)
+    ordinary = {*words, *text}
     for name, token_id in special.items():
-        if name not in words or pieces.find(name) != token_id:
+        if name not in ordinary or pieces.find(name) != token_id:
             pieces.refuse_as_text(name)
-    special = {name: one for name, one in special.items() if name not in words}
+    special = {name: one for name, one in special.items() if name not in ordinary}
     first_only = read_tokenizer_config(folder).get("legacy") is False
     later = pieces.encode_without_prefix
 

@@ -471,6 +471,21 @@ class TestSentencePieceFile:
         with pytest.raises(CheckpointError, match=r"of the vocabulary \('<\|im_end\|>' is none\)"):
             load(folder)
 
+    def test_a_pad_token_that_is_an_ordinary_piece(self, folder: Path) -> None:
+        config: dict[str, Any] = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}
+        write_config(folder, **config)
+        before = load(folder)
+        piece, token_id = "e", before.encode("we")[-1]
+        assert before.token_bytes(token_id) == b"e"
+        added = {str(token_id): {"content": piece, "special": True}}
+        write_config(folder, added_tokens_decoder=added, pad_token=piece, **config)
+        found = load(folder)
+        assert found.special == before.special
+        assert found.encode("we the") == before.encode("we the")
+        write_config(folder, added_tokens_decoder=added, **{**config, "eos_token": piece})
+        with pytest.raises(CheckpointError, match="as ordinary text"):
+            load(folder)
+
     @pytest.mark.parametrize("legacy", [True, False])
     def test_words_that_are_added_tokens(self, folder: Path, legacy: bool) -> None:
         added = {"900": {"content": "C++"}, "901": {"content": "fox", "special": True}}
