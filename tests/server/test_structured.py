@@ -32,6 +32,7 @@ FORMAT: Any = {
     "type": "json_schema",
     "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True},
 }
+BOOLEAN = {"type": "boolean"}
 TOOLS: list[Any] = [tool("get_weather", SCHEMA), tool("stop")]
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 SETTINGS: Any = {"max_tokens": 300, "temperature": 1, "seed": 5}
@@ -233,6 +234,26 @@ def test_fields_of_vllm(server: InProcessServer, fields: dict[str, Any], pattern
             {"extra_body": {"response_format": {"type": "json_object", "schema": {"not": {}}}}},
             "response_format",
             "cannot be served",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": BOOLEAN}}},
+            "response_format",
+            "type is 'json_object'; only type 'json_schema' can have json_schema",
+        ),
+        (
+            {"response_format": {"type": "text", "json_schema": {"schema": BOOLEAN}}},
+            "response_format",
+            "type is 'text'; only type 'json_schema' can have json_schema",
+        ),
+        (
+            {"response_format": {**FORMAT, "schema": BOOLEAN}},
+            "response_format",
+            "type is 'json_schema'; only type 'json_object' can have schema",
+        ),
+        (
+            {"response_format": {"type": "text", "schema": BOOLEAN}},
+            "response_format",
+            "type is 'text'; only type 'json_object' can have schema",
         ),
         ({"extra_body": {"guided_regex": "(("}}, "structured_outputs", "cannot be served"),
         (

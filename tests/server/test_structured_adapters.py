@@ -179,3 +179,49 @@ def test_what_cannot_be_served_is_named(
             max_tokens=8,
             output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}},
         )
+
+
+def test_a_schema_of_a_json_object_is_enforced(responses: openai.OpenAI) -> None:
+    text: Any = {"format": {"type": "json_object", "schema": {"type": "boolean"}}}
+    response = responses.responses.create(model=MODEL, input="q", text=text, **SAMPLING)
+    assert response.output_text in ("true", "false")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"type": "text", "schema": {"type": "boolean"}}, {"type": "json_schema", "name": "x"}],
+)
+def test_a_response_has_a_schema_where_its_type_has_one(
+    responses: openai.OpenAI, wanted: Any
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"text\.format: schema is required") as error:
+        responses.responses.create(model=MODEL, input="q", text={"format": wanted})
+    assert error.value.param == "text.format"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({}, "type: Field required"),
+        ({"type": "json_schema"}, "schema: Field required"),
+        ({"type": "json_schema", "schema": {"type": "boolean"}, "foo": 1}, "foo: unknown field"),
+        *(
+            (
+                {"type": kind, "schema": {"type": "boolean"}},
+                f"type: Input should be 'json_schema', not '{kind}'",
+            )
+            for kind in ("text", "json_object", "regex")
+        ),
+    ],
+)
+def test_the_format_of_a_message_has_a_schema(
+    messages: anthropic.Anthropic, wanted: Any, problem: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as error:
+        messages.messages.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "q"}],
+            max_tokens=8,
+            output_config={"format": wanted},
+        )
+    assert f"output_config.format.{problem}" in error.value.message

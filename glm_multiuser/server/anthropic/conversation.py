@@ -8,6 +8,7 @@ from glm_multiuser.server.anthropic.requests import (
     CountTokensRequest,
     Message,
     MessagesRequest,
+    OutputFormat,
     TextBlock,
     ToolChoice,
     ToolResultBlock,
@@ -46,7 +47,7 @@ def as_chat(body: CountTokensRequest) -> Chat:
     one_call = choice is not None and choice.disable_parallel_tool_use
     form = body.output_config and body.output_config.format
     continues = body.messages[-1].role == "assistant"
-    if form and continues:
+    if form is not None and continues:
         raise _invalid(
             "output_config.format",
             "output_config.format describes the whole answer, so the last message cannot be its "
@@ -58,7 +59,7 @@ def as_chat(body: CountTokensRequest) -> Chat:
         "tools": [chat_tool(tool, tool.input_schema) for tool in body.tools or ()] or None,
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": False if one_call else None,
-        "response_format": _response_format(form) if form else None,
+        "response_format": form and _response_format(form),
         "continue_final_message": continues,
     }
     if isinstance(body, MessagesRequest):
@@ -122,6 +123,5 @@ def _tool_choice(choice: Optional[ToolChoice]) -> Union[str, dict[str, Any], Non
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
-    schema = {"name": "answer", "schema": wanted.get("schema"), "strict": True}
-    return {"type": wanted.get("type"), "json_schema": schema}
+def _response_format(wanted: OutputFormat) -> dict[str, Any]:
+    return {"type": wanted.type, "json_schema": {"schema": wanted.json_schema}}

@@ -130,10 +130,17 @@ class Thinking(Strict):
     display: Hint[str] = None
 
 
+class OutputFormat(Strict):
+    """JSON that matches a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema.")
+
+
 class OutputConfig(Strict):
     """The format of the answer."""
 
-    format: Optional[dict[str, Any]] = Field(None, description="A JSON schema.")
+    format: Optional[OutputFormat] = None
     effort: Hint[str] = None
     task_budget: Hint[dict[str, Any]] = None
 

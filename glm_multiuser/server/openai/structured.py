@@ -115,11 +115,21 @@ def response_grammar(wanted: Optional[ResponseFormat]) -> Optional[Grammar]:
     """Returns the grammar of a `response_format`; None for any text.
 
     Raises:
-        InvalidParameterError: a missing or unsupported schema.
+        InvalidParameterError: a schema that is missing, unsupported, or not one of this type.
     """
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
         return None
     with _field("response_format"):
+        for name, owner, given in (
+            ("json_schema", "json_schema", wanted.json_schema),
+            ("schema", "json_object", wanted.content),
+        ):
+            if given is not None and wanted.type != owner:
+                raise InvalidParameterError(
+                    f"type is {wanted.type!r}; only type {owner!r} can have {name}"
+                )
+        if wanted.type == "text":
+            return None
         if wanted.type == "json_object":
             return Grammar.json_schema(wanted.content) if wanted.content else Grammar.json_object()
         if wanted.json_schema is None:

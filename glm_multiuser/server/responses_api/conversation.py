@@ -62,6 +62,6 @@ def messages_after(chat: Chat, output: Sequence[Mapping[str, Any]]) -> list[dict
 
 def _response_format(wanted: TextFormat) -> dict[str, Any]:
     if wanted.type != "json_schema":
-        return {"type": wanted.type}
+        return {"type": wanted.type, "schema": wanted.json_schema}
     schema = wanted.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
     return {"type": "json_schema", "json_schema": schema}

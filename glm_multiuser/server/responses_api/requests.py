@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from glm_multiuser.server.bodies import (
     ROUNDS_MAX,
@@ -75,13 +76,21 @@ class AllowedTools(Strict):
 
 
 class TextFormat(Strict):
-    """The format of the answer's text."""
+    """The format of the answer's text. `schema` of a json_object is as in the chat."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[Optional[str], ValidJSON] = None
     description: Annotated[Optional[str], ValidJSON] = None
     json_schema: Annotated[Optional[dict[str, Any]], ValidJSON] = Field(None, alias="schema")
     strict: Optional[bool] = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> TextFormat:
+        if self.type == ("json_schema" if self.json_schema is None else "text"):
+            raise PydanticCustomError(
+                "schema", "schema is required with type 'json_schema', and not allowed with 'text'"
+            )
+        return self
 
 
 class TextConfig(Strict):
