@@ -225,3 +225,21 @@ def test_the_format_of_a_message_has_a_schema(
             output_config={"format": wanted},
         )
     assert f"output_config.format.{problem}" in error.value.message
+
+
+@pytest.mark.parametrize("name", ["user", "messages", "stop", "logprobs", "response_format"])
+def test_words_of_the_client_stay_in_errors(
+    messages: anthropic.Anthropic, responses: openai.OpenAI, name: str
+) -> None:
+    """Also those that are names of a chat's fields."""
+    impossible: Any = {"type": "object", "properties": {name: False}, "required": [name]}
+    asked: Any = [{"role": "user", "content": "q"}]
+    tools: Any = [{"name": "f", "input_schema": impossible}]
+    body: Any = {"messages": asked, "max_tokens": 8}
+    with pytest.raises(anthropic.BadRequestError, match=f"required property '{name}'"):
+        messages.messages.create(model=MODEL, tools=tools, tool_choice={"type": "any"}, **body)
+    with pytest.raises(anthropic.NotFoundError, match=f"model '{name}' is unknown"):
+        messages.messages.create(model=name, **body)
+    tools = [{"type": "function", "strict": None, "name": "f", "parameters": impossible}]
+    with pytest.raises(openai.BadRequestError, match=f"required property '{name}'"):
+        responses.responses.create(model=MODEL, input="q", tools=tools, tool_choice="required")

@@ -24,7 +24,7 @@ from glm_multiuser.server.openai.requests import ChatRequest
 from glm_multiuser.server.request_context import service_of
 
 CALL_ID = "tool_call_id"
-MESSAGE = re.compile(r"\bmessages(?:\[(\d+)\]|\.(\d+))")
+MESSAGE = re.compile(r"messages(?:\[(\d+)\]|\.(\d+))")
 KEEPS_ALL = "would drop content; here a prompt that is too long is rejected"
 RUNS_NO_TOOL = (
     "is not possible: this server runs no tools, and has none but those that a request describes "
@@ -142,19 +142,17 @@ class Chat:
         return APIError(error.status, error.code, message, field, error.retry_after)
 
     def _place(self, text: str) -> Optional[str]:
-        """Returns the location of the message that the text names, in the other protocol."""
-        message = MESSAGE.search(text)
+        """Returns the location of the message that the text begins with, in the other protocol."""
+        message = MESSAGE.match(text)
         number = int(message[1] or message[2]) if message is not None else len(self.places)
         return self.places[number] if number < len(self.places) else None
 
     def _rename(self, text: str) -> str:
-        """Replaces the first field name in the text by the other protocol's name. After a place,
-        only that of a call, because other words may be the client's own."""
+        """Replaces the field that the text begins with by the other protocol's name, and after a
+        place the name of a call's id. Other words may be the client's own."""
         place = self._place(text)
         if place is not None:
             text = MESSAGE.sub(lambda _: place, text, count=1)
-            return text.replace(CALL_ID, self.names[CALL_ID], 1)
-        words = re.search(rf"\b({'|'.join(self.names)})\b", text)
-        if words is None:
-            return text
-        return text[: words.start()] + self.names[words[1]] + text[words.end() :]
+            return text.replace(f" has {CALL_ID} ", f" has {self.names[CALL_ID]} ", 1)
+        first = re.match(rf"({'|'.join(self.names)})\b", text)
+        return text if first is None else self.names[first[1]] + text[first.end() :]

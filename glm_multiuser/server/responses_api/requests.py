@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.server.bodies import (
@@ -173,6 +173,15 @@ class ResponseRequest(CommonFields):
     prompt_cache_retention: Hint[str] = None
     safety_identifier: Hint[str] = None
     stream_options: Hint[dict[str, Any]] = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_logprobs(cls, count: Optional[int], info: ValidationInfo) -> Optional[int]:
+        if count and LOGPROBS not in (info.data.get("include") or ()):
+            raise PydanticCustomError(
+                "top_logprobs", f"without {LOGPROBS} in include it can only be 0"
+            )
+        return count
 
     @property
     def text_format(self) -> TextFormat:
