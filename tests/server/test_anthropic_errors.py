@@ -79,6 +79,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "tool_choice forces a call",
     ),
+    (
+        {"messages": [*HELLO, {"role": "assistant", "content": [TEXT, CALL]}], "tools": [TOOL]},
+        "messages[1] is the last one and has a tool_use; it can only have text",
+    ),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers: "),
     ({"temprature": 1}, "temprature: unknown field"),
     ({"messages": [{"role": "user", "content": "x" * SEQ_LENGTH}]}, f"seq_length {SEQ_LENGTH}"),

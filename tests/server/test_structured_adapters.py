@@ -172,6 +172,13 @@ def test_what_cannot_be_served_is_named(
     with pytest.raises(openai.BadRequestError) as error:
         responses.responses.create(model=MODEL, input="q", tool_choice="required")
     assert error.value.param == "tool_choice"
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice forces a call; it needs"):
+        messages.messages.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "q"}],
+            max_tokens=8,
+            tool_choice={"type": "any"},
+        )
     with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
         messages.messages.create(
             model=MODEL,

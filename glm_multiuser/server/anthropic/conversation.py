@@ -53,6 +53,12 @@ def as_chat(body: CountTokensRequest) -> Chat:
             "output_config.format describes the whole answer, so the last message cannot be its "
             "beginning",
         )
+    if continues and "tool_calls" in messages[-1]:
+        raise _invalid(
+            places[-1],
+            f"{places[-1]} is the last one and has a tool_use; it can only have text, the "
+            "beginning of the answer",
+        )
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": messages,

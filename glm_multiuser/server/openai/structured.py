@@ -201,7 +201,7 @@ def tool_grammar(
         offered = [offered[names.index(mode.function.name)]]
     elif not offered:
         raise InvalidParameterError(
-            'tool_choice is "required"; it needs at least 1 tool', field="tool_choice"
+            "tool_choice forces a call; it needs at least 1 tool", field="tool_choice"
         )
     with _field("tools"):
         return Grammar.tool_call(offered)
