@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.errors import shown
@@ -14,12 +14,17 @@ from glm_multiuser.server.keys import SESSION_LENGTH_MAX
 
 ROUNDS_MAX = 1024
 UNION_MEMBER = re.compile(r"[a-z-]+\[.*\]")
-"""A type that pydantic adds to the location of an error inside a union: "tuple[str, str]"."""
+"""A type that pydantic adds to the location of an error inside a union: "list[int]"."""
 FIELDS_MAX = 256
 """Fields of one object. Each unknown one would be an error, which takes ten microseconds of the
 event loop."""
 ONE_OF = "one_of"
 """Error type for an object whose `type` is unknown."""
+
+
+def type_tag(name: str) -> Tag:
+    """Returns the tag of a union's member, which errors do not show."""
+    return Tag(f"type[{name}]")
 
 
 def _with_few_fields(given: object, limit: int) -> object:
@@ -116,16 +121,20 @@ def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Option
         place: location of the field.
     """
     # If the body is not JSON, the location is a position in it.
-    parts = [] if problem.get("type") == "json_invalid" else place
+    parts = [] if problem.get("type") == "json_invalid" else [*map(str, place)]
     if problem.get("type") == "extra_forbidden":
-        unknown = ".".join(map(str, parts))
+        unknown = ".".join([*_without_types(parts[:-1]), *parts[-1:]])
         return unknown, f"{unknown}: unknown field"
-    field = ".".join(part for part in map(str, parts) if not UNION_MEMBER.fullmatch(part)) or None
+    field = ".".join(_without_types(parts)) or None
     given = problem.get("input")
     if problem.get("type") == ONE_OF and isinstance(given, dict):
         given = given.get("type")
     instead = f", not {shown(given)}" if field and not isinstance(given, dict) else ""
     return field, f"{field or 'body'}: {problem.get('msg', 'invalid')}{instead}"
+
+
+def _without_types(parts: Sequence[str]) -> list[str]:
+    return [part for part in parts if not UNION_MEMBER.fullmatch(part)]
 
 
 def with_round(

@@ -209,21 +209,33 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ),
     (
         {"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}},
-        "tool_choice.allowed_tools.mode",
+        "tool_choice.mode",
         ("'none'", "'auto' or 'required'"),
     ),
+    ({"tool_choice": "any"}, "tool_choice", ("tool_choice: ", "not 'any'")),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice.name",
+        ("Field required",),
+    ),
+    (
+        {"tool_choice": {"type": "function", "name": "f", "type[x]": 1}},
+        "tool_choice.type[x]",
+        ("unknown field",),
+    ),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", ("not 'tool'",)),
     (after({"type": "item_reference", "id": "msg_1"}), "input.1", ("'item_reference'", "message")),
     (after({"type": "web_search_call"}), "input.1", ("'web_search_call'", "function_call")),
     (
         {"input": [{"role": "user", "content": PICTURE}]},
-        "input.0.message.content.0.type",
+        "input.0.content.0.type",
         ("'input_image'", "'input_text'"),
     ),
     (
         after(
             {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}
         ),
-        "input.1.function_call_output.output.0.type",
+        "input.1.output.0.type",
         ("'input_image'", "'input_text'"),
     ),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", ("True",)),
@@ -249,7 +261,7 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"tools": [function(defer_loading=1)]}, "tools.0.defer_loading", ("boolean", "1")),
     (
         after({"type": "reasoning", "summary": "hm"}),
-        "input.1.reasoning.summary",
+        "input.1.summary",
         ("list", "'hm'"),
     ),
 ]
@@ -280,7 +292,7 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     (block(IMAGE_BLOCK), ("messages.0.content.0: ", "no images", "not 'image'")),
     (
         block({"type": "tool_result", "tool_use_id": "1", "content": [IMAGE_BLOCK]}),
-        ("messages.0.content.0.tool_result.content.0.type: ", "'text'", "not 'image'"),
+        ("messages.0.content.0.content.0.type: ", "'text'", "not 'image'"),
     ),
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]},
@@ -290,6 +302,11 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         {"tools": [tool(), {"type": "bash_20250124", "name": "bash"}]},
         ("tools.1.type: ", '"custom"', "not 'bash_20250124'"),
     ),
+    (
+        block({"type": "tool_result", "content": "x"}),
+        ("messages.0.content.0.tool_use_id: Field required",),
+    ),
+    (block({"type": "text", "text": 1}), ("messages.0.content.0.text: ", "not 1")),
     ({"tools": [{"name": "f"}]}, ("tools.0.input_schema: Field required",)),
     (
         {"mcp_servers": [{"type": "url", "url": "https://mcp.example", "name": "m"}]},
@@ -316,11 +333,11 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"extra_body": {"cache_control": "x"}}, ("cache_control: ", "dictionary", "'x'")),
     (
         block({"type": "text", "text": "x", "cache_control": 1}),
-        ("messages.0.content.0.text.cache_control: ", "dictionary", "1"),
+        ("messages.0.content.0.cache_control: ", "dictionary", "1"),
     ),
     (
         block({"type": "tool_result", "tool_use_id": "1", "is_error": "no"}),
-        ("messages.0.content.0.tool_result.is_error: ", "boolean", "'no'"),
+        ("messages.0.content.0.is_error: ", "boolean", "'no'"),
     ),
     ({"tools": [tool(cache_control=1)]}, ("tools.0.cache_control: ", "dictionary", "1")),
     (

@@ -72,6 +72,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"500000": 100}}, "logit_bias"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "any"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"extra_body": {"cache_prompt": 1}}, "cache_prompt"),
     ({"response_format": {"type": "json_object"}}, "response_format"),

@@ -288,10 +288,7 @@ def test_nobody_else_finds_a_stored_response(echo: InProcessServer, client: open
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": 5}, "input"),
-    (
-        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-        "input.0.message.content",
-    ),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
     (
         {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},

@@ -224,7 +224,7 @@ def test_the_model_hears_of_allowed_tools_only(echo: InProcessServer) -> None:
     assert one == ask(echo.url, CHAT, **{**body, "tools": TOOLS[:1]}).usage
     for wrong, said in (
         (allowed("get_news"), "'get_news'; it must be one of tools: get_weather, get_time"),
-        ({"type": "allowed_tools"}, "tool_choice.allowed_tools.allowed_tools: Field required"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools: Field required"),
         ({"type": "custom"}, "of type function or allowed_tools, not 'custom'"),
         ("any", "'none', 'auto' or 'required', not 'any'"),
     ):

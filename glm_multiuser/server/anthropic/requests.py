@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, Tag, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.sampling_params import STOP_MAX
-from glm_multiuser.server.bodies import ROUNDS_MAX, Lenient, LongList, SessionName, Strict
+from glm_multiuser.server.bodies import ROUNDS_MAX, Lenient, LongList, SessionName, Strict, type_tag
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
     Hint,
@@ -73,11 +73,11 @@ class RedactedThinkingBlock(Lenient):
 
 Block = Annotated[
     Union[
-        Annotated[TextBlock, Tag("text")],
-        Annotated[ToolUseBlock, Tag("tool_use")],
-        Annotated[ToolResultBlock, Tag("tool_result")],
-        Annotated[ThinkingBlock, Tag("thinking")],
-        Annotated[RedactedThinkingBlock, Tag("redacted_thinking")],
+        Annotated[TextBlock, type_tag("text")],
+        Annotated[ToolUseBlock, type_tag("tool_use")],
+        Annotated[ToolResultBlock, type_tag("tool_result")],
+        Annotated[ThinkingBlock, type_tag("thinking")],
+        Annotated[RedactedThinkingBlock, type_tag("redacted_thinking")],
     ],
     one_of(
         "this server reads no images, documents or results of server tools; it must be a block of "

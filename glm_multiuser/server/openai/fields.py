@@ -23,7 +23,7 @@ from glm_multiuser.sampling_params import (
     STOP_MAX,
     biases_by_id,
 )
-from glm_multiuser.server.bodies import ONE_OF, few_fields
+from glm_multiuser.server.bodies import ONE_OF, few_fields, type_tag
 from glm_multiuser.server.settings import Limits
 
 CHOICES_MAX = Limits.choices
@@ -88,21 +88,23 @@ class Only:
 
 
 def one_of(wanted: str, default: Optional[str] = None) -> Discriminator:
-    """Discriminates a union of objects, each `Annotated` with the `Tag` of its type.
+    """Discriminates a union of objects, each `Annotated` with the `type_tag` of its type.
 
-    The tag of any other value is the name of its Python type, such as "str".
+    The type of any other value is the name of its Python type, such as "str".
 
     Args:
         wanted: the error message for other types.
         default: the type of objects without one.
     """
 
-    def type_of(value: Any) -> Any:
+    def tag_of(value: Any) -> Optional[str]:
         if isinstance(value, dict):
-            return value.get("type", default)
-        return getattr(value, "type", type(value).__name__)
+            kind = value.get("type", default)
+        else:
+            kind = getattr(value, "type", type(value).__name__)
+        return type_tag(kind).tag if isinstance(kind, str) else None
 
-    return Discriminator(type_of, custom_error_type=ONE_OF, custom_error_message=wanted)
+    return Discriminator(tag_of, custom_error_type=ONE_OF, custom_error_message=wanted)
 
 
 class OrText:

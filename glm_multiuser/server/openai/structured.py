@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import ConfigDict, Field, Tag
+from pydantic import ConfigDict, Field
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
-from glm_multiuser.server.bodies import Lenient, LongList, Strict
+from glm_multiuser.server.bodies import Lenient, LongList, Strict, type_tag
 from glm_multiuser.server.openai.fields import NoEffect, Only, one_of
 from glm_multiuser.server.openai.messages import Tool
 
@@ -97,15 +97,15 @@ class AllowedToolChoice(Lenient):
     allowed_tools: AllowedTools
 
 
-CallMode = Annotated[Literal["none", "auto", "required"], Tag("str")]
+CallMode = Annotated[Literal["none", "auto", "required"], type_tag("str")]
 CHOICE_TYPES = one_of('must be "none", "auto", "required", or of type function or allowed_tools')
 """Discriminator of a union of `CallMode` and objects of these types."""
 
 ToolChoice = Annotated[
     Union[
         CallMode,
-        Annotated[ChosenTool, Tag("function")],
-        Annotated[AllowedToolChoice, Tag("allowed_tools")],
+        Annotated[ChosenTool, type_tag("function")],
+        Annotated[AllowedToolChoice, type_tag("allowed_tools")],
     ],
     CHOICE_TYPES,
 ]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Tag
-
-from glm_multiuser.server.bodies import Lenient, LongList
+from glm_multiuser.server.bodies import Lenient, LongList, type_tag
 from glm_multiuser.server.openai.adapter import chat_call
 from glm_multiuser.server.openai.fields import Hint, OrText, one_of
 
@@ -58,10 +56,10 @@ class ReasoningItem(Lenient):
 
 InputItem = Annotated[
     Union[
-        Annotated[MessageItem, Tag("message")],
-        Annotated[CallItem, Tag("function_call")],
-        Annotated[CallOutputItem, Tag("function_call_output")],
-        Annotated[ReasoningItem, Tag("reasoning")],
+        Annotated[MessageItem, type_tag("message")],
+        Annotated[CallItem, type_tag("function_call")],
+        Annotated[CallOutputItem, type_tag("function_call_output")],
+        Annotated[ReasoningItem, type_tag("reasoning")],
     ],
     one_of(
         "this server reads no other items; it must be of type message, function_call, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.server.bodies import (
@@ -20,6 +20,7 @@ from glm_multiuser.server.bodies import (
     SessionName,
     Strict,
     few_fields,
+    type_tag,
 )
 from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
 from glm_multiuser.server.openai.fields import (
@@ -119,8 +120,8 @@ class PromptCacheOptions(Lenient):
 ToolChoice = Annotated[
     Union[
         CallMode,
-        Annotated[NamedFunction, Tag("function")],
-        Annotated[AllowedTools, Tag("allowed_tools")],
+        Annotated[NamedFunction, type_tag("function")],
+        Annotated[AllowedTools, type_tag("allowed_tools")],
     ],
     CHOICE_TYPES,
 ]
