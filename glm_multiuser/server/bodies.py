@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.errors import shown
@@ -109,7 +117,23 @@ class HistoryMessage(BaseModel):
     content: str
 
 
-History = Annotated[list[Union[tuple[str, str], HistoryMessage]], Field(max_length=ROUNDS_MAX)]
+def _history_tag(item: object) -> Optional[str]:
+    """Chooses the type by the item's form, so that an error names what is wrong inside it."""
+    if isinstance(item, (list, tuple)):
+        return PAIR.tag
+    return MESSAGE.tag if isinstance(item, (dict, HistoryMessage)) else None
+
+
+PAIR, MESSAGE = type_tag("pair"), type_tag("message")
+HistoryItem = Annotated[
+    Union[Annotated[tuple[str, str], PAIR], Annotated[HistoryMessage, MESSAGE]],
+    Discriminator(
+        _history_tag,
+        custom_error_type=ONE_OF,
+        custom_error_message="must be a [question, answer] pair or a message",
+    ),
+]
+History = Annotated[list[HistoryItem], Field(max_length=ROUNDS_MAX)]
 """Earlier rounds: [question, answer] pairs or messages."""
 
 

@@ -275,7 +275,19 @@ def test_who_finds_it_full_is_told_at_once(shared: InProcessServer) -> None:
         ({"seed": True}, "seed: Input should be a number, not True"),
         ({"history": [["a", "b", "c"]]}, "history.0: Tuple should have at most 2 items"),
         ({"history": [["a", 1]]}, "history.0.1: Input should be a valid string, not 1"),
-        ({"history": [{"role": "tool", "content": "a"}]}, "history.0: "),
+        (
+            {"history": [{"role": "tool", "content": "a"}]},
+            "history.0.role: Input should be 'system', 'user' or 'assistant', not 'tool'",
+        ),
+        (
+            {"history": [{"role": "user", "content": 1}]},
+            "history.0.content: Input should be a valid string, not 1",
+        ),
+        ({"history": [{"role": "user"}]}, "history.0.content: Field required"),
+        (
+            {"history": [["a", "b"], "c"]},
+            "history.1: must be a [question, answer] pair or a message, not 'c'",
+        ),
         ({"history": [["a", "b"]] * 1025}, "history: List should have at most 1024 items"),
         ({"history": [{"role": "user", "content": "a"}]}, "history[0] is a user message without"),
         ({"model": 3}, "model: Input should be a valid string, not 3"),
