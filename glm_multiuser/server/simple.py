@@ -36,8 +36,8 @@ class SimpleRequest(BaseModel):
     """A question, optionally with earlier rounds."""
 
     prompt: str
-    history: History = Field(default_factory=list)
-    stream: bool = False
+    history: Optional[History] = None
+    stream: Optional[bool] = None
     max_length: MaxLength = None
     max_tokens: MaxTokens = None
     temperature: Temperature = None
@@ -73,7 +73,7 @@ async def answer(request: Request, body: SimpleRequest) -> Any:
         seed=body.seed,
     )
     wanted = GenerationRequest(
-        body.prompt, as_history(body.history), params=params, max_length=body.max_length
+        body.prompt, as_history(body.history or ()), params=params, max_length=body.max_length
     )
     (generation,) = await service.start(
         caller_of(request), model, [wanted], session_of(request), deadline_of(request)
@@ -98,7 +98,7 @@ async def _events(generation: Generation, body: SimpleRequest) -> AsyncIterator[
 def _whole(result: GenerationResult, body: SimpleRequest) -> SimpleResponse:
     return SimpleResponse(
         response=result.text,
-        history=with_round(body.history, body.prompt, result.text),
+        history=with_round(body.history or (), body.prompt, result.text),
         time=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
         finish_reason=result.finish_reason,
     )

@@ -41,7 +41,7 @@ class StepRequest(BaseModel):
 
     cache_id: str = Field(min_length=1, max_length=128)
     query: str = ""
-    history: History = Field(default_factory=list)
+    history: Optional[History] = None
     model_name: Optional[str] = None
     temperature: Temperature = None
     top_p: TopP = None
@@ -225,7 +225,7 @@ async def _start(request: Request, caller: Caller, body: StepRequest) -> Generat
     temperature = 0.0 if body.do_sample is False else body.temperature
     params = service.sampling(model, temperature=temperature, top_p=body.top_p)
     wanted = GenerationRequest(
-        body.query, as_history(body.history), params=params, max_length=body.max_length
+        body.query, as_history(body.history or ()), params=params, max_length=body.max_length
     )
     (generation,) = await service.start(
         caller, model, [wanted], session_of(request), deadline_of(request)

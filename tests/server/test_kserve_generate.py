@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from glm_multiuser.server.kserve.fields import Fields
+from glm_multiuser.server.kserve.generate import GenerateRequest
 from tests.server.asking import answer_alone, events_of, long_prompts, post
 from tests.server.in_process import MODEL, InProcessServer, in_process_server, mock_settings
 from tests.server.kserve_asking import PATH, answer_to, compact, refusal
@@ -53,6 +55,14 @@ def test_a_stream_ends_with_history_and_finish_reason(server: InProcessServer, n
     assert json.loads(last["history"]) == [["a", "b"], [prompt, expected]]
     assert last["finish_reason"] == "length"
     assert reply.text.isascii()
+
+
+def test_null_is_the_default(server: InProcessServer) -> None:
+    fields = dict.fromkeys(set(GenerateRequest.model_fields) - {"prompt"})
+    for parameters in (None, dict.fromkeys(Fields.model_fields.keys() - {"prompt"})):
+        body = {**fields, "prompt": "hello", "parameters": parameters}
+        answer = post(server, f"{PATH}/generate", body).json()
+        assert answer["response"] == answer_alone("hello")
 
 
 @pytest.mark.parametrize(

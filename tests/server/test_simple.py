@@ -12,6 +12,7 @@ import pytest
 
 from glm_multiuser import MultiUserLLM
 from glm_multiuser.server.settings import ModelSettings
+from glm_multiuser.server.simple import SimpleRequest
 from glm_multiuser.tokenizers import IncrementalDetokenizer
 from tests.api.fake_tokenizer import PIECES, FakeTokenizer
 from tests.engine.stepping import SingleSteps
@@ -300,6 +301,11 @@ def test_a_field_that_cannot_be(shared: InProcessServer, fields: Any, told: str)
     assert response.json()["error"].startswith(told)
     assert len(response.json()["error"]) < 300
     assert is_idle(shared)
+
+
+def test_null_is_the_default(shared: InProcessServer) -> None:
+    fields = dict.fromkeys(set(SimpleRequest.model_fields) - {"prompt"})
+    assert ask(shared, "ab", **fields).json()["response"] == answer_alone("ab")
 
 
 def test_a_model_that_is_not_there(shared: InProcessServer) -> None:

@@ -308,6 +308,11 @@ def test_a_field_that_cannot_be(shared: InProcessServer, fields: Any, told: str)
     assert is_idle(shared)
 
 
+def test_null_is_the_default(shared: InProcessServer) -> None:
+    fields = dict.fromkeys(set(step_api.StepRequest.model_fields) - {"cache_id", "query"})
+    assert step_to_end(shared, next(ids), "ab", **fields) == answer_alone("ab")
+
+
 def test_a_generation_needs_a_name(shared: InProcessServer) -> None:
     response = post(shared, "/llm/generate", {"query": "ab"})
     assert response.status_code == 400

@@ -86,8 +86,8 @@ class Fields(Parameters):
     prompt: Optional[Text] = None
     text_input: Annotated[Optional[Text], Field(description="Alias of `prompt`.")] = None
     history: Annotated[
-        Text, Field(description='JSON: [["question", "answer"], ...]; empty: none.')
-    ] = ""
+        Optional[Text], Field(description='JSON: [["question", "answer"], ...]; empty: none.')
+    ] = None
     max_token: TextOrTokens = None
     history_len: Annotated[
         Optional[int], Field(ge=0, description="Rounds to use; default: all."), NotBoolean

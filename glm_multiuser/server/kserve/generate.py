@@ -27,7 +27,7 @@ class GenerateRequest(Fields):
     """A question; its fields may be inside `parameters` or next to it."""
 
     id: Optional[Text] = None
-    parameters: Fields = Fields()
+    parameters: Optional[Fields] = None
 
 
 class GenerateResponse(BaseModel):
@@ -72,7 +72,8 @@ async def _start(
     request: Request, model: Model, body: GenerateRequest
 ) -> tuple[Question, Generation]:
     beside = body.model_dump(exclude={"id", "parameters"}, exclude_unset=True)
-    fields = fields_of({**beside, **body.parameters.model_dump(exclude_unset=True)})
+    inside = body.parameters.model_dump(exclude_unset=True) if body.parameters else {}
+    fields = fields_of({**beside, **inside})
     service = service_of(request)
     question = question_of(fields, partial(service.sampling, model))
     (generation,) = await service.start(
@@ -101,7 +102,8 @@ def _outputs(body: GenerateRequest, model: Model, text: str) -> dict[str, Any]:
     outputs = {"model_name": model.name, "model_version": VERSION, "response": text}
     if body.id is not None:
         outputs["id"] = body.id
-    if body.text_input is not None or body.parameters.text_input is not None:
+    inside = body.parameters and body.parameters.text_input
+    if body.text_input is not None or inside is not None:
         outputs["text_output"] = text
     return outputs
 

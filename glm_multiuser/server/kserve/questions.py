@@ -82,7 +82,7 @@ def question_of(fields: Fields, sampling: Callable[..., SamplingParams]) -> Ques
     prompt = fields.text_input if fields.prompt is None else fields.prompt
     if prompt is None or (fields.prompt is not None and fields.text_input is not None):
         raise InvalidParameterError("prompt or text_input must be given, one of them", "prompt")
-    history = _read_history(fields.history)
+    history = _read_history(fields.history or "")
     counted = _last_rounds(as_history(history), fields.history_len)
     params = sampling(**fields.sampling())
     return Question(prompt, history, GenerationRequest(prompt, counted, params=params))
