@@ -19,8 +19,7 @@ from glm_multiuser.server.wrong_keys import WrongKeys
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 """Paths that need no API key, besides the page."""
-
-
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 BODY_TIMEOUT = "body_timeout"
 
 DISCARD_BYTES = 32 << 20
@@ -84,7 +83,7 @@ class GuardMiddleware:
         origin = headers.get("origin")
         if origin is None or not _has_body(scope) or self.origins & {origin, "*"}:
             return
-        if _host_of(origin) != headers.get("host"):
+        if not _is_origin_of(origin, headers.get("host", "")):
             raise APIError(
                 403, "foreign_origin", f"pages of {origin!r} may not send requests to this server"
             )
@@ -158,11 +157,15 @@ def _closes(scope: Scope, headers: Headers) -> bool:
     return scope["http_version"] == "1.0" or "close" in headers.get("connection", "").lower()
 
 
-def _host_of(origin: str) -> str:
+def _is_origin_of(origin: str, host: str) -> bool:
+    """Whether a page of this origin is from this host. Browsers leave out the default port of the
+    origin's scheme; proxies may write it."""
     try:
-        return urlsplit(origin).netloc
+        scheme, netloc, *_ = urlsplit(origin)
     except ValueError:
-        return ""
+        return False
+    port = DEFAULT_PORTS.get(scheme, "")
+    return netloc != "" and netloc.removesuffix(port) == host.removesuffix(port)
 
 
 def _has_body(scope: Scope) -> bool:

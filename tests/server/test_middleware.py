@@ -347,6 +347,27 @@ def test_our_own_page_may_ask(unlocked: InProcessServer) -> None:
     assert response.json()["response"] == answer_alone("ab")
 
 
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("https://localhost", "localhost:443", 200),
+        ("https://localhost:443", "localhost", 200),
+        ("http://localhost", "localhost:80", 200),
+        ("http://[::1]", "[::1]:80", 200),
+        ("https://localhost", "localhost:80", 403),
+        ("http://localhost", "localhost:443", 403),
+        ("https://localhost", "localhost:4430", 403),
+        ("https://elsewhere.example", "localhost:443", 403),
+    ],
+)
+def test_the_default_port_may_be_left_out(
+    unlocked: InProcessServer, origin: str, host: str, status: int
+) -> None:
+    """A proxy may write it into `Host`; browsers never do."""
+    response = post(unlocked, "/", {"prompt": "ab"}, origin=origin, host=host)
+    assert response.status_code == status
+
+
 def test_without_configuration_no_other_origin_may_read(unlocked: InProcessServer) -> None:
     asks_first = {"origin": FOREIGN[0], "access-control-request-method": "POST"}
     for method, headers in (("GET", {"origin": FOREIGN[0]}), ("OPTIONS", asks_first)):
