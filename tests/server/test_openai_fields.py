@@ -199,6 +199,21 @@ def test_a_field_that_chat_does_not_have_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"structured_outputs": {"content": {}}}, "structured_outputs.content"),
+        ({"response_format": {"type": "json_object", "content": {}}}, "response_format.content"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"content": {}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_schema_has_its_own_name_only(fields: dict[str, Any], place: str) -> None:
+    assert chat_problem(**fields)[0] == place
+
+
+@pytest.mark.parametrize(
     ("field", "good", "bad"),
     [
         ("temperature", [0, 0.0, 1, 2.0, 100], [-0.1, 100.1, "1", True, [1], float("nan")]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.grammar import Grammar
@@ -21,8 +21,6 @@ SchemaOrText = Union[dict[str, Any], str]
 class NamedSchema(Strict):
     """A JSON schema, enforced with and without `strict`; models do not see its name."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     name: NoEffect = None
     description: NoEffect = None
     content: dict[str, Any] = Field(alias="schema")
@@ -32,8 +30,6 @@ class NamedSchema(Strict):
 class ResponseFormat(Strict):
     """The format of the answer's content. `schema` of a json_object is from llama.cpp."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Optional[NamedSchema] = None
     content: Optional[dict[str, Any]] = Field(None, alias="schema")
@@ -41,8 +37,6 @@ class ResponseFormat(Strict):
 
 class StructuredOutputs(Strict):
     """vLLM's field: one of the first five constrains the answer."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     content: Optional[SchemaOrText] = Field(None, alias="json", description="A JSON schema.")
     regex: Optional[str] = None
