@@ -191,10 +191,7 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
     backend_choice.check_kernels(engine)
     memory.check_cache_memory(config, engine)
     available, per_user = device.memory or 0, memory.user_bytes(config, engine)
-    slots = memory.users_that_fit(config, engine, available)
-    caches = slots * per_user
-    if engine.cache_limit is not None:
-        caches = min(caches, engine.cache_limit)
+    slots, caches = slots_and_caches(config, engine, device)
     users, rest = divmod(caches, per_user)
     full, most = (replace(engine, users=max(count, 1)) for count in (users, slots))
     native = backend_choice.is_native(engine)
@@ -221,6 +218,18 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
         "loading_bytes": memory.loading_bytes(config, engine),
         "graphs": {} if native else graph_counts(config, full),
     }
+
+
+def slots_and_caches(
+    config: AnyModelConfig, engine: EngineConfig, device: "Device"
+) -> tuple[int, int]:
+    """Returns how many slots fit on the device, and the most bytes that their caches may take."""
+    from glm_multiuser import memory
+
+    slots = memory.users_that_fit(config, engine, device.memory or 0)
+    # `replace` rejects an engine without users.
+    caches = memory.cache_bytes(config, replace(engine, users=slots)) if slots else 0
+    return slots, caches
 
 
 def roofline(
@@ -250,7 +259,7 @@ def sweep_lengths(
         if length < min(SHORTEST_SWEPT, longest):
             continue
         one = replace(engine, seq_length=length)
-        users = memory.users_that_fit(config, one, device.memory or 0)
+        users = slots_and_caches(config, one, device)[1] // memory.user_bytes(config, one)
         steps = roofline(config, one, device, users, length)
         found.append(
             {

@@ -28,7 +28,9 @@ def plot_sweep(found: Sequence[Mapping[str, Any]], heading: str, marked: int, pa
 
     fitting = [one for one in found if one["users"]]
     if not fitting:
-        raise ConfigError("sweep has nothing to draw: device-memory holds no user of any length")
+        raise ConfigError(
+            "sweep has nothing to draw: cache-memory or device-memory holds no user of any length"
+        )
     with_rate = [one for one in fitting if one["tokens_per_second"] is not None]
     figure = Figure(figsize=(11 if with_rate else 6.5, 4.8), layout="constrained")
     FigureCanvasAgg(figure)

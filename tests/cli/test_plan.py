@@ -203,7 +203,31 @@ def test_the_sweep_is_a_table_and_a_picture(run: Callable[..., Any], tmp_path: P
     assert users == sorted(users, reverse=True)
     nobody = run(*words, "--device-memory", "1GiB")
     assert nobody.exit_code == 2
-    assert "device-memory holds no user" in nobody.stderr
+    assert "cache-memory or device-memory holds no user" in nobody.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("memory", "budget"), [("64GiB", "8GiB"), ("64GiB", "100MiB"), ("16GiB", "8GiB")]
+)
+def test_the_sweep_has_the_users_of_the_plan(
+    run: Callable[..., Any], tmp_path: Path, memory: str, budget: str
+) -> None:
+    if library.unavailable_reason("CPU"):
+        pytest.skip("there are no native kernels")
+    file = tmp_path / "plan.json"
+    limits = ("--device-memory", memory, "--cache-memory", budget)
+    speed = ("--device", "CPU", "--bandwidth", "30GB", "--compute", "1")
+    words = ("plan", "--sweep", "--seq-length", "8192", *limits, *speed)
+    result = run(*words, "--plot", tmp_path / "plan.png", "--json", file)
+    assert result.exit_code == 0, result.output
+    plan = json.loads(file.read_text(encoding="utf-8"))
+    (row,) = (one for one in plan["sweep"] if one["seq_length"] == 8192)
+    assert row["users"] == plan["users"]
+    rates = [step["tokens_per_second"] for step in plan["decode_steps"]]
+    assert row["tokens_per_second"] == (rates[-1] if rates else None)
+    users = [one["users"] for one in plan["sweep"]]
+    assert users == sorted(users, reverse=True)
 
 
 @pytest.mark.parametrize(
