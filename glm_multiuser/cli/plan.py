@@ -208,6 +208,7 @@ def make_plan(config: AnyModelConfig, engine: EngineConfig, device: "Device") ->
         "bytes_per_token": memory.cache_bytes_per_user(config, 1, cache_dtype),
         "bytes_per_user": per_user,
         "cache_memory": engine.cache_limit,
+        "cache_bytes": caches,
         "zeros_bytes": memory.zeros_bytes(config, engine),
         "workspace_bytes": memory.workspace_bytes(config, full),
         "device_bytes": available,

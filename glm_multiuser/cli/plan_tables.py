@@ -15,6 +15,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
     dtype = plan["weight_dtype"]
     users = max(plan["users"], 1)
     limit, available = plan["cache_memory"], plan["device_bytes"]
+    binding = limit if plan["cache_bytes"] == limit else available
     budget = {} if limit is None else {"caches of all users (cache-memory)": size(limit)}
     rows = {
         "weights": f"{millions(plan['weight_count'])} in {dtype}, {size(plan['weight_bytes'])}",
@@ -24,7 +25,7 @@ def memory_table(title: str, plan: dict[str, Any]) -> Table:
         "zeros that overwrite used memory": size(plan["zeros_bytes"]),
         f"workspace of {users} users (estimate)": size(plan["workspace_bytes"]),
         f"all of that with {users} users": size(plan["total_bytes"]),
-        f"users in {size(min(limit or available, available))}": str(plan["users"]),
+        f"users in {size(binding)}": str(plan["users"]),
         "tokens of all of them": f"{plan['tokens']:,}",
     }
     table = Table("", title, title=f"memory, {plan['kernels']} kernels")
