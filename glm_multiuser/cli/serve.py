@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -122,13 +123,15 @@ def command(
     listening = listen(host, port)
     if not is_address(host):
         server = replace(server, allowed_hosts=(*server.allowed_hosts, host))
-    screen.notice(f"listening on {url_of(listening, server.scheme)}; a browser shows a page there")
+    url = url_of(listening, server.scheme)
+    announce = partial(screen.notice, f"listening on {url}; a browser shows a page there")
     configure_logging(as_json=not sys.stderr.isatty())
     logging.captureWarnings(True)
     if replicas is not None:
+        announce()
         serve_replicas(server, replicas, listening)
         return
-    asyncio.run(serve(server, listening))
+    asyncio.run(serve(server, listening, announce))
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

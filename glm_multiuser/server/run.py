@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 import uvicorn
 
@@ -66,15 +66,23 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
 
 
 async def serve(
-    settings: ServerSettings, listening: socket.socket, open_llm: OpenLLM = open_llm
+    settings: ServerSettings,
+    listening: socket.socket,
+    announce: Callable[[], None],
+    open_llm: OpenLLM = open_llm,
 ) -> None:
     """Serves until SIGTERM or SIGINT; a second SIGINT ends the process immediately.
+
+    Args:
+        settings, listening, open_llm: as in `ServerLifecycle`.
+        announce: called once signals shut the server down gracefully.
 
     Raises:
         GLMMultiUserError: a model could not be loaded at startup.
     """
     server = ServerLifecycle(settings, listening, open_llm)
     with _signals(server):
+        announce()
         await server.run()
 
 

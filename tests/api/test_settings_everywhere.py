@@ -98,7 +98,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
     """The settings of every server, which is not started."""
     servers: list[ServerSettings] = []
 
-    async def serve(settings: ServerSettings, listening: Any) -> None:
+    async def serve(settings: ServerSettings, listening: Any, announce: object) -> None:
         servers.append(settings)
         listening.close()
 

@@ -6,6 +6,7 @@ It does not import MindSpore, so its memory is that of connections and requests.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from glm_multiuser.cli import screen
@@ -18,9 +19,9 @@ from glm_multiuser.server.settings import ModelSettings, ServerSettings
 def main() -> None:
     models = (ModelSettings("none", Path(), load=False),)
     listening = listen("127.0.0.1", 0)
-    screen.notice(f"listening on {url_of(listening)}")
+    announce = partial(screen.notice, f"listening on {url_of(listening)}")
     configure_logging(as_json=True)
-    asyncio.run(serve(ServerSettings(models, keys=read_keys(None).keys), listening))
+    asyncio.run(serve(ServerSettings(models, keys=read_keys(None).keys), listening, announce))
 
 
 if __name__ == "__main__":

@@ -291,6 +291,15 @@ def test_the_end_of_a_process_that_is_loading() -> None:
         assert not process.events("ready")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_right_after_the_address_is_printed(number: signal.Signals) -> None:
+    command = (sys.executable, "-m", "tests.server.faulty_server", "stuck", "serve")
+    with ServerProcess(command=command, ready=False) as process:
+        process.signal(number)
+        assert process.wait() == 0
+        assert [line["signal"] for line in process.events("shutdown requested")] == [number.name]
+
+
 def test_the_real_model_is_loaded_graph_by_graph_and_given_up_in_between(tmp_path: Path) -> None:
     # Native kernels have one graph.
     arguments = ("--users", "8", "--kernels", "portable")

@@ -86,7 +86,7 @@ def test_a_server_can_be_told_to_compute_every_prompt_whole() -> None:
 def test_the_command_hears_how_prompts_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ServerSettings] = []
 
-    async def serve(settings: ServerSettings, listening: Any) -> None:
+    async def serve(settings: ServerSettings, listening: Any, announce: object) -> None:
         told.append(settings)
         listening.close()
 
