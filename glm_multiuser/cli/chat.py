@@ -90,17 +90,21 @@ class Conversations:
             import readline  # noqa: F401  (gives input() its history and editing)
         while True:
             try:
-                if interactive:
-                    line = input(f"{self.user}> ")
-                else:
-                    line = sys.stdin.readline()
-                    if not line:
-                        return
-            except EOFError:
+                try:
+                    if interactive:
+                        line = input(f"{self.user}> ")
+                    else:
+                        line = sys.stdin.readline()
+                        if not line:
+                            return
+                except EOFError:
+                    self.console.print()
+                    return
+            except KeyboardInterrupt as interrupt:
                 self.console.print()
-                return
-            except KeyboardInterrupt:
-                self.console.print()
+                # Python may raise a Ctrl-C only after the Ctrl-D that followed it.
+                if isinstance(interrupt.__context__, EOFError):
+                    return
                 self.say("/quit or Ctrl-D ends the chat")
                 continue
             yield line.strip()

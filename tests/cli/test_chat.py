@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Callable
+from unittest.mock import Mock
 
+import pytest
+
+from glm_multiuser.cli.chat import Conversations
 from glm_multiuser.cli.questions import KNOWN
 from tests.cli.fake import FakeLLM
 
@@ -71,3 +76,13 @@ def test_help_and_unknown_commands(
     assert result.stdout.count("/user NAME") == 3
     assert "unknown command '/frobnicate'" in result.stdout
     assert fake_llm.opened[0].asked == []
+
+
+def test_ctrl_d_ends_the_chat_although_a_ctrl_c_is_pending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Mock(**{"isatty.return_value": True}))
+    monkeypatch.setattr("builtins.input", Mock(side_effect=EOFError))
+    # Python raises it where the next function is called.
+    console = Mock(**{"print.side_effect": [KeyboardInterrupt, None]})
+    assert list(Conversations(Mock(), Mock(), console).lines()) == []
