@@ -14,6 +14,7 @@ import _thread
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # `typing` takes as long to import as all of the above
 
 INTERRUPTED = 130
 """Exit code after SIGINT, as in shells."""
+
+AGAIN_SECONDS = 0.05
+"""Interval in which the main thread is woken until it has acted."""
 
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -34,21 +38,29 @@ def keep_ctrl_c() -> None:
     """Call it on the main thread, before importing MindSpore and before starting threads."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     main_thread = threading.get_ident()
+    pending = False
 
     def wake(number: int, frame: object) -> None:
         # Also wakes the main thread from a blocking call. Python 3.9 fails if a handler raises
         # while another signal has arrived, so this one raises by itself.
-        if _raises:
+        nonlocal pending
+        was_pending, pending = pending, False
+        if was_pending and _raises:
             raise KeyboardInterrupt
 
     def wait() -> None:
+        nonlocal pending
         while True:
             signal.sigwait({signal.SIGINT})
             if not _raises:
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                     end()
                 _thread.interrupt_main()
-            signal.pthread_kill(main_thread, signal.SIGUSR1)
+            pending = True
+            # A signal just before a blocking call is only noted, and the call does not return.
+            while pending and signal.SIGINT not in signal.sigpending():
+                signal.pthread_kill(main_thread, signal.SIGUSR1)
+                time.sleep(AGAIN_SECONDS)
 
     signal.signal(signal.SIGUSR1, wake)
     threading.Thread(target=wait, name="ctrl-c", daemon=True).start()

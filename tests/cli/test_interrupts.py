@@ -49,6 +49,32 @@ END_SECONDS = 60.0
 LAST_SECONDS = 3.0
 """Of work, generous: from the last statement of a command to the end of its process."""
 
+UNHEARD = """
+import signal
+from glm_multiuser.cli.interrupts import keep_ctrl_c, raised
+
+send = signal.pthread_kill
+sent = []
+
+def lose_the_first(thread, number):
+    sent.append(number)
+    if len(sent) > 1:
+        send(thread, number)
+
+signal.pthread_kill = lose_the_first
+keep_ctrl_c()
+with raised():
+    signal.raise_signal(signal.SIGUSR1)
+    try:
+        print("waits", flush=True)
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        signal.raise_signal(signal.SIGUSR1)
+        print("interrupted once")
+"""
+"""The first signal that tells the main thread is lost, as one between a prompt and its `select`."""
+
 
 @contextmanager
 def started(command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
@@ -197,6 +223,25 @@ def test_a_chat_on_a_terminal_goes_on() -> None:
         child.kill()
         child.wait()
         os.close(master)
+
+
+def test_a_ctrl_c_that_the_main_thread_misses_is_told_again_and_raised_once() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", UNHEARD],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "waits\n"
+        child.send_signal(signal.SIGINT)
+        said, _ = child.communicate(timeout=END_SECONDS)
+        assert (said, child.returncode) == ("interrupted once\n", 0)
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def is_waiting(pid: int) -> bool:
