@@ -57,6 +57,7 @@ def users_text(users: int) -> str:
 def check_engine(settings: RunSettings) -> None:
     """Rejects invalid settings before a process is started; raises as `loading`."""
     from glm_multiuser import backend_choice
+    from glm_multiuser.sessions.opening import check_folder
 
     engine = settings.engine()
     if settings.checkpoint is not None:
@@ -64,6 +65,7 @@ def check_engine(settings: RunSettings) -> None:
         return
     engine.check_fits(settings.model_config())
     backend_choice.check_kernels(engine)
+    check_folder(engine)
 
 
 def open_engine(settings: RunSettings) -> MultiUserLLM:

@@ -73,12 +73,14 @@ def check_engine(folder: Path, engine: EngineConfig) -> None:
     """
     from glm_multiuser import backend_choice, memory
     from glm_multiuser.checkpoint import check_tensors
+    from glm_multiuser.sessions.opening import check_folder
 
     model = model_config(folder)
     engine.check_fits(model)
     backend_choice.check_kernels(engine)
     memory.check_cache_memory(model, engine)
     check_tensors(folder, model)
+    check_folder(engine)
 
 
 def llm_class() -> type[MultiUserLLM]:

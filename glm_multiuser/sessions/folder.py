@@ -56,9 +56,8 @@ class SessionFolder:
     """
 
     def __init__(self, path: Path, limit: int, ttl: float, fingerprint: str) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = path
-        self.secret = read_secret(path)
+        self.secret = open_folder(path)
         self._limit, self._ttl, self._fingerprint = limit, ttl, fingerprint
         self._works = True
         self._changing = threading.Lock()
@@ -174,6 +173,16 @@ class SessionFolder:
         if self._works:
             logger.warning("%s, and prompts are computed: %s: %s", what, self.path, error)
         self._works = False
+
+
+def open_folder(path: Path) -> bytes:
+    """Creates a session folder and its secret unless they are there; returns the secret.
+
+    Raises:
+        OSError: as `SessionFolder`.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return read_secret(path)
 
 
 def _size(path: Path) -> int:

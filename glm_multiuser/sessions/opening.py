@@ -6,11 +6,28 @@ import logging
 from typing import Callable, Optional
 
 from glm_multiuser.config import EngineConfig, folder_of
-from glm_multiuser.sessions.folder import SessionFolder
+from glm_multiuser.errors import ConfigError
+from glm_multiuser.sessions.folder import SessionFolder, open_folder
 from glm_multiuser.sessions.store import SessionStore
 from glm_multiuser.sizes import bytes_of
 
 logger = logging.getLogger(__name__)
+
+
+def check_folder(config: EngineConfig) -> None:
+    """Raises ConfigError if `session_dir` cannot be used; creates it unless it is there.
+
+    For the start of a command. An engine that starts later, as after a failure, must answer in any
+    case: see `open_store`.
+    """
+    if not config.session_dir or not config.cache_prompt:
+        return
+    try:
+        open_folder(folder_of("session_dir", config.session_dir))
+    except OSError as error:
+        raise ConfigError(
+            f"session_dir is {config.session_dir!r}, but sessions cannot be kept there: {error}"
+        ) from error
 
 
 def open_store(

@@ -28,6 +28,7 @@ WRONG = {
     "--kernels fast": "kernels is 'fast'; it must be one of auto, native, portable",
     "--kernels portable --dtype float16 --users-per-cell 9": "users_per_cell is 9; it must be",
     "--session-dir ~nobody-here/x": "session_dir is '~nobody-here/x'; there is no such user",
+    "--session-dir /dev/null": "session_dir is '/dev/null', but sessions cannot be kept there: ",
     "--weight-cache ~nobody-here/x": "weight_cache is '~nobody-here/x'; there is no such user",
     "--kernels native --dtype float16": "kernels is 'native', but they compute in float32",
 }
@@ -48,6 +49,7 @@ OUTPUTS = {
     "plan --json /nonexistent/x": "cannot write /nonexistent/x: No such file or directory",
     f"plan --sweep --plot {NOWHERE}": f"cannot write {NOWHERE}: No such file or directory",
     "plan --sweep --plot x.txt": "plot is 'x.txt'; its name must end with .png, .svg, .pdf",
+    "bench --session-dir /dev/null/x": "session_dir is '/dev/null/x', but sessions cannot be",
     f"bench --plot {NOWHERE}": f"cannot write {NOWHERE}: No such file or directory",
     "plan --sweep --plot /nonexistent/X.PNG": "cannot write /nonexistent/X.PNG",
     "generate --out answers.jsonl --checkpoint nowhere": "no checkpoint at nowhere",

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from glm_multiuser.errors import SessionError
+from glm_multiuser.errors import ConfigError, SessionError
 from glm_multiuser.sessions.file import read_file, write_file
 from glm_multiuser.sessions.folder import SessionFolder
 from glm_multiuser.sessions.identity import SECRET_NAME, identity_of, read_secret
@@ -283,12 +284,14 @@ def test_a_full_disk_is_one_line_until_it_works_again(
 
 def test_an_unusable_folder_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from glm_multiuser.config import EngineConfig
-    from glm_multiuser.sessions.opening import open_store
+    from glm_multiuser.sessions.opening import check_folder, open_store
 
     (tmp_path / "file").write_text("")
-    store = open_store(
-        EngineConfig(session_dir=str(tmp_path / "file" / "inside")), lambda: FINGERPRINT, True
-    )
+    config = EngineConfig(session_dir=str(tmp_path / "file" / "inside"))
+    with pytest.raises(ConfigError, match=r"session_dir is '.*/inside', but .* Not a directory"):
+        check_folder(config)
+    check_folder(replace(config, cache_prompt=False))  # nothing is kept there
+    store = open_store(config, lambda: FINGERPRINT, True)
     assert not store.keeps
     (record,) = caplog.records
     assert "sessions are not kept on disk" in record.message
