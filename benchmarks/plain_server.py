@@ -10,22 +10,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from glm_multiuser import MultiUserLLM, SamplingParams
 
 
+@asynccontextmanager
+async def a_thread_for_each_client(app: FastAPI) -> AsyncIterator[None]:
+    # Clients wait for the lock in threads; if they took all, the one with the lock would get none.
+    to_thread.current_default_thread_limiter().total_tokens = math.inf
+    yield
+
+
 def create_app(llm: MultiUserLLM) -> FastAPI:
     """One global lock, held until an answer is complete."""
-    app = FastAPI()
+    app = FastAPI(lifespan=a_thread_for_each_client)
     lock = threading.Lock()
 
     @app.get("/ready")
