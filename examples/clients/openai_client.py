@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
     parser.add_argument("--api-key", default="none", help="if the server wants one")
     arguments = parser.parse_args()
-    place = {"base_url": f"{arguments.url}/v1", "api_key": arguments.api_key}
+    place = {"base_url": f"{arguments.url.rstrip('/')}/v1", "api_key": arguments.api_key}
     try:
         with openai.OpenAI(**place) as client:
             model = first_model(client)

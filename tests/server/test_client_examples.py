@@ -64,6 +64,14 @@ def test_an_example_shows_the_conversation(name: str, server: ServerProcess) -> 
     assert found.groups() == (first["response"], second["response"])
 
 
+@pytest.mark.parametrize("name", ["openai_client", "simple_client", "step_client"])
+def test_an_address_may_end_with_a_slash(name: str) -> None:
+    (example,) = (one for one in EXAMPLES if one.stem == name)
+    with in_process_server(mock_settings()) as server:
+        ended = run(example, f"{server.url}/")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", ["simple_client", "step_client"])
 def test_an_example_with_a_key_and_without_and_without_a_server(name: str) -> None:
     (example,) = (one for one in EXAMPLES if one.stem == name)
