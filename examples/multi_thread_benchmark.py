@@ -9,6 +9,7 @@ step (continuous batching) and keeps a KV cache per user.
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
 from pathlib import Path
@@ -84,7 +85,8 @@ def positive(text: str) -> int:
     return value
 
 
-def main() -> None:
+def main() -> int:
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", default=str(GLM_TINY))
     parser.add_argument("--threads", type=positive, default=8)
@@ -114,9 +116,11 @@ def main() -> None:
             user.join()
         seconds = time.perf_counter() - started
         stats = llm.stats()
-    print_summary(turns, arguments.threads, seconds)
+    if turns:
+        print_summary(turns, arguments.threads, seconds)
     print(f"{stats.compiles} graphs compiled, {stats.compiles_after_ready} of them after ready")
+    return 0 if len(turns) == arguments.threads * arguments.rounds else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,8 +1,9 @@
-"""Wrong options of the examples are errors of argparse."""
+"""Wrong options of the examples are errors of argparse; what fails later is an exit code."""
 
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -34,3 +35,16 @@ def test_a_wrong_option(
     error = capsys.readouterr().err
     assert f"error: argument {option}: " in error
     assert error.endswith(f"{words}\n")
+
+
+@pytest.mark.parametrize(("model", "answers"), [("glm-tiny", 1), ("chatglm3-tiny", 0)])
+def test_a_prompt_too_long_for_a_thread_is_an_exit_code(model: str, answers: int) -> None:
+    example = ROOT / "examples" / "multi_thread_benchmark.py"
+    options = f"--checkpoint {ROOT / 'ckpt' / model} --threads 2 --rounds 1 --seq-length 8"
+    ended = subprocess.run(
+        [sys.executable, str(example), *options.split()], capture_output=True, encoding="utf-8"
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.count(" -> ") == answers
+    assert "graphs compiled" in ended.stdout
+    assert "PromptTooLongError: prompt has " in ended.stderr
