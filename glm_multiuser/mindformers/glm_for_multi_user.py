@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from numbers import Integral
 from typing import Any, Callable, Optional, Union
 
 import mindspore as ms
@@ -27,6 +28,7 @@ from glm_multiuser.errors import (
     GenerationError,
     InvalidParameterError,
     PromptTooLongError,
+    shown,
 )
 from glm_multiuser.mindspore_internals import drop_graphs
 from glm_multiuser.model_config import ChatGLM6BConfig
@@ -115,6 +117,8 @@ class StreamChat:
             raise ConfigError(
                 "layout has 0 users; make the model with layout=CellLayout.plan(users, seq_length)"
             )
+        if not isinstance(user, (Integral, Tensor)):
+            raise InvalidParameterError(f"user is {shown(user)}; it must be an int or a Tensor")
         number = int(user)
         if not 0 <= number < self.layout.users:
             raise InvalidParameterError(
@@ -195,8 +199,8 @@ class StreamChat:
 
         Raises:
             ConfigError: the model was created without users.
-            InvalidParameterError: no tokenizer, no such user, or a token id or a setting out of
-                range.
+            InvalidParameterError: no tokenizer, no such user, several prompts, or a token id or a
+                setting out of range.
             PromptTooLongError: the prompt leaves no room for an answer.
             GenerationError: logits that are not finite.
         """
@@ -207,7 +211,12 @@ class StreamChat:
             if tokenizer is None:
                 raise InvalidParameterError("tokenizer is None; it is what makes text of token ids")
             self._check_user(qi)
-            token_ids = [int(token_id) for token_id in np.asarray(origin_inputs).reshape(-1)]
+            inputs = np.asarray(origin_inputs)
+            if inputs.shape not in ((inputs.size,), (1, inputs.size)):
+                raise InvalidParameterError(
+                    f"origin_inputs has shape {inputs.shape}; it must be [length] or [1, length]"
+                )
+            token_ids = [*check_token_ids(inputs.reshape(-1).tolist(), self.config.vocab_size)]
             prompt_length, most = len(token_ids), min(max_length, self.layout.seq_length)
             if prompt_length == 0:
                 raise InvalidParameterError("origin_inputs has 0 tokens; it must have at least 1")

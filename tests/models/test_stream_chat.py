@@ -228,6 +228,12 @@ def test_a_user_out_of_range_is_refused(user: int) -> None:
             model._incremental_infer([5, 6], 1, True, user=index)
 
 
+@pytest.mark.parametrize("user", [1.5, "1", None])
+def test_a_user_is_a_whole_number(small: GLMForMultiUser, user: object) -> None:
+    with pytest.raises(InvalidParameterError, match=f"user is {user!r}; it must be an int"):
+        small._incremental_infer([5, 6], 1, True, user=user)
+
+
 @pytest.mark.rare
 def test_a_tensor_user_may_be_of_any_integer_type(tokenizer: ChatTokenizer) -> None:
     config = ModelConfig(

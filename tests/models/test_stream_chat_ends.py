@@ -76,7 +76,7 @@ def tokenizer() -> ChatTokenizer:
 def pieces_of(
     model: Scripted,
     tokenizer: ChatTokenizer,
-    prompt: list[int],
+    prompt: Sequence[object],
     max_length: int = 16,
     streamer: Optional[Recorder] = None,
 ) -> Iterator[str]:
@@ -132,6 +132,23 @@ def test_a_prompt_that_leaves_no_room_or_is_empty(
     with pytest.raises(error, match=message):
         next(pieces)
     assert (recorder.token_ids, recorder.ends) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (
+            [[5, 6], [5, 6]],
+            r"origin_inputs has shape \(1, 2, 2\); it must be \[length\] or \[1, length\]",
+        ),
+        ([5.7, 6.2], r"prompt\[0\] is 5\.7; token ids are whole numbers"),
+    ],
+)
+def test_several_prompts_and_fractions_are_refused(
+    tokenizer: ChatTokenizer, prompt: list[object], message: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        next(pieces_of(Scripted([12]), tokenizer, prompt))
 
 
 def test_the_streamer_hears_of_the_end_if_the_stream_is_closed(tokenizer: ChatTokenizer) -> None:
