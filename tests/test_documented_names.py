@@ -23,6 +23,7 @@ from glm_multiuser import (
     answer,
     errors,
 )
+from glm_multiuser.tokenizers import ChatTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,7 +93,13 @@ def test_a_name_that_is_gone_is_noticed() -> None:
 
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
 HEADINGS = re.findall(r"^### (`\w+\(.*)$", API, re.MULTILINE)
-METHODS = [method for line in HEADINGS for method in re.findall(r"`(\w+)\((.*?)\)(?: ->|`)", line)]
+TOKENIZERS = re.findall(r"^\| (`\w+\(.*?) \| ", API.partition("\n## Tokenizers\n")[2], re.MULTILINE)
+METHODS = [
+    (owner, *method)
+    for owner, lines in ((MultiUserLLM, HEADINGS), (ChatTokenizer, TOKENIZERS))
+    for line in lines
+    for method in re.findall(r"`(\w+)\((.*?)\)(?: ->|`)", line)
+]
 DATACLASSES = [
     *(answer.GenerationResult, answer.Logprob, answer.Piece, answer.Timings, answer.Usage),
     *(CausalConfig, EngineConfig, EngineStats, ModelConfig, SamplingParams),
@@ -106,9 +113,11 @@ def test_every_method_is_documented() -> None:
     assert public - set(re.findall(r"\w+", " ".join(documented))) == set()
 
 
-@pytest.mark.parametrize(("name", "documented"), METHODS, ids=[name for name, _ in METHODS])
-def test_parameters_are_those_of_the_method(name: str, documented: str) -> None:
-    function = getattr(MultiUserLLM, name)
+@pytest.mark.parametrize(
+    ("owner", "name", "documented"), METHODS, ids=[f"{one[0].__name__}.{one[1]}" for one in METHODS]
+)
+def test_parameters_are_those_of_the_method(owner: type, name: str, documented: str) -> None:
+    function = getattr(owner, name)
     found = inspect.signature(function).parameters.values()
     shown = ast.parse(f"def documented({documented}): pass").body[0]
     assert isinstance(shown, ast.FunctionDef)
