@@ -132,7 +132,7 @@ def test_isolation_is_skipped_where_questions_cannot_be_asked(
     assert "this checkpoint has no tokenizer" in " ".join(result.stdout.split())
 
 
-def test_isolation_shows_an_error(
+def test_known_answers_and_isolation_show_an_error(
     run: Callable[..., Any],
     fake_llm: type[FakeLLM],
     checkpoint: Path,
@@ -145,8 +145,10 @@ def test_isolation_shows_an_error(
     monkeypatch.setattr(fake_llm, "stream_chat", fail)
     result = check(run, checkpoint, golden)
     assert result.exit_code == 1
+    assert statuses(result.stdout)["known answers"] == "FAILED"
     assert statuses(result.stdout)["isolation"] == "FAILED"
     shown = " ".join(result.stderr.split() + result.stdout.replace("│", " ").split())
+    assert shown.count("; GenerationError: logits are not finite") == 2
     assert "user alone; GenerationError: logits are not finite" in shown
 
 
@@ -212,7 +214,8 @@ def test_the_real_model(
     run: Callable[..., Any], glm_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "SMALLEST_PROMPT", 256)  # a single graph for prompts
-    result = run("selfcheck", "--checkpoint", glm_tiny)
+    # No request waits: the checks ask no more at once than there are slots.
+    result = run("selfcheck", "--checkpoint", glm_tiny, "--max-queue", 0)
     assert result.exit_code == 0, result.output
     got = statuses(result.stdout)
     assert got["known answers"] == got["isolation"] == got["compiles after ready"] == "ok"
