@@ -18,7 +18,7 @@ out="${OUT:-.}"
 name="glm-multiuser-$target-$(date +%Y%m%d-%H%M%S)"
 work="$(mktemp -d)"
 report="$work/$name"
-mkdir -p "$report" "$out"
+mkdir -p "$report" "$out" || exit 1
 failed=0
 
 of_checkpoint=()
@@ -96,10 +96,16 @@ for start in start start-again; do
 done
 step plan glm-multiuser plan --model "${CHECKPOINT:-chatglm-6b}" --device "$card"
 
-# Paths name people.
-sed -i -e "s#${HOME:-/nowhere}#~#g" -e "s#$work#(temporary)#g" "$report"/*.txt "$report"/*.json \
+# Paths name people. In some containers the home is /, which begins every path.
+home="${HOME:-}"
+home="${home%/}"
+sed -i -e "s#$work#(temporary)#g" -e "s#${home:-/nowhere}#~#g" "$report"/*.txt "$report"/*.json \
     2> /dev/null
-tar -czf "$out/$name.tar.gz" -C "$work" "$name" && rm -rf "$work"
+tar -czf "$out/$name.tar.gz" -C "$work" "$name" || {
+    echo "the archive cannot be written; what would be in it is in $report" >&2
+    exit 1
+}
+rm -rf "$work"
 
 cat <<END
 

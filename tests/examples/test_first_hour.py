@@ -6,6 +6,7 @@ import os
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -22,10 +23,11 @@ esac
 """
 
 
-def run(folder: Path, demo: int, with_card: bool) -> tuple[int, str, dict[str, str]]:
-    """-> exit code, what was printed, and the files of the archive."""
-    commands, out = folder / "bin", folder / "out"
-    commands.mkdir()
+def start(
+    folder: Path, demo: int, with_card: bool, home: str, out: Path
+) -> subprocess.CompletedProcess[str]:
+    commands = folder / "bin"
+    commands.mkdir(exist_ok=True)
     fakes = {"glm-multiuser": GLM_MULTIUSER, "python": "#!/bin/sh\necho python\n"}
     if with_card:
         fakes["npu-smi"] = "#!/bin/sh\necho HBM-Usage\n"
@@ -34,14 +36,23 @@ def run(folder: Path, demo: int, with_card: bool) -> tuple[int, str, dict[str, s
         (commands / name).chmod(0o755)
     environment = {
         "PATH": f"{commands}:{os.defpath}",
-        "HOME": str(folder),
+        "HOME": home,
+        "TMPDIR": str(folder),
         "OUT": str(out),
         "DEMO": str(demo),
         "GLM_MULTIUSER_API_KEYS": SECRET,
     }
-    result = subprocess.run(
+    return subprocess.run(
         ["bash", str(SCRIPT), "910B"], env=environment, capture_output=True, text=True
     )
+
+
+def run(
+    folder: Path, demo: int, with_card: bool, home: Optional[str] = None
+) -> tuple[int, str, dict[str, str]]:
+    """-> exit code, what was printed, and the files of the archive."""
+    out = folder / "out"
+    result = start(folder, demo, with_card, str(folder) if home is None else home, out)
     (archive,) = out.glob("*.tar.gz")
     found = {}
     with tarfile.open(archive) as files:
@@ -78,3 +89,27 @@ def test_a_step_that_fails_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert ["demo", "3"] in steps
     assert ["bench", "0"] in steps
     assert ["plan", "0"] in steps
+
+
+def test_a_home_that_begins_every_path_is_left(tmp_path: Path) -> None:
+    _, _, files = run(tmp_path, 0, with_card=False, home="/")
+    assert files["plan.txt"].endswith(", kept in //models\n")
+    assert "(temporary)/graphs" in files["start.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = start(tmp_path, 0, False, str(tmp_path), tmp_path / "file" / "out")
+    assert (ended.returncode, ended.stdout) == (1, "")
+
+
+def test_an_archive_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    tar = tmp_path / "bin" / "tar"
+    tar.parent.mkdir()
+    tar.write_text("#!/bin/sh\nexit 2\n")
+    tar.chmod(0o755)
+    ended = start(tmp_path, 0, False, str(tmp_path), tmp_path)
+    assert ended.returncode == 1
+    assert "has everything" not in ended.stdout
+    report = Path(ended.stderr.split(" is in ")[1].strip())
+    assert (report / "bench.txt").exists()
