@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from glm_multiuser.mindformers.series import read_all_series
 from glm_multiuser.mindformers.tree import Tree, open_tree
+from tests.mindformers.children import CHECKOUT
 
 PROGRAM = """
 import json
@@ -93,3 +97,32 @@ def test_a_small_model_prefills_for_two_users(tmp_path: Path) -> None:
     assert found["registered"] == [True, True]
     assert installed_tree() == before
     assert list(temporary.glob("glm_multiuser-*")) == []
+
+
+SMALL = """
+    hidden_size=32, num_heads=2, num_layers=1, inner_hidden_size=64, vocab_size=64, seq_length=16,
+    bos_token_id=60, eos_token_id=61, mask_token_id=58, gmask_token_id=59,
+    compute_dtype="float32", param_init_type="float32",
+"""
+ENDING = """
+class Tokenizer:
+    def decode(self, ids):
+        return str(ids)
+
+
+model.set_train(False)
+print(len("".join(model._stream_chat([5, 6, 59, 60], 1, 1.0, 1.0, 5, -1, tokenizer=Tokenizer()))))
+"""
+
+
+@pytest.mark.parametrize("document", ["docs/mindformers.md", "patches/README.md"])
+def test_the_documented_lines_make_a_model_that_answers(document: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (CHECKOUT / document).read_text("utf-8"), re.DOTALL)
+    (block,) = (one for one in blocks if "enable(" in one)
+    program = tmp_path / "program.py"
+    program.write_text(block.replace("GLMConfig(use_past", f"GLMConfig({SMALL} use_past") + ENDING)
+    child = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout.splitlines()[-1]) > 0
