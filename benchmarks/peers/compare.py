@@ -357,7 +357,7 @@ def measure_once(
         screen.notice(f"{VARIANTS[name].label}: left out: {error}")
         return
     run["rounds"].append(round(found["decode_tok_s"], 2))
-    run["prefill_s"].append(round(found["prefill_s"], 3))
+    run["prefill_s"].append(round(found["prefill_s"], 6))
     for figure in ("start_s", "peak_mb", "ahead"):
         run[figure] = found.get(figure)
     seconds = time.perf_counter() - began

@@ -61,6 +61,20 @@ def test_medians_and_ratios_are_those_of_the_rounds() -> None:
     assert report.ratio(mine, run("torch-f32")) is None
 
 
+def test_a_prefill_below_a_millisecond_has_a_rate() -> None:
+    compare = import_module("compare")
+    shape = {**SHAPE, "num_attention_heads": 2}
+    measured = compare.new_run("native-f32", context=16, users=2, reason=None)
+
+    class Pool:
+        def measure(self, *job: object) -> dict[str, float]:
+            return {"decode_tok_s": 5.0, "prefill_s": 0.0002}
+
+    compare.measure_once(Pool(), measured, ([], {}), shape, new_tokens=4)
+    (found,) = import_module("report").summary([measured], None, shape, 4)
+    assert found["prompt_tok_s"] == 160_000
+
+
 def test_tables_show_what_was_measured() -> None:
     report = import_module("report")
     read = WEIGHTS * 4 * 200 / 1e9
