@@ -26,6 +26,12 @@ export const literalSyntax = {
     return ADDRESS.test(token?.href ?? "") ? token : undefined;
   },
 
+  /** `handlers[i](event)` and `[config](config.json)` are no links: their addresses lead nowhere. */
+  link(src) {
+    const token = Tokenizer.prototype.link.call(this, src);
+    return token?.type !== "link" || ADDRESS.test(token.href) ? token : undefined;
+  },
+
   /** Rows with more cells than the header widen the table, which would drop them. */
   table(src) {
     const token = Tokenizer.prototype.table.call(this, src);
