@@ -301,7 +301,11 @@ def test_a_call_of_a_tool_is_shown_as_one(visitor: Callable[..., Visit]) -> None
             ["Tool callget_weather", "Tool callrun", "Tool callfind"]
         )
         expect(blocks.locator("pre")).to_have_text(
-            ['{\n  "city": "北京",\n  "days": 2\n}\n', "``` <b>\n", f"{long}\n"]
+            [
+                '{\n  "city": "北京",\n  "days": 2\n}\n',
+                "``` <b>\n",
+                '{\n  "id": 12345678901234567890\n}\n',
+            ]
         )
         expect(visit.pane().get_by_text("This page runs no tools.")).to_be_visible()
         visit.page.reload()
@@ -335,21 +339,24 @@ def test_a_call_may_come_in_pieces_behind_a_text(visit: Visit) -> None:
 
 
 def test_a_json_answer_is_shown_as_one_that_folds(visit: Visit) -> None:
-    answer_with(visit.page, '{"a": [1, "<b>x</b>"],"long": 12345678901234567890}')
+    answer_with(
+        visit.page, '{"b": [1.50, "<b>x\\"</b>"],"2":{ },"1":1234567890123456789,"1":[1e400]}'
+    )
     visit.ask("json?")
     visit.wait_for_answer()
     block = visit.pane().locator("details.call")
     expect(block.locator("summary")).to_have_text("JSON")
     expect(block.locator("pre")).to_have_text(
-        '{"a": [1, "<b>x</b>"],"long": 12345678901234567890}\n'
+        '{\n  "b": [\n    1.50,\n    "<b>x\\"</b>"\n  ],\n  "2": {},\n'
+        '  "1": 1234567890123456789,\n  "1": [\n    1e400\n  ]\n}\n'
     )
     block.locator("summary").click()
     expect(block.locator("pre")).to_be_hidden()
-    answer_with(visit.page, '[{"b": "</code><img src=x onerror=alert(1)>"}]')
+    answer_with(visit.page, '[{"b": "</code><img src=x onerror=alert(1)>,\\u4f60"}]')
     visit.ask("list?")
     visit.wait_for_answer()
     expect(block.nth(1).locator("pre")).to_have_text(
-        '[\n  {\n    "b": "</code><img src=x onerror=alert(1)>"\n  }\n]\n'
+        '[\n  {\n    "b": "</code><img src=x onerror=alert(1)>,你"\n  }\n]\n'
     )
     answer_with(visit.page, '{"not": json}')
     visit.ask("text?")

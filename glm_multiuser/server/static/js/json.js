@@ -1,7 +1,6 @@
 /** Pretty-prints JSON answers: one line per value. */
 
-// Numbers that JavaScript would round.
-const LONG_NUMBER = /\d{16}/;
+const PARTS = /"(?:[^"\\]|\\.)*"|\s+|\{\s*\}|\[\s*\]|[{}[\],:]/g;
 
 /** Whether a whole answer is a JSON object or list. */
 export function isJson(text) {
@@ -18,13 +17,27 @@ export function isJson(text) {
 export function jsonAsMarkdown(text) {
   let language = "";
   try {
-    const value = JSON.parse(text);
+    JSON.parse(text);
     language = "json";
-    if (!LONG_NUMBER.test(text)) text = JSON.stringify(value, null, 2);
+    text = indented(text);
   } catch {
     // A model may write anything.
   }
   const runs = text.match(/`+/g) ?? [];
   const fence = "`".repeat(Math.max(3, ...runs.map((run) => run.length + 1)));
   return `${fence}${language}\n${text}\n${fence}`;
+}
+
+/** Keeps numbers and names as written: JavaScript's objects round, reorder and merge them. */
+function indented(json) {
+  let depth = 0;
+  const line = (step = 0) => `\n${"  ".repeat((depth += step))}`;
+  return json.replace(PARTS, (part) => {
+    if (part.startsWith('"')) return JSON.stringify(JSON.parse(part));
+    if (part === "{" || part === "[") return part + line(1);
+    if (part === "}" || part === "]") return line(-1) + part;
+    if (part === ",") return part + line();
+    if (part === ":") return ": ";
+    return part.replace(/\s+/, "");
+  });
 }
