@@ -15,7 +15,7 @@ from tests.server.page.scripts import (
     GROW,
     LEAVE_EARLY,
 )
-from tests.server.page.visit import COMPLETIONS, Visit, answering, stream_of
+from tests.server.page.visit import COMPLETIONS, Visit, answering, refusing, stream_of
 from tests.server.process import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -201,16 +201,19 @@ def test_a_copied_block_stays_while_the_answer_grows(visit: Visit) -> None:
     assert visit.page.evaluate(COPY_AND_GROW) == ["BUTTON", "kept"]
 
 
+HEAR = """
+() => {
+  window.said = [];
+  for (const node of document.querySelectorAll(".pane [role=status]")) {
+    const hear = () => window.said.push(node.textContent);
+    new MutationObserver(hear).observe(node, { childList: true });
+  }
+}
+"""
+
+
 def test_an_answer_is_announced_once_and_not_token_by_token(visit: Visit) -> None:
-    visit.page.evaluate(
-        """() => {
-          window.said = [];
-          for (const node of document.querySelectorAll(".pane [role=status]")) {
-            const hear = () => window.said.push(node.textContent);
-            new MutationObserver(hear).observe(node, { childList: true });
-          }
-        }"""
-    )
+    visit.page.evaluate(HEAR)
     visit.page.route(COMPLETIONS, answering(stream_of(["one ", "two ", "three"])))
     visit.ask("count")
     visit.wait_for_answer()
@@ -219,3 +222,24 @@ def test_an_answer_is_announced_once_and_not_token_by_token(visit: Visit) -> Non
         "Conversation 1 answered: one two three",
     ]
     assert visit.pane().get_by_role("log").get_attribute("aria-live") == "off"
+
+
+def test_an_old_answer_that_stays_is_not_announced_as_a_new_one(visit: Visit) -> None:
+    visit.ask("a")
+    visit.wait_for_answer()
+    visit.page.evaluate(HEAR)
+    visit.refused = {429}
+    visit.page.route(COMPLETIONS, refusing(429, "queue_full", "why"))
+    visit.pane().get_by_role("button", name="Answer again").click()
+    expect(visit.page.get_by_text("There is no new answer, so the old one stays.")).to_be_visible()
+    visit.page.unroute(COMPLETIONS)
+    visit.page.route(COMPLETIONS, lambda route: None)
+    visit.pane().get_by_role("button", name="Answer again").click()
+    visit.pane().get_by_role("button", name="Stop").click()
+    visit.pane().get_by_role("button", name="Answer again").wait_for()
+    assert visit.page.evaluate("() => window.said") == [
+        "Conversation 1 is answering",
+        "Conversation 1: The server is full. why",
+        "Conversation 1 is answering",
+        "Conversation 1: stopped",
+    ]

@@ -157,6 +157,23 @@ def test_what_another_tab_changes_leaves_an_open_editor_alone(visit: Visit) -> N
     expect(other.get_by_role("textbox", name="Question")).to_have_value("still typing")
 
 
+def test_a_reload_before_a_new_answer_begins_leaves_the_old_one(visit: Visit) -> None:
+    visit.ask("first")
+    write(visit.page, "old answer", end=True)
+    visit.wait_for_answer()
+    visit.pane().get_by_role("button", name="Answer again").click()
+    write(visit.page, number=1)
+    visit.page.reload()
+    expect(visit.answer()).to_have_text("old answer")
+    expect(visit.pane().locator(".answer")).to_have_attribute("data-state", "done")
+    visit.pane().get_by_role("button", name="Answer again").click()
+    write(visit.page, "new")
+    expect(visit.answer()).to_have_text("new")
+    visit.page.reload()
+    expect(visit.pane().get_by_text("Interrupted when the page was left.")).to_be_visible()
+    expect(visit.answer()).to_have_text("new")
+
+
 def test_another_tab_takes_over_the_settings(visit: Visit) -> None:
     other = other_tab(visit)
 

@@ -15,6 +15,7 @@ const UNANSWERED = {
   finish: null,
   usage: null,
   seconds: null,
+  before: null,
 };
 
 const LONGEST_TITLE = 60;
@@ -22,11 +23,12 @@ const LONGEST_TITLE = 60;
 /**
  * A round is a question with its answer. Its state is "held" (the browser has no connection left),
  * "waiting", "streaming", "done", "stopped" (by the user), "interrupted" (the page went away),
- * "elsewhere" (another tab receives it) or "failed".
+ * "elsewhere" (another tab receives it) or "failed". `before` is the round with its old answer while
+ * a new one has not begun.
  *
  * Events: "rounds" (rounds were added or removed), "round" (detail: the changed round), "name" (or its
- * substitute, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round),
- * "kept" (there is no new answer, so the old one stays).
+ * substitute, see `title`), "model", "busy" (an answer began or ended), "ended" (detail: the round as
+ * it ended), "kept" (there is no new answer, so the old one stays).
  */
 export class Conversation extends EventTarget {
   #controller = null;
@@ -130,21 +132,26 @@ export class Conversation extends EventTarget {
   async #answer(round, before = null) {
     const controller = new AbortController();
     this.#controller = controller;
-    Object.assign(round, UNANSWERED, { calls: [] });
+    Object.assign(round, UNANSWERED, { calls: [], before });
     this.#emit("busy");
     this.#changed(round);
+    let ended = round;
     try {
       await this.#receive(round, controller.signal);
       round.state = "done";
     } catch (error) {
       this.#endEarly(round, error, controller.signal);
-      if (before && round.answer === "" && round.calls.length === 0) this.#keep(round, before);
+      if (round.before) {
+        ended = { ...round };
+        this.#keep(round);
+      }
     }
+    round.before = null;
     // If the conversation was cleared meanwhile, another answer may be running.
     if (this.#controller === controller) this.#controller = null;
     this.#changed(round);
     this.#emit("busy");
-    this.#emit("ended", round);
+    this.#emit("ended", ended);
   }
 
   async #receive(round, signal) {
@@ -161,6 +168,7 @@ export class Conversation extends EventTarget {
         if ("calls" in part) addParts(round.calls, part.calls);
         if ("finish" in part) round.finish = part.finish;
         if ("usage" in part) round.usage = part.usage;
+        if (round.answer !== "" || round.calls.length > 0) round.before = null;
         this.#changed(round);
       }
       round.seconds = (performance.now() - begin) / 1000;
@@ -169,8 +177,8 @@ export class Conversation extends EventTarget {
     }
   }
 
-  #keep(round, before) {
-    const { state } = round;
+  #keep(round) {
+    const { state, before } = round;
     Object.assign(round, before);
     if (state === "failed") this.#emit("kept");
   }

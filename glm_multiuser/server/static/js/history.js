@@ -139,16 +139,19 @@ function isRound(round) {
 
 /** Drops unknown fields and values. */
 function readRound(round, underWay) {
-  const { question, answer, calls, state, failure, finish, usage, seconds } = round;
+  const { question, answer, calls, state, failure, finish, usage, seconds, before } = round;
+  const isUnderWay = UNDER_WAY.includes(state);
+  if (isUnderWay && underWay === "interrupted" && isRound(before)) return readRound(before, underWay);
   return {
     question,
     answer,
     calls: Array.isArray(calls) ? calls.map(readCall) : [],
-    state: UNDER_WAY.includes(state) ? underWay : state,
+    state: isUnderWay ? underWay : state,
     failure: state === "failed" ? readFailure(failure) : null,
     finish: typeof finish === "string" ? finish : null,
     usage: Number.isFinite(usage?.completion_tokens) ? usage : null,
     seconds: Number.isFinite(seconds) ? seconds : null,
+    before: null,
   };
 }
 
