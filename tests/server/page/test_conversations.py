@@ -364,10 +364,14 @@ def test_a_json_answer_is_shown_as_one_that_folds(visit: Visit) -> None:
     expect(block).to_have_count(2)
 
 
-def test_an_empty_answer_says_that_it_is_empty(visit: Visit) -> None:
-    answer_with(visit.page)
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_answer_says_that_it_is_empty(visit: Visit, text: str) -> None:
+    answer_with(visit.page, text)
     visit.ask("hello")
     expect(visit.pane().get_by_text("The answer is empty.")).to_be_visible()
+    visit.ask("again")
+    expect(visit.pane().get_by_text("The answer is empty.")).to_have_count(2)
+    assert visit.bodies()[-1]["messages"] == [{"role": "user", "content": "again"}]
 
 
 # Keys and accessibility

@@ -203,7 +203,7 @@ export class Conversation extends EventTarget {
     const messages = [];
     if (settings.systemPrompt) messages.push({ role: "system", content: settings.systemPrompt });
     for (const { question, answer, calls, state } of this.rounds) {
-      if (state !== "done" || answer === "" || calls.length > 0) continue;
+      if (state !== "done" || answer.trim() === "" || calls.length > 0) continue;
       messages.push({ role: "user", content: question }, { role: "assistant", content: answer });
     }
     return [...messages, { role: "user", content: round.question }];

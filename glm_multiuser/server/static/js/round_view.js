@@ -148,7 +148,7 @@ export class RoundView {
     if (state in MARKS) return MARKS[state];
     if (state === "done" && calls.length > 0) return "noTools";
     if (finish === "length") return "cutOff";
-    return state === "done" && answer === "" ? "emptyAnswer" : undefined;
+    return state === "done" && answer.trim() === "" ? "emptyAnswer" : undefined;
   }
 
   #asText() {
