@@ -159,6 +159,7 @@ def test_only_what_changed_in_a_growing_answer_is_drawn_anew(visit: Visit) -> No
         ("[Alice]: Hello\n[Bob]: Hi", "[Alice]: Hello\n[Bob]: Hi"),
         ("[注意]: 重要", "[注意]: 重要"),
         ("see [1]\n\n[1]: https://example.com/", "see 1"),
+        ("官网：\n\n[官网]: https://example.com/", "官网：\n\n[官网]: https://example.com/"),
         ("call handlers[i](event)，见[注](附录一)", "call handlers[i](event)，见[注](附录一)"),
         ("[a.json](./a.json) [b](https://example.com/)", "[a.json](./a.json) b"),
         ("| a |\n|---|\n| 1 | 2 | 3 |\n| x \\| y |", "a\t\t\n1\t2\t3\nx | y"),

@@ -32,6 +32,7 @@ const parser = new Marked({
   gfm: true,
   breaks: true,
   tokenizer: { ...tokenizer, ...literalSyntax },
+  hooks: { processAllTokens: showUnusedDefinitions },
   renderer: {
     // Shown as source, so no word of an answer gets lost.
     html: ({ text, block }) => (HARMLESS_TAG.test(text.trim()) ? text : literal(text, block)),
@@ -87,6 +88,19 @@ function fragmentOf(markdown) {
   }
   for (const block of fragment.children) block.dir ||= "auto";
   return fragment;
+}
+
+/** Nothing else shows the address of a definition that the answer does not refer to. */
+function showUnusedDefinitions(tokens) {
+  if (Object.keys(tokens.links).length === 0) return tokens;
+  const used = new Set();
+  parser.walkTokens(tokens, ({ type, href }) => used.add(type !== "def" && href));
+  parser.walkTokens(tokens, (token) => {
+    if (token.type !== "def" || used.has(token.href)) return;
+    token.type = "paragraph";
+    token.tokens = parser.Lexer.lexInline(token.raw.trim(), parser.defaults);
+  });
+  return tokens;
 }
 
 function literal(html, block) {
