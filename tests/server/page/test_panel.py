@@ -48,6 +48,17 @@ def test_the_panel_shows_the_start_and_the_other_users(visit: Visit) -> None:
     expect(panel.get_by_role("progressbar")).to_have_attribute("value", "3")
     expect(panel.get_by_text("big: prefill 128")).to_be_visible()
     expect(panel.get_by_text("3 / 12")).to_be_visible()
+    long = {**loading, "model": "a-model-with-a-long-name", "what": "prefill of prompts"}
+    visit.page.route("**/status", status_of(state="starting", loading=long, models=models))
+    expect(panel.get_by_text("a-model-with-a-long-name: prefill of prompts")).to_be_visible()
+    lines = panel.get_by_text("3 / 12").evaluate(
+        """(node) => {
+          const range = document.createRange();
+          range.selectNodeContents(node);
+          return range.getClientRects().length;
+        }"""
+    )
+    assert lines == 1
     busy = {"model": "big", "prompt_tokens": 20, "generated_tokens": 30, "user": None}
     slots = [
         {**busy, "slot": 0, "state": "decode", "yours": False},
