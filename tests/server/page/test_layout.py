@@ -182,6 +182,25 @@ def test_what_is_written_from_right_to_left_is_shown_so(visit: Visit) -> None:
     assert direction(visit.field()) == "rtl"
 
 
+def test_each_line_of_a_question_has_its_own_direction(visit: Visit) -> None:
+    answer(visit, "yes", question="كيف الحال؟\nfine")
+    first, second, field = (
+        visit.pane()
+        .locator(".question")
+        .evaluate(
+            """(node) => {
+              const range = document.createRange();
+              range.selectNodeContents(node);
+              const lines = [...range.getClientRects()].filter(({ width }) => width > 1);
+              const field = node.getBoundingClientRect();
+              return [...lines, field].map(({ left, right }) => ({ left, right }));
+            }"""
+        )
+    )
+    padding = field["right"] - first["right"]
+    assert second["left"] - field["left"] == pytest.approx(padding, abs=1)
+
+
 def test_enter_that_chooses_a_word_renames_nothing(visit: Visit) -> None:
     visit.pane().get_by_role("button", name="Rename").click()
     field = visit.page.get_by_role("textbox", name="New name")
