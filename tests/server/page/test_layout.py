@@ -255,6 +255,18 @@ def test_every_button_fits_whatever_state_the_server_is_in(visitor: Callable[...
         expect(part).to_be_in_viewport(ratio=1)
 
 
+def test_a_selected_tab_is_not_behind_the_last_one(visitor: Callable[..., Visit]) -> None:
+    visit = visitor(viewport=NARROW)
+    for _ in range(3):
+        visit.page.get_by_role("button", name="New conversation").click()
+    tabs = visit.page.get_by_role("tab")
+    for place in (1, 3, 4):
+        tabs.nth(place).focus()
+        visit.page.keyboard.press("Enter")
+        right = tabs.nth(place).evaluate("(node) => node.getBoundingClientRect().right")
+        assert right <= tabs.last.evaluate("(node) => node.getBoundingClientRect().left") + 1
+
+
 def test_a_wide_table_scrolls_and_its_words_stay_whole(visitor: Callable[..., Visit]) -> None:
     visit = visitor(viewport={"width": 360, "height": 740})
     names = ["temperature", "top_probability", "max_tokens", "presence_penalty", "seed"]
