@@ -174,6 +174,15 @@ def test_a_reload_before_a_new_answer_begins_leaves_the_old_one(visit: Visit) ->
     expect(visit.answer()).to_have_text("new")
 
 
+def test_what_follows_a_deletion_of_the_data_is_kept(visit: Visit) -> None:
+    visit.page.evaluate("() => localStorage.clear()")
+    visit.ask("first")
+    write(visit.page, "answer", end=True)
+    visit.wait_for_answer()
+    visit.page.reload()
+    expect(visit.answer()).to_have_text("answer")
+
+
 def test_another_tab_takes_over_the_settings(visit: Visit) -> None:
     other = other_tab(visit)
 

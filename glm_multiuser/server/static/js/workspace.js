@@ -83,7 +83,10 @@ export class Workspace {
   #keepIfShown(conversation, keep) {
     if (this.#follows) return;
     // The answer of a closed conversation ends after its removal.
-    if (this.#conversations.includes(conversation)) keep(conversation);
+    if (!this.#conversations.includes(conversation)) return;
+    keep(conversation);
+    // The browser's data may have been deleted meanwhile.
+    if (history.keptIds().length === 0) history.keepOrder(this.#conversations);
   }
 
   #updatePanes() {
