@@ -225,6 +225,17 @@ def test_an_answer_is_announced_once_and_not_token_by_token(visit: Visit) -> Non
     assert visit.pane().get_by_role("log").get_attribute("aria-live") == "off"
 
 
+def test_an_answer_is_not_announced_again_in_another_language(visit: Visit) -> None:
+    visit.ask("a")
+    visit.wait_for_answer()
+    visit.page.evaluate(HEAR)
+    visit.page.get_by_role("button", name="Settings").click()
+    visit.page.get_by_label("Language").select_option("中文")
+    visit.page.get_by_role("button", name="Save").click()
+    expect(visit.page.locator("html")).to_have_attribute("lang", "zh-CN")
+    assert visit.page.evaluate("() => window.said") == []
+
+
 def test_an_old_answer_that_stays_is_not_announced_as_a_new_one(visit: Visit) -> None:
     visit.ask("a")
     visit.wait_for_answer()

@@ -4,7 +4,7 @@ import { Composer } from "./composer.js";
 import { confirmed } from "./confirm.js";
 import { element, textButton } from "./dom.js";
 import { titleOf } from "./failure_view.js";
-import { describe, say } from "./i18n.js";
+import { describe, phrase, say } from "./i18n.js";
 import { isComposing } from "./input_method.js";
 import { labelWithTitle, nameOf } from "./names.js";
 import { notify } from "./notices.js";
@@ -168,7 +168,7 @@ export class Pane {
     this.#composer.update();
     this.node.toggleAttribute("data-busy", busy);
     this.#log.setAttribute("aria-busy", busy);
-    if (busy) say(this.#news, "announceBegin", { name: this.#name });
+    if (busy) this.#announce("announceBegin");
     this.#updateViews();
   }
 
@@ -183,12 +183,16 @@ export class Pane {
 
   /** Announces the whole answer at once; token by token it would be noise. */
   #announceEnd({ state, answer, calls, failure }) {
-    const name = this.#name;
     const all = [answer, ...calls.map(written)].filter(Boolean).join("\n");
-    if (state === "done") say(this.#news, "announceAnswer", { name, answer: all });
-    if (state === "stopped") say(this.#news, "announceStopped", { name });
+    if (state === "done") this.#announce("announceAnswer", { answer: all });
+    if (state === "stopped") this.#announce("announceStopped");
     if (state !== "failed") return;
-    say(this.#news, "announceFailure", { name, title: titleOf(failure), detail: failure.detail });
+    this.#announce("announceFailure", { title: titleOf(failure), detail: failure.detail });
+  }
+
+  /** Not by `say`: another language would announce it again. */
+  #announce(text, values = {}) {
+    this.#news.textContent = phrase(text, { name: this.#name, ...values });
   }
 
   #followEnd() {
