@@ -162,6 +162,27 @@ def test_an_answer_that_grew_behind_a_tab_shows_its_end(visitor: Callable[..., V
     wait_for_end(log)
 
 
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        ("```\n" + "wide " * 200 + "\n", "more\n"),
+        ("| " + "wide | " * 99 + "\n|" + "-|" * 99 + "\n", "| a |\n"),
+    ],
+    ids=["code", "table"],
+)
+def test_who_has_scrolled_a_wide_block_that_grows_stays_there(
+    by_hand: Visit, begin: str, more: str
+) -> None:
+    by_hand.ask("wide?")
+    by_hand.page.wait_for_function("() => answers.length > 0")
+    by_hand.page.evaluate("(text) => answers[0].write(text)", begin)
+    frame = by_hand.answer().locator(".scroll")
+    frame.evaluate("(node) => { node.scrollLeft = 50; }")
+    by_hand.page.evaluate("(text) => answers[0].write(text)", more)
+    expect(frame).to_contain_text(more.strip("| \n"))
+    assert frame.evaluate("(node) => node.scrollLeft") == 50
+
+
 # Writing
 
 

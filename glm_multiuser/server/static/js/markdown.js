@@ -65,8 +65,12 @@ export function showMarkdown(node, markdown) {
   for (const child of next) sources.set(child, child.outerHTML ?? child.data);
   const isSame = (place) => sources.get(old[place]) === sources.get(next[place]);
   while (same < old.length && same < next.length && isSame(same)) same += 1;
+  const left = scrollerOf(old[same])?.scrollLeft;
   for (const child of old.slice(same)) child.remove();
   node.append(...next.slice(same));
+  // A wide block that grows stays where its reader has scrolled.
+  const scroller = scrollerOf(next[same]);
+  if (left && scroller) scroller.scrollLeft = left;
 }
 
 function fragmentOf(markdown) {
@@ -88,6 +92,11 @@ function fragmentOf(markdown) {
   }
   for (const block of fragment.children) block.dir ||= "auto";
   return fragment;
+}
+
+/** The frame in which a code block or a table scrolls. */
+function scrollerOf(block) {
+  return block?.matches?.(".scroll") ? block : block?.querySelector?.(".scroll");
 }
 
 /** Nothing else shows the address of a definition that the answer does not refer to. */
