@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -21,11 +22,14 @@ from glm_multiuser.server.admission import Admission
 from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.logs import request_id
+from glm_multiuser.server.request_context import deadline_in
 from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
 from glm_multiuser.server.settings import Limits
 
 ATTEMPTS = 3
 """Replicas tried until a response has started; few, because the request itself may kill them."""
+LATE_SECONDS = 2.0
+"""From the deadline of a request, at which its replica answers 504, to the ingress's own 504."""
 PAUSE_SECONDS = 0.25
 """Linear backoff after a replica has died, because Ray notices it with a delay."""
 HOLDERS_MAX = 8192
@@ -90,10 +94,11 @@ class Ingress:
         Raises:
             APIError: no replica responded.
         """
-        path = request.scope["path"]
+        path, headers = request.scope["path"], Headers(scope=request.scope)
+        seconds = _seconds(headers, self._limits.request_seconds)
+        end = time.monotonic() + seconds + LATE_SECONDS
         user = ""
         if request.body or path.startswith(STORED_PATH):
-            headers = Headers(scope=request.scope)
             user = user_of(path, headers, request.body, caller, self._limits.body_bytes)
         route = Route(user)
         if path == STEP_PATH:
@@ -102,7 +107,7 @@ class Ingress:
         for attempt in range(ATTEMPTS):
             response = RelayedResponse(send, route, last=attempt == ATTEMPTS - 1)
             try:
-                await self._relay(request, response)
+                await self._relay(request, response, end - time.monotonic(), seconds)
             except Rejected:
                 route = route.excluding(response.replica)
             except ReplicaLost:
@@ -118,12 +123,13 @@ class Ingress:
             self.metrics.retries.inc()
         raise no_replica()
 
-    async def _relay(self, request: ReplicaRequest, response: RelayedResponse) -> None:
+    async def _relay(
+        self, request: ReplicaRequest, response: RelayedResponse, left: float, limit: float
+    ) -> None:
         async with aclosing(self._replicas.send(request, response.route)) as parts:
             try:
-                first = await asyncio.wait_for(parts.__anext__(), self._limits.request_seconds)
+                first = await asyncio.wait_for(parts.__anext__(), left)
             except asyncio.TimeoutError:
-                limit = self._limits.request_seconds
                 raise APIError(
                     504, "deadline_exceeded", f"no replica answered in {limit:g} seconds"
                 ) from None
@@ -140,6 +146,15 @@ class Ingress:
         self._holders.move_to_end(user)
         while len(self._holders) > HOLDERS_MAX:
             self._holders.popitem(last=False)
+
+
+def _seconds(headers: Headers, limit: float) -> float:
+    """Seconds to the deadline of a request."""
+    try:
+        wanted = deadline_in(headers)
+    except APIError:  # the replica rejects it, if it reads it
+        wanted = None
+    return min(wanted or limit, limit)
 
 
 def no_replica() -> APIError:

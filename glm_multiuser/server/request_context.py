@@ -42,12 +42,17 @@ def session_named(headers: Headers) -> str:
 
 
 def deadline_of(request: Request) -> Optional[float]:
+    """Seconds of the header `X-Request-Timeout`; None without one. Raises as `deadline_in`."""
+    return deadline_in(request.headers)
+
+
+def deadline_in(headers: Headers) -> Optional[float]:
     """Seconds of the header `X-Request-Timeout`; None without one.
 
     Raises:
         APIError: 400, not a positive number.
     """
-    text = request.headers.get(DEADLINE_HEADER)
+    text = headers.get(DEADLINE_HEADER)
     if text is None:
         return None
     try:

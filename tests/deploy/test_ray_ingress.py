@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Callable, Union
+from functools import partial
+from typing import Any, Callable, Optional, Union
 
 import httpx
 import pytest
@@ -16,14 +18,16 @@ from starlette.types import Message
 from glm_multiuser.server.app import wrap_middleware
 from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.settings import Limits
-from tests.server.asking import KEYS, RED, events_of
-from tests.server.in_process import mock_settings
+from tests.engine.mock_runner import Call
+from tests.server.asking import KEYS, RED, events_of, long_prompts
+from tests.server.in_process import PATIENCE, mock_llm, mock_settings
 
 if sys.version_info < (3, 10):
     pytest.skip("Ray Serve needs Python 3.10", allow_module_level=True)
 
+from glm_multiuser.deploy import ray_ingress
 from glm_multiuser.deploy.ray_ingress import ATTEMPTS, Ingress
-from glm_multiuser.deploy.ray_replica import ReplicaRequest, ReplicaResponse
+from glm_multiuser.deploy.ray_replica import Replica, ReplicaRequest, ReplicaResponse
 from glm_multiuser.deploy.ray_response import ReplicaLost
 from glm_multiuser.deploy.ray_route import Route
 
@@ -75,7 +79,12 @@ async def _never() -> Message:
     raise AssertionError("unreachable")
 
 
-def visit(replicas: FakeReplicas, *asks: tuple[str, Any], **limits: Any) -> list[httpx.Response]:
+def visit(
+    replicas: FakeReplicas,
+    *asks: tuple[str, Any],
+    headers: Optional[dict[str, str]] = None,
+    **limits: Any,
+) -> list[httpx.Response]:
     """Asks one after the other, through the guard."""
     settings = mock_settings(keys=KEYS, limits=limits)
     ingress = Ingress(replicas, Limits(**limits))
@@ -84,7 +93,8 @@ def visit(replicas: FakeReplicas, *asks: tuple[str, Any], **limits: Any) -> list
     async def run() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return [await client.post(path, json=body, headers=RED) for path, body in asks]
+            sent = {**RED, **(headers or {})}
+            return [await client.post(path, json=body, headers=sent) for path, body in asks]
 
     return asyncio.run(run())
 
@@ -191,6 +201,68 @@ def test_without_a_replica_it_is_503_in_our_shape() -> None:
         assert answer.status_code == 503
         assert "retry-after" in answer.headers
     assert openai.json()["error"]["code"] == plain.json()["code"] == "no_replica"
+
+
+class Hanging(FakeReplicas):
+    """Replicas that never answer."""
+
+    async def send(
+        self, request: ReplicaRequest, route: Route
+    ) -> AsyncGenerator[list[Message], None]:
+        await _never()
+        yield []
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("0.01", "0.01"), ("7", "0.02"), ("x", "0.02")])
+def test_a_replica_that_hangs_holds_a_request_until_its_own_deadline(
+    monkeypatch: pytest.MonkeyPatch, given: str, seconds: str
+) -> None:
+    monkeypatch.setattr(ray_ingress, "LATE_SECONDS", 0.0)
+    headers = {"x-request-timeout": given}
+    (answer,) = visit(Hanging(), CHAT, headers=headers, request_seconds=0.02)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["message"] == f"no replica answered in {seconds} seconds"
+
+
+def test_a_replica_answers_at_the_deadline_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def hold_decoding(call: Call) -> None:
+        if call.kind == "decode":
+            go_on.wait(PATIENCE)
+
+    class One(FakeReplicas):
+        async def send(
+            self, request: ReplicaRequest, route: Route
+        ) -> AsyncGenerator[list[Message], None]:
+            async for messages in replica.stream(request):
+                yield messages
+
+    monkeypatch.setattr(ray_ingress, "LATE_SECONDS", PATIENCE)
+    settings = mock_settings(keys=KEYS, warm_up=(), limits={"request_seconds": 0.05})
+    replica = Replica("a", settings, partial(mock_llm, before=hold_decoding))
+    app = wrap_middleware(Ingress(One(), settings.limits), settings, lambda status: None)
+
+    async def run() -> httpx.Response:
+        await replica.start()
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": long_prompts(1)[0]}
+            asking = asyncio.ensure_future(client.post("/", json=body, headers=RED))
+            aborted: list[bool] = []
+            while not (asking.done() or any(aborted)):
+                await asyncio.sleep(0)
+                running = replica.service._running.values()
+                aborted = [one._error is not None for one, _ in running]
+            go_on.set()
+            answer = await asking
+        await replica.close()
+        return answer
+
+    answer = asyncio.run(run())
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+    assert answer.json()["error"] == "the request took more than 0.05 seconds"
+    assert b'outcome="deadline_exceeded"} 1.0' in replica.service.metrics.text()
 
 
 def test_the_limit_of_a_key_holds_for_all_replicas_together() -> None:
