@@ -80,7 +80,8 @@ def merge_responses(
     missing = [one.replica for one in responses if one.status == NO_ANSWER]
     if path in READ or STATISTICS.fullmatch(path):
         responses = [one for one in responses if one.status != NO_ANSWER] or responses
-    ingress.missing.set(len(missing))
+    if path not in HEALTH:  # where one response is enough
+        ingress.missing.set(len(missing))
     choose = min if path in HEALTH else max
     chosen = choose(responses, key=lambda one: one.status)
     if chosen.status == 200 and path == "/metrics":

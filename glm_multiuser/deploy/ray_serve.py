@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glm_multiuser.backends.native.library import THREADS
 from glm_multiuser.deploy.ray_arguments import Scale, read_arguments
+from glm_multiuser.deploy.ray_broadcast import HEALTH
 from glm_multiuser.deploy.ray_ingress import Ingress, no_replica
 from glm_multiuser.deploy.ray_replica import (
     Replica,
@@ -45,8 +46,11 @@ INGRESS, REPLICA = "Ingress", "Replica"
 """Deployment names."""
 UNLIMITED = 1_000_000
 """Concurrent requests per process for Ray, because admission control is our own."""
-STATUS_TIMEOUT_SECONDS = 5.0
-"""Timeout of a broadcast GET; replicas answer within milliseconds, and Prometheus waits 10 s."""
+STATUS_TIMEOUT_SECONDS = 4.0
+"""Timeout of a broadcast GET; replicas answer within milliseconds, and Prometheus waits no longer
+than deploy/prometheus/prometheus.yml has between two scrapes."""
+HEALTH_TIMEOUT_SECONDS = 0.5
+"""Timeout of the other replicas when one is healthy; probes often wait one second."""
 
 
 class RayReplica:
@@ -145,7 +149,7 @@ class RayReplicas:
             raise no_replica()
         calls = [asyncio.ensure_future(one.get_async()) for one in results]
         try:
-            _, late = await asyncio.wait(calls, timeout=seconds)
+            late = await _late(calls, seconds, request.scope["path"] in HEALTH)
             done = [call for call in calls if call not in late]
             ended = await asyncio.gather(*done, return_exceptions=True)
         finally:
@@ -161,6 +165,22 @@ class RayReplicas:
         if not responses:
             raise no_replica()
         return responses
+
+
+async def _late(
+    calls: Sequence[asyncio.Future[ReplicaResponse]], seconds: float, one_will_do: bool
+) -> set[asyncio.Future[ReplicaResponse]]:
+    """Waits for calls, and returns those that have not ended.
+
+    Args:
+        one_will_do: whether one response with status 200 is enough.
+    """
+    if one_will_do:
+        done, late = await asyncio.wait(calls, timeout=HEALTH_TIMEOUT_SECONDS)
+        if any(call.exception() is None and call.result().status == 200 for call in done):
+            return late
+    _, late = await asyncio.wait(calls, timeout=seconds)
+    return late
 
 
 def _without_request_id(app: ASGIApp) -> ASGIApp:

@@ -14,7 +14,8 @@ import pytest
 
 from glm_multiuser.server.app import wrap_middleware
 from glm_multiuser.server.errors import APIError
-from tests.server.in_process import MODEL, mock_llm, mock_settings
+from glm_multiuser.server.settings import ServerSettings
+from tests.server.in_process import MODEL, PATIENCE, mock_llm, mock_settings
 
 if sys.version_info < (3, 10):
     pytest.skip("Ray Serve needs Python 3.10", allow_module_level=True)
@@ -61,23 +62,25 @@ def ray_serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+async def answers(settings: ServerSettings) -> dict[str, dict[str, ReplicaResponse]]:
+    """Of three replicas, by path and replica."""
+    replicas = [Replica(name, settings, mock_llm) for name in "abc"]
+    for one in replicas:
+        await one.start()
+    asked = [make_request(path, b"", "POST" if path == LOAD else "GET") for path in PATHS]
+    said: dict[str, dict[str, ReplicaResponse]] = {}
+    for path, request in zip(PATHS, asked):
+        said[path] = {one.name: await one.call(request) for one in replicas}
+    for one in replicas:
+        await one.close()
+    return said
+
+
 def test_the_others_answer(ray_serve: Any) -> None:
     settings = mock_settings(model_control="all", limits={"request_seconds": 0.1})
 
-    async def answers() -> dict[str, dict[str, ReplicaResponse]]:
-        replicas = [Replica(name, settings, mock_llm) for name in "abc"]
-        for one in replicas:
-            await one.start()
-        asked = [make_request(path, b"", "POST" if path == LOAD else "GET") for path in PATHS]
-        said: dict[str, dict[str, ReplicaResponse]] = {}
-        for path, request in zip(PATHS, asked):
-            said[path] = {one.name: await one.call(request) for one in replicas}
-        for one in replicas:
-            await one.close()
-        return said
-
     async def run() -> None:
-        handle: Any = Handle(await answers())
+        handle: Any = Handle(await answers(settings))
         ingress = Ingress(ray_serve.RayReplicas(handle, settings), settings.limits)
         app = wrap_middleware(ingress, settings, ingress.metrics.record_response)
         transport = httpx.ASGITransport(app)
@@ -103,6 +106,29 @@ def test_the_others_answer(ray_serve: Any) -> None:
             handle.hanging = set("abc")
             nobody = await client.get("/status")
             assert (nobody.status_code, nobody.json()["code"]) == (504, "deadline_exceeded")
+
+    asyncio.run(run())
+
+
+def test_a_health_check_does_not_wait_for_it(
+    ray_serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = mock_settings(model_control="all")
+
+    async def run() -> None:
+        handle: Any = Handle(await answers(settings))
+        ingress = Ingress(ray_serve.RayReplicas(handle, settings), settings.limits)
+        transport = httpx.ASGITransport(ingress)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            monkeypatch.setattr(ray_serve, "HEALTH_TIMEOUT_SECONDS", 0.01)
+            monkeypatch.setattr(ray_serve, "STATUS_TIMEOUT_SECONDS", 2 * PATIENCE)
+            handle.hanging = {"b"}
+            asked = client.get("/v2/health/ready")
+            assert (await asyncio.wait_for(asked, PATIENCE)).status_code == 200
+            # Without one that is healthy, it does.
+            monkeypatch.setattr(ray_serve, "STATUS_TIMEOUT_SECONDS", 0.1)
+            handle.hanging = set("abc")
+            assert (await client.get("/v2/health/ready")).status_code == 504
 
     asyncio.run(run())
 
