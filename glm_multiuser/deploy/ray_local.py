@@ -105,6 +105,8 @@ def local_ray(host: str, port: int, cores: int) -> Iterator[None]:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     # Ray's default is 15, which starves replicas on a busy machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray's proxy would decode the header as UTF-8, and answer 500 to names in Latin-1.
+    os.environ.setdefault("RAY_SERVE_SESSION_ID_HEADER_KEY", "")
     # For Ray's own sockets; without it, Ray writes a token file to the home directory.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray

@@ -26,6 +26,7 @@ from tests.deploy.replicas import (
     Alone,
     Replicas,
     Stream,
+    body_of,
     text_of,
     together,
 )
@@ -104,6 +105,12 @@ def test_replicas_have_the_priority_of_the_command(server: Replicas) -> None:
     pids = server.pids()
     assert len(pids) == REPLICAS
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids.values()} == {own}
+
+
+def test_a_session_may_be_named_in_latin_1(server: Replicas) -> None:
+    headers = {"x-session-id": "caf\u00e9".encode("latin-1")}
+    answer = server.http.post("/v1/completions", json=body_of("a", 2), headers=headers)
+    assert answer.status_code == 200, answer.text
 
 
 def test_every_protocol_finds_the_same_replica(server: Replicas) -> None:
