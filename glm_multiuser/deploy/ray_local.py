@@ -22,7 +22,7 @@ from glm_multiuser.device import cores
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
 from glm_multiuser.progress import show_progress
 from glm_multiuser.server.logs import FIELDS
-from glm_multiuser.server.run import INTERRUPTED, url_of
+from glm_multiuser.server.run import FLUSH_SECONDS, INTERRUPTED, url_of
 from glm_multiuser.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.so
                 break
             received.any.clear()
         logger.info("draining")
+        drain(settings.drain_seconds)
     logger.info("ended")
 
 
@@ -160,6 +161,21 @@ def deploy(settings: ServerSettings, scale: Scale, end: threading.Event) -> None
                 return
             if status.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
                 raise GLMMultiUserError(f"the replicas did not start: {_reason(status)}")
+
+
+def drain(seconds: float) -> None:
+    """Ends the application: new requests are rejected, running ones get `seconds`, then an error.
+
+    `serve.shutdown` alone would stop the proxy first.
+    """
+    from ray import serve
+
+    if not _running(serve.status().applications[APPLICATION]):
+        return
+    serve.delete(APPLICATION, _blocking=False)
+    end = time.monotonic() + seconds + 2 * FLUSH_SECONDS
+    while APPLICATION in serve.status().applications and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
 
 
 class _LogProgress:

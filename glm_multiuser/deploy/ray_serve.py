@@ -245,7 +245,7 @@ def application(settings: ServerSettings, scale: Scale) -> serve.Application:
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=UNLIMITED,
-        graceful_shutdown_timeout_s=drain,
+        graceful_shutdown_timeout_s=drain + FLUSH_SECONDS,  # to tell clients of ended replicas
         graceful_shutdown_wait_loop_s=0.5,
         max_surge_percent=100,  # start the new one before the old one stops
     )

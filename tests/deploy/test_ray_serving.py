@@ -108,7 +108,7 @@ def test_replicas_have_the_priority_of_the_command(server: Replicas) -> None:
 
 
 def test_a_session_may_be_named_in_latin_1(server: Replicas) -> None:
-    headers = {"x-session-id": "caf\u00e9".encode("latin-1")}
+    headers = {b"x-session-id": "caf\u00e9".encode("latin-1")}
     answer = server.http.post("/v1/completions", json=body_of("a", 2), headers=headers)
     assert answer.status_code == 200, answer.text
 
@@ -271,10 +271,27 @@ def test_other_replicas_without_a_failed_request(server: Replicas, alone: Alone)
     assert text_of(later) == text_of(session)
 
 
-def test_it_ends_by_itself_when_asked(server: Replicas) -> None:
+def test_it_finishes_what_runs_and_ends_by_itself_when_asked(
+    server: Replicas, alone: Alone
+) -> None:
     pids = server.pids()
     alive = [pids[name] for name in server.status()["replicas"]]
-    assert server.stop() == 0
+    expected = {prompt: alone.answer(prompt, LONG) for prompt in PROMPTS}
+    begun = threading.Barrier(len(PROMPTS) + 1)
+
+    def ask(number: int) -> Stream:
+        with server.stream(PROMPTS[number]) as stream:
+            begun.wait(PATIENCE)
+            return stream.read()
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        asking = [pool.submit(ask, number) for number in range(len(PROMPTS))]
+        begun.wait(PATIENCE)
+        server.signal(signal.SIGTERM)
+        streams = [one.result() for one in asking]
+    for prompt, stream in zip(PROMPTS, streams):
+        assert (stream.error, stream.done, stream.text) == (None, True, expected[prompt])
+    assert server.wait() == 0
     for pid in alive:
         wait_until(partial(has_ended, pid))
 
