@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
     """The settings of every server, which is not started."""
     servers: list[ServerSettings] = []
 
-    async def serve(settings: ServerSettings, listening: Any, announce: object) -> None:
+    async def serve(settings: ServerSettings, listening: socket.socket, announce: object) -> None:
         servers.append(settings)
         listening.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -86,7 +87,7 @@ def test_a_server_can_be_told_to_compute_every_prompt_whole() -> None:
 def test_the_command_hears_how_prompts_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ServerSettings] = []
 
-    async def serve(settings: ServerSettings, listening: Any, announce: object) -> None:
+    async def serve(settings: ServerSettings, listening: socket.socket, announce: object) -> None:
         told.append(settings)
         listening.close()
 

@@ -503,7 +503,7 @@ class TestSentencePieceFile:
         assert ids[-1:] == tokenizer.encode("quick")[-1:]
 
     @pytest.mark.parametrize("added", [["<x>"], {"<x>": "5"}, {"<x>": True}])
-    def test_a_broken_older_file(self, folder: Path, added: Any) -> None:
+    def test_a_broken_older_file(self, folder: Path, added: object) -> None:
         (folder / "added_tokens.json").write_text(json.dumps(added), "utf-8")
         write_config(folder, tokenizer_class="LlamaTokenizer", eos_token="</s>")
         with pytest.raises(CheckpointError, match=r"added_tokens\.json"):

@@ -97,7 +97,7 @@ def one_of(wanted: str, default: Optional[str] = None) -> Discriminator:
         default: the type of objects without one.
     """
 
-    def tag_of(value: Any) -> Optional[str]:
+    def tag_of(value: object) -> Optional[str]:
         if isinstance(value, dict):
             kind = value.get("type", default)
         else:
