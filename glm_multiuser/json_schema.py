@@ -63,9 +63,13 @@ DIALECTS = (
 )
 """Values of `$schema` that llguidance knows; it rejects others. Without one, it reads 2020-12."""
 
-ANNOTATIONS = ("discriminator", "deprecated", "nullable", "example", "xml", "externalDocs")
-"""Keywords of OpenAPI that constrain nothing, as those that begin with x-. llguidance takes any
-that it does not know for a constraint, and rejects constraints beside a recursive reference."""
+ANNOTATIONS = (
+    *("discriminator", "deprecated", "nullable", "example", "xml", "externalDocs"),
+    *("default", "examples"),
+)
+"""Keywords that constrain nothing: those of OpenAPI, as those that begin with x-, which llguidance
+takes for constraints, and rejects beside a recursive reference; and two whose values a reference
+would read as schemas."""
 COMBINING = {"$ref", "allOf", "anyOf", "oneOf"}
 OF_OBJECTS = {"type", "properties", "patternProperties", "additionalProperties"}
 OF_NAMES = {"$ref", "const", "enum", "type", "title", "description"}
@@ -81,8 +85,8 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
 
     Raises:
         InvalidParameterError: `propertyNames` list so many names that the schema is too large,
-            `minProperties` could be reached by writing a property twice, or a constant is an
-            integer of more than 53 bits.
+            `minProperties` could be reached by writing a property twice, or a constant is a
+            number beyond 2**53.
     """
     if not isinstance(schema, dict):
         schema = {} if schema else {"not": {}}
@@ -102,13 +106,13 @@ def for_llguidance(schema: Any) -> dict[str, Any]:
 
 
 def _check_constants(value: object) -> None:
-    """Refuses integers that llguidance would round, or that would end the process."""
+    """Refuses numbers that llguidance would round, or that would end the process."""
     if isinstance(value, (list, dict)):
         for part in value.values() if isinstance(value, dict) else value:
             _check_constants(part)
-    elif isinstance(value, int) and abs(value) > EXACT:
+    elif isinstance(value, (int, float)) and abs(value) > EXACT:
         raise InvalidParameterError(
-            f"grammar has the integer {shown(value)} in const or enum; its magnitude may be at "
+            f"grammar has the number {shown(value)} in const or enum; its magnitude may be at "
             f"most {EXACT} (2**53)",
             "grammar",
         )

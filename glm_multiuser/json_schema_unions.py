@@ -11,7 +11,7 @@ Schema = dict[str, object]
 
 OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has a schema for each name."""
-OF_VALUES = ("const", "enum", "default", "examples")
+OF_VALUES = ("const", "enum")
 """Keywords whose value is no schema."""
 OF_DEFINITIONS = ("$defs", "definitions")
 

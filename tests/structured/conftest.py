@@ -7,7 +7,7 @@ import pytest
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.server.process import ROOT
-from tests.structured.walking import Allows, compiler_of
+from tests.structured.walking import Allows, compiler_of, may_be
 from tests.tokenizers.conftest import (  # noqa: F401
     chatglm3_folder,
     family_folders,
@@ -32,11 +32,6 @@ def allows(chatglm3_tiny: ChatTokenizer) -> Allows:
     compiler = compiler_of(chatglm3_tiny)
 
     def allowed(schema: object, text: str) -> bool:
-        matcher = compiler.compile(Grammar.json_schema(json.dumps(schema)))
-        for token_id in chatglm3_tiny.encode_inside(chatglm3_tiny.content_header() + text):
-            if matcher.complete or not matcher.allowed()[token_id]:
-                return False
-            matcher.accept(token_id)
-        return matcher.complete or bool(matcher.allowed()[list(chatglm3_tiny.stop_token_ids)].any())
+        return may_be(compiler, chatglm3_tiny, Grammar.json_schema(json.dumps(schema)), text)
 
     return allowed

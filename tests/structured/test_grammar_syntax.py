@@ -7,7 +7,7 @@ import pytest
 from glm_multiuser import InvalidParameterError
 from glm_multiuser.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
-from tests.structured.walking import compiler_of
+from tests.structured.walking import compiler_of, may_be
 
 NUMBER = '{"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}'
 ARITHMETIC = r"""
@@ -22,12 +22,7 @@ OBJECT = '{"type": "object", "properties": {"a": {"const": 1}}}'
 
 
 def allows(tokenizer: ChatTokenizer, grammar: str, text: str) -> bool:
-    matcher = compiler_of(tokenizer).compile(Grammar.lark(grammar))
-    for token_id in tokenizer.encode_inside(tokenizer.content_header() + text):
-        if matcher.complete or not matcher.allowed()[token_id]:
-            return False
-        matcher.accept(token_id)
-    return matcher.complete or bool(matcher.allowed()[list(tokenizer.stop_token_ids)].any())
+    return may_be(compiler_of(tokenizer), tokenizer, Grammar.lark(grammar), text)
 
 
 @pytest.mark.parametrize(

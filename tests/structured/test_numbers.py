@@ -76,19 +76,26 @@ def test_bounds_that_are_no_float64(
     assert not allows(schema, outside)
 
 
-@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, -(2**63), -(2**63) + 1, 10**400])
+@pytest.mark.parametrize(
+    "value", [2**53 + 1, -(2**53) - 1, -(2**63), -(2**63) + 1, 10**400, -(2.0**63), -1e300]
+)
 @pytest.mark.parametrize(
     "schema_of",
     [
         lambda value: {"const": value},
         lambda value: {"type": "integer", "enum": [0, value]},
         lambda value: {"properties": {"a": {"const": {"b": [value]}}}},
+        lambda value: {"$ref": "#/default", "default": {"const": value}},
+        lambda value: {
+            "$ref": "#/examples/0/default",
+            "examples": [{"default": {"enum": [value]}}],
+        },
     ],
 )
-def test_integers_that_would_be_rounded(
-    chatglm3_tiny: ChatTokenizer, schema_of: Callable[[int], dict[str, Any]], value: int
+def test_numbers_that_would_be_rounded(
+    chatglm3_tiny: ChatTokenizer, schema_of: Callable[[float], dict[str, Any]], value: float
 ) -> None:
-    """llguidance ends the process where such an integer is close to -2**63."""
+    """llguidance ends the process where an integer is at most about -2**63."""
     schema = schema_of(value)
     parameters = {"type": "object", "properties": {"id": schema}}
     for grammar in (
@@ -103,3 +110,19 @@ def test_integers_that_would_be_rounded(
 def test_the_greatest_exact_integer(allows: Allows) -> None:
     assert allows({"const": 2**53}, "9007199254740992")
     assert allows({"enum": [-(2**53)]}, "-9007199254740992")
+
+
+@pytest.mark.parametrize("pointer", ["#/examples/0", "#/%64efault"])
+def test_a_reference_to_what_is_no_schema(chatglm3_tiny: ChatTokenizer, pointer: str) -> None:
+    """llguidance would read it without what is prepared for it, and end the process."""
+    least = {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}
+    grammar = Grammar.json_schema({"$ref": pointer, "examples": [least], "default": least})
+    with pytest.raises(InvalidParameterError, match="cannot be served"):
+        compiler_of(chatglm3_tiny).compile(grammar)
+
+
+def test_a_definition_named_default(allows: Allows) -> None:
+    bounds = {"type": "integer", "minimum": -(2**63), "maximum": -(2**62)}
+    schema = {"$ref": "#/components/default", "components": {"default": bounds}}
+    assert allows(schema, "-9000000000000000001")
+    assert not allows(schema, "-1")

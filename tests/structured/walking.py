@@ -68,6 +68,18 @@ def walk(
     return Answer(result.text, result.tool_calls, token_ids, sampler.complete)
 
 
+def may_be(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer, grammar: Grammar, text: str
+) -> bool:
+    """Whether an answer of a grammar may be this text."""
+    matcher = compiler.compile(grammar)
+    for token_id in tokenizer.encode_inside(tokenizer.content_header() + text):
+        if matcher.complete or not matcher.allowed()[token_id]:
+            return False
+        matcher.accept(token_id)
+    return matcher.complete or bool(matcher.allowed()[list(tokenizer.stop_token_ids)].any())
+
+
 def _ignore(event: Event) -> None:
     pass
 
