@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from glm_multiuser.backends.native.compiler import SOURCES
 from tests.kernels.attention_step import Shape, Step, Token, random_cache
 from tests.kernels.calling import bits
 from tests.kernels.test_linear import Product
@@ -121,6 +122,24 @@ def test_spin_time_does_not_change_answers(best_level: ctypes.CDLL, spin_time: i
         assert all(attend(0) == expected for _ in range(20))
     finally:
         best_level.glm_set_spin_time(50)
+
+
+@pytest.mark.slow
+def test_no_data_races(tmp_path: Path) -> None:
+    """ThreadSanitizer watches the pool alone: several callers, pieces that fail, and thousands of
+    pieces, each of which is run once."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no g++")
+    sources = [str(Path(__file__).with_name("pool_stress.cpp")), str(SOURCES / "pool.cpp")]
+    command = [compiler, "-std=c++17", "-O1", "-fsanitize=thread", "-pthread", f"-I{SOURCES}"]
+    program = tmp_path / "stress"
+    built = subprocess.run([*command, *sources, "-o", program], capture_output=True, text=True)
+    if "tsan" in built.stderr:  # the linker has no such library
+        pytest.skip("there is no ThreadSanitizer")
+    assert built.returncode == 0, built.stderr
+    ended = subprocess.run([program], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("0\n", "", 0)
 
 
 FEWER_THREADS = """

@@ -27,7 +27,8 @@ void multiply(glm::Weight kind, const glm::LinearPanel& all) {
       level.scratch_bytes(kind, all.inputs, all.depth, all.rows, panels_per_call);
   const int64_t calls = (panels + panels_per_call - 1) / panels_per_call;
   const int64_t parts = (all.rows + rows_per_call - 1) / rows_per_call;
-  glm::parallel_for(parts * calls, [&](int64_t number) {
+  // Copies: what other threads read is then in adjacent cache lines.
+  glm::parallel_for(parts * calls, [=, &level](int64_t number) {
     static thread_local glm::Memory scratch;
     const int64_t part = number / calls, first = all.rows * part / parts;
     glm::LinearPanel panel = glm::slice_panels(all, number % calls * panels_per_call, panels_per_call);

@@ -21,8 +21,8 @@ bool is_last_of_thread(int64_t piece, int64_t pieces);
 void set_threads(int count);
 int threads();
 
-// How long an idle thread spins before it sleeps. Operators follow each other within microseconds, and
-// waking a sleeping thread takes longer.
+// How long an idle thread spins before it lets others have its core, and sleeps. Operators follow each other
+// within microseconds, and waking a sleeping thread takes longer.
 void set_spin_time(int microseconds);
 
 }  // namespace glm
