@@ -29,7 +29,7 @@ class DeviceThread:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._calls: deque[tuple[Future[object], Callable[[], object]]] = deque()
-        self._steppers: list[Stepper] = []
+        self._steppers: tuple[Stepper, ...] = ()
         self._awake = False
         self._stopping = False
         self._thread: Optional[threading.Thread] = None
@@ -96,13 +96,13 @@ class DeviceThread:
         """Adds `stepper`, which is called in turn as long as any stepper returns True."""
         with self._changed:
             self._start()
-            self._steppers.append(stepper)
+            self._steppers += (stepper,)
         self.wake()
 
     def detach(self, stepper: Stepper) -> None:
         """Removes `stepper`, if it is attached."""
         with self._changed:
-            self._steppers = [other for other in self._steppers if other != stepper]
+            self._steppers = tuple(other for other in self._steppers if other != stepper)
 
     def wake(self) -> None:
         """Wakes the thread because an engine has work."""
@@ -150,7 +150,7 @@ class DeviceThread:
         if self._calls:
             self._complete_next()
         if self._step_each():
-            self.wake()
+            self._awake = True  # nobody waits but this thread, so neither lock nor notification
         return True
 
     def _complete_next(self) -> None:
@@ -163,10 +163,8 @@ class DeviceThread:
 
     def _step_each(self) -> bool:
         """Runs one step of every engine; returns whether any may have more work."""
-        with self._changed:
-            steppers = list(self._steppers)
         more = False
-        for stepper in steppers:
+        for stepper in self._steppers:
             more |= stepper()
         return more
 

@@ -115,7 +115,7 @@ class ByHand(DeviceThread):
         return function()
 
     def attach(self, stepper: Stepper) -> None:
-        self._steppers.append(stepper)
+        self._steppers += (stepper,)
 
 
 def hand_engine(

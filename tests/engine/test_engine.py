@@ -141,7 +141,7 @@ def test_a_closed_engine_takes_nothing(device_thread: DeviceThread) -> None:
     engine.close(drain=0.0)
     assert asked.wait().reason == "length"
     assert runner.closed
-    assert device_thread._steppers == []
+    assert device_thread._steppers == ()
     with pytest.raises(EngineClosedError, match="the engine is closed; it takes no new requests"):
         engine.submit(Asked([1]).request)
     with pytest.raises(EngineClosedError, match="the engine is closed; its size cannot change"):
