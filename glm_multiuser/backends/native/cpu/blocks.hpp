@@ -89,12 +89,16 @@ constexpr bool is_zen5() { return false; }
 #endif
 
 // Targets of prefetches. Where computation and memory take about equally long, as many lines as possible
-// should be in flight: more can be to L2 than to L1, but on Zen 5 it is the other way round.
-enum Target { L1, L2, MOST_IN_FLIGHT };
+// should be in flight: more can be to L2 than to L1, but on Zen 5 it is the other way round. READ_ONCE is for
+// lines that are read once in a step, by one block: on Zen 5 they are not to stay in L2 and L3, where they
+// would displace what Python needs between steps.
+enum Target { L1, L2, MOST_IN_FLIGHT, READ_ONCE };
 
 template <Target TARGET>
 inline INLINE void prefetch_line(const void* from) {
-  if (TARGET == L1 || (TARGET == MOST_IN_FLIGHT && is_zen5())) {
+  if (TARGET == READ_ONCE && is_zen5()) {
+    __builtin_prefetch(from, 0, 0);
+  } else if (TARGET == L1 || (TARGET != L2 && is_zen5())) {
     __builtin_prefetch(from, 0, 3);
   } else {
     __builtin_prefetch(from, 0, 2);
@@ -113,10 +117,12 @@ constexpr bool HARDWARE_PREFETCH = WIDTH == 8;
 constexpr int64_t SHORT_DISTANCE = 1024;
 constexpr int64_t INT8_DISTANCE = HARDWARE_PREFETCH ? SHORT_DISTANCE : INTEL ? LONG_DISTANCE : 8192;
 
-// The same for int8 rows times weights in groups. A longer distance helps where memory takes longer than
-// computation: with five rows and more it no longer does.
+// The same for int8 rows times weights in groups. Where memory takes longer than computation, a longer
+// distance helps; with five rows and more it no longer does.
+constexpr bool is_bound_by_memory(int int8_rows) { return int8_rows <= 4; }
+
 inline INLINE int64_t groups_distance(int int8_rows) {
-  return is_zen5() && int8_rows <= 4 ? LONG_DISTANCE : INT8_DISTANCE;
+  return is_zen5() && is_bound_by_memory(int8_rows) ? LONG_DISTANCE : INT8_DISTANCE;
 }
 
 // Prefetches `step` bytes in each step.

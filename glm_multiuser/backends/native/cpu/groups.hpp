@@ -148,15 +148,17 @@ inline int64_t group_prefetch_distance(const glm::LinearPanel& panel, int64_t pa
 }
 
 // Skipping any line would stall on it.
+template <Target TARGET = MOST_IN_FLIGHT>
 inline INLINE void prefetch(const char* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) prefetch_line<MOST_IN_FLIGHT>(from + i);
+  for (int64_t i = 0; i < bytes; i += 64) prefetch_line<TARGET>(from + i);
 }
 
 // Reads V vectors of columns, starting at `column`, of one part of a panel. Vectors past its last column
-// come from the next panel, `bytes` further on. If PREFETCHES, prefetches what is `ahead` bytes further on.
+// come from the next panel, `bytes` further on. If PREFETCHES, prefetches what is `ahead` bytes further on,
+// to TARGET.
 // Calls group(a, b, each) for each group, with its scales a(v) and minima b(v); each(use) calls use(quads)
 // for every four inputs, with their packed quants, one per byte.
-template <class T, int V, bool PREFETCHES, class Group>
+template <class T, int V, bool PREFETCHES, Target TARGET = MOST_IN_FLIGHT, class Group>
 inline INLINE void read_part(const char* panel, int64_t part, int column, int64_t bytes,
                              int64_t ahead, Group group) {
   constexpr GroupType type = T::type;
@@ -168,7 +170,7 @@ inline INLINE void read_part(const char* panel, int64_t part, int column, int64_
   const char* at = block + type.head + part % type.parts() * type.part_bytes();
   const auto prefetch_from = [&](const char* from, int64_t size) INLINE {
     for (int v = 0; v < V && PREFETCHES; v += OF_PANEL)
-      prefetch(from + panel_offset(v) + ahead, size);
+      prefetch<TARGET>(from + panel_offset(v) + ahead, size);
   };
   for (int index = 0; index < PART / type.group; ++index) {
     const auto a = [&](int v) INLINE {

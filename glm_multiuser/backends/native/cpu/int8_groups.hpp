@@ -266,7 +266,8 @@ void int8_group_block(const LinearPanel& panel, int64_t row, int column, const c
       }
       starts += sizeof(GroupStart);
     };
-    read_part<T, V, READS_ALL>(weight, part, column, 0, groups_distance(M), group);
+    constexpr Target TARGET = is_bound_by_memory(M) ? READ_ONCE : MOST_IN_FLIGHT;
+    read_part<T, V, READS_ALL, TARGET>(weight, part, column, 0, groups_distance(M), group);
   }
   const LinearPanel own = panel;
   for (int m = 0; m < M; ++m) finish_int8_group_row<T, V>(own, row + m, column, sums[m]);
