@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import shutil
 import subprocess
@@ -138,7 +139,9 @@ def test_no_data_races(tmp_path: Path) -> None:
     if "tsan" in built.stderr:  # the linker has no such library
         pytest.skip("there is no ThreadSanitizer")
     assert built.returncode == 0, built.stderr
-    ended = subprocess.run([program], capture_output=True, text=True)
+    # It cannot share a process with the AddressSanitizer of test_sanitizers.py.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    ended = subprocess.run([program], capture_output=True, text=True, env=environment)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("0\n", "", 0)
 
 
