@@ -54,6 +54,16 @@ def write(page: Page, *texts: str, number: int = 0, end: bool = False) -> None:
     )
 
 
+CLOSE_WITHOUT_FORGETTING = """() => {
+    const order = Object.keys(localStorage).find((key) => key.endsWith(".conversations"));
+    const [old] = JSON.parse(localStorage.getItem(order));
+    const keyOf = (id) => order.replace(/conversations$/, `conversation.${id}`);
+    const closed = JSON.parse(localStorage.getItem(keyOf(old)));
+    localStorage.setItem(keyOf("new"), JSON.stringify({ ...closed, rounds: [] }));
+    localStorage.setItem(order, JSON.stringify(["new"]));
+}"""
+
+
 def other_tab(visit: Visit) -> Page:
     page = visit.context.new_page()
     page.goto(visit.url)
@@ -272,3 +282,14 @@ def test_servers_under_two_paths_share_nothing(browser: Browser) -> None:
         expect(visit.page.locator(".pane")).to_have_count(2)
         expect(visit.page.locator(".question")).to_have_count(0)
         expect(visit.page.locator("html")).not_to_have_attribute("data-theme", "dark")
+
+
+def test_what_is_saved_while_another_tab_closes_it_leaves_nothing(visit: Visit) -> None:
+    """This tab hears of it only after it has saved the conversation once more."""
+    other = other_tab(visit)
+    visit.ask("a secret question")
+    write(visit.page, "a secret answer", end=True)
+    expect(other.locator(".markdown")).to_have_text("a secret answer")
+    other.evaluate(CLOSE_WITHOUT_FORGETTING)
+    expect(visit.pane().locator(".round")).to_have_count(0)
+    assert "secret" not in json.dumps(visit.kept())

@@ -98,7 +98,6 @@ export class Workspace {
     // Another tab may have closed it during the confirmation.
     if (place < 0) return;
     this.#takeAway(conversation);
-    history.forget(conversation);
     if (this.#conversations.length === 0) this.#startWith(1);
     history.keepOrder(this.#conversations);
     this.#goTo((this.#conversations[place] ?? this.#conversations.at(-1)).id);
@@ -108,6 +107,8 @@ export class Workspace {
     this.#conversations = this.#conversations.filter((one) => one !== conversation);
     conversation.stop();
     history.stopKeeping(conversation);
+    // Also if another tab has: this one may have saved it before it heard of that.
+    history.forget(conversation);
     this.#panes.get(conversation.id).node.remove();
     this.#panes.delete(conversation.id);
     this.#tabs.remove(conversation);
