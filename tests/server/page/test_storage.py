@@ -154,6 +154,17 @@ def test_what_another_tab_closes_in_mid_stream_leaves_nothing(
     assert "secret" not in json.dumps(visit.kept())
 
 
+def test_what_is_saved_while_another_tab_closes_it_leaves_nothing(visit: Visit) -> None:
+    """This tab hears of it only after it has saved the conversation once more."""
+    other = other_tab(visit)
+    visit.ask("a secret question")
+    write(visit.page, "a secret answer", end=True)
+    expect(other.locator(".markdown")).to_have_text("a secret answer")
+    other.evaluate(CLOSE_WITHOUT_FORGETTING)
+    expect(visit.pane().locator(".round")).to_have_count(0)
+    assert "secret" not in json.dumps(visit.kept())
+
+
 def test_what_another_tab_changes_leaves_an_open_editor_alone(visit: Visit) -> None:
     visit.ask("one")
     write(visit.page, "answer", end=True)
@@ -282,14 +293,3 @@ def test_servers_under_two_paths_share_nothing(browser: Browser) -> None:
         expect(visit.page.locator(".pane")).to_have_count(2)
         expect(visit.page.locator(".question")).to_have_count(0)
         expect(visit.page.locator("html")).not_to_have_attribute("data-theme", "dark")
-
-
-def test_what_is_saved_while_another_tab_closes_it_leaves_nothing(visit: Visit) -> None:
-    """This tab hears of it only after it has saved the conversation once more."""
-    other = other_tab(visit)
-    visit.ask("a secret question")
-    write(visit.page, "a secret answer", end=True)
-    expect(other.locator(".markdown")).to_have_text("a secret answer")
-    other.evaluate(CLOSE_WITHOUT_FORGETTING)
-    expect(visit.pane().locator(".round")).to_have_count(0)
-    assert "secret" not in json.dumps(visit.kept())

@@ -137,8 +137,9 @@ struct Pool {
   Job wait_for_another(const Job& last) {
     Job now;
     const auto is_there = [&] { return (now = job.load()).number != last.number; };
-    const auto spins_until = Clock::now() + std::chrono::microseconds(spin_time.load());
-    for (auto time = Clock::now(); time < spins_until + YIELDING; time = Clock::now()) {
+    auto time = Clock::now();
+    const auto spins_until = time + std::chrono::microseconds(spin_time.load());
+    for (; time < spins_until + YIELDING; time = Clock::now()) {
       for (int spin = 0; spin < 64; ++spin) {
         if (is_there()) return now;
         relax();
