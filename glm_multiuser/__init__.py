@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         TooManyRequestsError,
         UserBusyError,
     )
-    from glm_multiuser.grammar import Grammar
     from glm_multiuser.handle import Handle
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling_params import SamplingParams
     from glm_multiuser.stats import EngineStats
+    from glm_multiuser.structured.grammar import Grammar
 
 __all__ = ["EngineStats", "Grammar", "Handle", "MultiUserLLM", "SamplingParams"]
 __all__ += ["GenerationResult", "Logprob", "Piece", "Timings", "Usage"]
@@ -44,7 +44,16 @@ __all__ += [
     "UserBusyError",
 ]
 
-MODULES = ("errors", "config", "grammar", "sampling_params", "answer", "handle", "stats", "llm")
+MODULES = (
+    "errors",
+    "config",
+    "structured.grammar",
+    "sampling_params",
+    "answer",
+    "handle",
+    "stats",
+    "llm",
+)
 """Modules of these names; `llm` imports MindSpore, and so comes last."""
 
 

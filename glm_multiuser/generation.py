@@ -24,7 +24,7 @@ from glm_multiuser.errors import (
 from glm_multiuser.handle import AsyncHandle, Handle
 from glm_multiuser.input_processor import History, InputProcessor, Params, Prompt, User
 from glm_multiuser.sampling_params import SamplingParams
-from glm_multiuser.structured import GrammarMatcher
+from glm_multiuser.structured.matcher import GrammarMatcher
 from glm_multiuser.tokenizers import AnswerReader
 from glm_multiuser.worker_threads import run_on
 

@@ -9,9 +9,10 @@ from typing import Any, Callable, Optional, Union
 from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import AnonymousUser, Event, Request
 from glm_multiuser.errors import InvalidParameterError, PromptTooLongError, check_kind, shown
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import SamplingParams
-from glm_multiuser.structured import GrammarCompiler, GrammarMatcher
+from glm_multiuser.structured.compiler import GrammarCompiler
+from glm_multiuser.structured.grammar import Grammar
+from glm_multiuser.structured.matcher import GrammarMatcher
 from glm_multiuser.token_ids import TokenIds, check_token_ids
 from glm_multiuser.tokenizers import AnswerReader, ChatTokenizer
 

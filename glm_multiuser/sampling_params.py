@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from glm_multiuser.errors import InvalidParameterError, shown
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured.grammar import Grammar
 
 TEMPERATURE_MAX = 100.0
 REPETITION_PENALTY_MAX = 100.0

@@ -12,6 +12,8 @@ PACKAGE = Path(glm_multiuser.__file__).parent
 
 LAYERS = (
     {"checkpoint", "tokenizers"},
+    {"structured"},
+    {"sampling_params", "sampling"},
     {"sessions"},
     {"backends"},
     {"models"},
@@ -22,7 +24,6 @@ LAYERS = (
         "generation",
         "stats",
         "build",
-        "structured",
         "weights",
         "weight_cache",
         "handle",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from glm_multiuser.errors import ConfigError, GLMMultiUserError, InvalidParameterError
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import SamplingParams, biases_by_id
+from glm_multiuser.structured.grammar import Grammar
 
 STDIN = Path("-")
 OWN_FIELDS = ("prompt", "history", "user", "json_schema")

@@ -14,9 +14,9 @@ from glm_multiuser.errors import CheckpointError, ConfigError, InvalidParameterE
 from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:
-    from glm_multiuser.grammar import Grammar
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.sampling_params import SamplingParams
+    from glm_multiuser.structured.grammar import Grammar
 
 DEFAULT_CHECKPOINT = package_data.CHECKPOINT
 
@@ -122,7 +122,7 @@ def json_grammar(file: Optional[Path]) -> dict[str, Any]:
     """
     if file is None:
         return {}
-    from glm_multiuser.grammar import Grammar
+    from glm_multiuser.structured.grammar import Grammar
 
     try:
         return {"grammar": Grammar.json_schema(file.read_text(encoding="utf-8-sig"))}

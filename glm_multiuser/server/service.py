@@ -33,7 +33,7 @@ from glm_multiuser.server.tracing import open_tracer
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.stats import EngineStats
-    from glm_multiuser.structured import GrammarMatcher
+    from glm_multiuser.structured.matcher import GrammarMatcher
     from glm_multiuser.token_ids import TokenIds
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import pytest
 from glm_multiuser import ConfigError, EngineConfig, InvalidParameterError, MultiUserLLM
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.errors import CheckpointError, SessionError
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.progress import show_progress
+from glm_multiuser.structured.grammar import Grammar
 from tests.api.mocked import GREEDY
 
 CALLS: dict[str, Callable[[MultiUserLLM, Any], object]] = {

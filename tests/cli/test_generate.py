@@ -13,8 +13,8 @@ from glm_multiuser import CausalConfig, MultiUserLLM
 from glm_multiuser.cli import app, generate, loading
 from glm_multiuser.cli.generate_input import read_jobs
 from glm_multiuser.errors import QueueFullError
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import SamplingParams
+from glm_multiuser.structured.grammar import Grammar
 from tests.cli.conftest import separate_streams
 from tests.cli.fake import FakeLLM, Handle, Params
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import RowSampler
 from glm_multiuser.sampling_params import SamplingParams
+from glm_multiuser.structured.grammar import Grammar
 
 
 @pytest.mark.parametrize(

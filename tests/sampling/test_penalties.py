@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import RowSampler, choose
 from glm_multiuser.sampling_params import SamplingParams
+from glm_multiuser.structured.grammar import Grammar
 from tests.sampling.reference import assert_fits, distribution
 
 VOCAB = 60

@@ -17,11 +17,11 @@ import pytest
 
 from glm_multiuser import MultiUserLLM
 from glm_multiuser.engine.request import Request
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.server.app import create_app
 from glm_multiuser.server.service import LONG_PROMPT
 from glm_multiuser.server.settings import ModelSettings
-from glm_multiuser.structured import GrammarMatcher
+from glm_multiuser.structured.grammar import Grammar
+from glm_multiuser.structured.matcher import GrammarMatcher
 from tests.engine.mock_runner import Call, MockRunner
 from tests.engine.stepping import SingleSteps
 from tests.server.asking import (

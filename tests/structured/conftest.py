@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.server.process import ROOT
 from tests.structured.walking import Allows, compiler_of, may_be

@@ -15,7 +15,7 @@ import pytest
 
 from glm_multiuser import Grammar
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.structured.compiler import GrammarCompiler
 
 TESTS = "json/tests/draft2020-12/"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import compiler_of, tool, walk
 

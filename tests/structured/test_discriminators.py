@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import compiler_of, walk
 

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from glm_multiuser.errors import GenerationError, InvalidParameterError
-from glm_multiuser.grammar import Grammar
-from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.structured.compiler import GrammarCompiler
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.checkpoint.gguf_content import gguf_model
 from tests.structured.walking import compiler_of, tool, walk

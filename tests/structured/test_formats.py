@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel, Field, SecretStr
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.grammar import Grammar
-from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.structured.compiler import GrammarCompiler
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import Answer, compiler_of, tool, walk
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glm_multiuser import InvalidParameterError
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import compiler_of, may_be
 

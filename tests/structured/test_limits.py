@@ -11,8 +11,8 @@ from typing import Any, Callable
 import pytest
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.grammar import Grammar
-from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.structured.compiler import GrammarCompiler
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.worker_threads import on_large_stack
 from tests.structured.walking import compiler_of, tool
@@ -157,7 +157,7 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
         return on_large_stack(run)
 
-    monkeypatch.setattr("glm_multiuser.structured.on_large_stack", measured)
+    monkeypatch.setattr("glm_multiuser.structured.compiler.on_large_stack", measured)
     return times
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glm_multiuser import Grammar, InvalidParameterError
-from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.structured.compiler import GrammarCompiler
 from glm_multiuser.tokenizers import load_tokenizer
 
 SMOLLM2 = Path(__file__).resolve().parents[2] / "ckpt/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from glm_multiuser import InvalidParameterError
-from glm_multiuser.grammar import Grammar
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from tests.structured.walking import Allows, compiler_of, tool
 

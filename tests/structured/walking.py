@@ -9,10 +9,10 @@ import numpy as np
 
 from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import End, Event, Request, Token
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling import RowSampler, choose
 from glm_multiuser.sampling_params import SamplingParams
-from glm_multiuser.structured import GrammarCompiler
+from glm_multiuser.structured.compiler import GrammarCompiler
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.calls import ToolCall
 

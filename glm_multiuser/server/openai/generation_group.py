@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.errors import GenerationError
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import SEED_MAX, SamplingParams
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
@@ -22,6 +21,7 @@ from glm_multiuser.server.openai.merge import Arrival, merged
 from glm_multiuser.server.openai.requests import BaseRequest
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
 from glm_multiuser.server.settings import most_answers
+from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import AnswerTokens, ChatTokenizer
 
 LIBRARY_PROMPT = ("prompt", "text")

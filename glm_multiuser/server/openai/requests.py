@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Optional
 
 from pydantic import Field
 
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.sampling_params import LOGPROBS_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import (
     ROUNDS_MAX,
@@ -43,6 +42,7 @@ from glm_multiuser.server.openai.structured import (
     structured_grammar,
     tool_grammar,
 )
+from glm_multiuser.structured.grammar import Grammar
 
 ALL_TOKENS = 2**31 - 1
 """Overrides the checkpoint's default with more than any `seq_length`."""

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Optional, Union
 from pydantic import Field
 
 from glm_multiuser.errors import InvalidParameterError
-from glm_multiuser.grammar import Grammar
 from glm_multiuser.server.bodies import Lenient, LongList, Strict, type_tag
 from glm_multiuser.server.openai.fields import NoEffect, Only, one_of
 from glm_multiuser.server.openai.messages import Tool
+from glm_multiuser.structured.grammar import Grammar
 
 SchemaOrText = Union[dict[str, Any], str]
 """A JSON schema, or its text."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-from glm_multiuser.grammar import check_schema
-from glm_multiuser.grammar_gbnf import is_gbnf, lark_of
-from glm_multiuser.grammar_size import check_lark
-from glm_multiuser.json_schema import for_llguidance
+from glm_multiuser.structured.gbnf import is_gbnf, lark_of
+from glm_multiuser.structured.grammar import check_schema
+from glm_multiuser.structured.json_schema import for_llguidance
+from glm_multiuser.structured.regex_size import check_lark
 
 SCHEMA = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)')
 """`%json`, or a text, comment or regular expression, in which it means nothing."""

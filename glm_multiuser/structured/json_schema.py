@@ -11,8 +11,8 @@ from typing import Any, Optional
 from urllib.parse import quote
 
 from glm_multiuser.errors import InvalidParameterError, shown
-from glm_multiuser.grammar import PROPERTIES_MAX
-from glm_multiuser.json_schema_unions import (
+from glm_multiuser.structured.grammar import PROPERTIES_MAX
+from glm_multiuser.structured.json_schema_unions import (
     OF_SCHEMAS,
     OF_VALUES,
     Schema,

@@ -1,6 +1,6 @@
 """Grammars of structured output: the values of `SamplingParams(grammar=...)`.
 
-This module only does cheap checks; structured.py compiles grammars.
+This module only does cheap checks; compiler.py compiles grammars.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from glm_multiuser.errors import InvalidParameterError, shown
-from glm_multiuser.grammar_multiples import check_multiples
-from glm_multiuser.grammar_size import check_regexes
+from glm_multiuser.structured.multiple_of import check_multiples
+from glm_multiuser.structured.regex_size import check_regexes
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "tool_call")
 GRAMMAR_LENGTH_MAX = 65_536

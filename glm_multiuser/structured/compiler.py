@@ -1,38 +1,29 @@
-"""Structured output: compiles grammars with llguidance, and computes masks of allowed tokens.
-
-A `GrammarCompiler` belongs to a tokenizer, a `GrammarMatcher` to one request. The mask of the next
-token depends only on the grammar and the request's own tokens. A separate thread computes it as
-soon as the last token is known, while the device runs the next step.
-"""
+"""Compiles grammars of answers with llguidance, for one tokenizer."""
 
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol, Union
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glm_multiuser.errors import GenerationError, InvalidParameterError, shown
-from glm_multiuser.grammar import Grammar
-from glm_multiuser.grammar_syntax import as_lark
-from glm_multiuser.json_schema import for_llguidance
-from glm_multiuser.sampling_rows import Mask
+from glm_multiuser.structured.grammar import Grammar
+from glm_multiuser.structured.json_schema import for_llguidance
+from glm_multiuser.structured.lark import as_lark
+from glm_multiuser.structured.matcher import GrammarMatcher, LLMatcher
+from glm_multiuser.structured.vocabulary import Vocabulary
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.tokenizers.forms import one_of
-from glm_multiuser.worker_threads import on_large_stack, run_on
-
-logger = logging.getLogger(__name__)
+from glm_multiuser.worker_threads import on_large_stack
 
 INSTALL = "pip install 'glm-multiuser[structured]'"
-MASK_THREADS = 2
 
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -76,7 +67,7 @@ class GrammarCompiler:
 
     @cached_property
     def _tokens(self) -> object:
-        tokens = _Tokens(self._tokenizer, self.vocab_size)
+        tokens = Vocabulary(self._tokenizer, self.vocab_size)
         missing = [byte for byte in TEXT_BYTES if bytes([byte]) not in tokens.ids]
         if missing:
             raise InvalidParameterError(
@@ -183,136 +174,6 @@ class GrammarCompiler:
         return _lark(name, as_lark(grammar.text))
 
 
-class LLMatcher(Protocol):
-    """The methods in use of llguidance's class of this name."""
-
-    def consume_token(self, token: int) -> bool: ...
-    def is_stopped(self) -> bool: ...
-    def compute_bitmask(self) -> bytes: ...
-    def is_error(self) -> bool: ...
-    def get_error(self) -> str: ...
-
-
-class GrammarMatcher:
-    """The state of one answer in its grammar.
-
-    Args:
-        matcher: of llguidance.
-        vocab_size: of the model.
-        stop_token_ids: allowed where the grammar may end.
-        never: other ids, which are never allowed.
-
-    Attributes:
-        taken: whether a request already uses it.
-    """
-
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        vocab_size: int,
-        stop_token_ids: NDArray[np.intp],
-        never: NDArray[np.intp],
-    ) -> None:
-        self._matcher = matcher
-        self.vocab_size = vocab_size
-        self.taken = False
-        self._stops = stop_token_ids
-        self._never = never
-        self._mask: Future[Mask] = Future()
-        self.complete = False
-        self._compute()
-
-    def accept(self, token_id: int) -> None:
-        """Advances by one token, and starts to compute the mask after it."""
-        if token_id in self._stops:
-            self.complete = True
-            return
-        self._mask.exception()  # waits, because the matcher is not thread-safe
-        try:
-            accepted = self._matcher.consume_token(token_id)
-            self.complete = accepted and self._matcher.is_stopped()
-        except BaseException as error:
-            self._mask = Future()
-            self._failed(error)
-            return
-        if not self.complete:
-            self._mask = Future()
-            run_on(_threads(), self._compute)
-
-    def allowed(self) -> Mask:
-        """Waits for the mask of allowed next tokens, [vocab_size].
-
-        Raises:
-            GenerationError: no token is allowed, or llguidance failed.
-        """
-        return self._mask.result()
-
-    def _compute(self) -> None:
-        try:
-            self._mask.set_result(self._next_mask())
-        except GenerationError as error:
-            self._mask.set_exception(error)
-        except BaseException as error:
-            self._failed(error)
-
-    def _failed(self, error: BaseException) -> None:
-        """Makes `allowed` raise; a panic of llguidance's Rust code is not an Exception."""
-        logger.error("llguidance failed", exc_info=error)
-        self._mask.set_exception(GenerationError(f"the grammar failed: {error!r}"))
-
-    def _next_mask(self) -> Mask:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise GenerationError(f"the grammar: {_shortened(self._matcher.get_error())}")
-        # The last token stands for the end of the answer; the model does not have it.
-        mask: Mask = np.unpackbits(bits, count=self.vocab_size + 1, bitorder="little").view(bool)
-        may_end, mask = bool(mask[-1]), mask[:-1]
-        mask[self._never] = False
-        mask[self._stops] = may_end
-        if not mask.any():
-            raise GenerationError("the grammar allows no token of this vocabulary next")
-        return mask
-
-
-class _Tokens:
-    """A vocabulary in llguidance's format, with one more token for the end of an answer."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
-        self.tokens = [*tokenizer.token_table(vocab_size), b"<end>"]
-        self.eos_token_id = vocab_size
-        self.special_token_ids = [
-            vocab_size,
-            *(one for one in tokenizer.special_ids if one < vocab_size),
-        ]
-        self._tokenizer = tokenizer
-        self._longest = max(map(len, self.tokens))
-
-    @cached_property
-    def ids(self) -> dict[bytes, int]:
-        special = set(self.special_token_ids)
-        ordinary = [at for at in range(len(self.tokens)) if at not in special]
-        return {self.tokens[at]: at for at in reversed(ordinary)}
-
-    def __call__(self, written: Union[str, bytes]) -> list[int]:
-        """Returns the tokenizer's ids if they are exactly this text, else the longest matches."""
-        content = written.encode("utf-8") if isinstance(written, str) else bytes(written)
-        ids = self._tokenizer.encode_inside(content.decode("utf-8"))
-        if b"".join(self.tokens[one] for one in ids) == content:
-            return ids
-        ids = []
-        while content:
-            lengths = range(min(self._longest, len(content)), 0, -1)
-            length = next((one for one in lengths if content[:one] in self.ids), 0)
-            if not length:
-                raise ValueError(f"the vocabulary has no token for {content[:1]!r}")
-            ids.append(self.ids[content[:length]])
-            content = content[length:]
-        return ids
-
-
 def _library() -> ModuleType:
     try:
         return import_module("llguidance")
@@ -322,19 +183,9 @@ def _library() -> ModuleType:
         ) from None
 
 
-@lru_cache(maxsize=1)
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MASK_THREADS, "grammar")
-
-
 def _lark(name: str, text: str) -> dict[str, Any]:
     return {"name": name, "lark_grammar": text}
 
 
 def _schema(name: str, schema: Any) -> dict[str, Any]:
     return {"name": name, "json_schema": for_llguidance(schema)}
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 300 else line[:300] + "..."

@@ -1,0 +1,1 @@
+"""Structured output: grammars of answers, and the tokens that they allow."""
