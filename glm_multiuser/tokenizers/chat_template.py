@@ -61,7 +61,7 @@ class ChatTemplate:
 
     Attributes:
         for_tools: the template for conversations with tools, by default this one.
-        takes_tools: whether that template mentions tools.
+        takes_tools: whether that template writes tools.
 
     Raises:
         CheckpointError: a source that Jinja2 cannot parse.
@@ -91,7 +91,9 @@ class ChatTemplate:
             raise CheckpointError(f"{name} line {error.lineno} is not Jinja2: {error}") from None
         self.source = source
         self.for_tools = ChatTemplate(for_tools, name, constants) if for_tools else self
-        self.takes_tools: bool = self.for_tools.takes_tools if for_tools else "tools" in names
+        self.takes_tools: bool = (
+            self.for_tools.takes_tools if for_tools else "tools" in names and self._writes_tools()
+        )
 
     @classmethod
     def from_folder(cls, folder: Path) -> Optional[ChatTemplate]:
@@ -124,6 +126,17 @@ class ChatTemplate:
             if not isinstance(one, str):
                 raise CheckpointError(f"{where} is {type(one).__name__}; it must be a string")
         return cls(source, where, read_special_tokens(folder).by_role, for_tools)
+
+    def _writes_tools(self) -> bool:
+        """Tries it: GLM-4's template has a variable `tools`, but takes its value from messages."""
+        messages = [{"role": "user", "content": ""}]
+        function = {"name": "f", "description": "", "parameters": {}}
+        try:
+            return self.render(messages) != self.render(
+                messages, [{"type": "function", "function": function}]
+            )
+        except InvalidParameterError:
+            return True  # it needs something else to write them
 
     def render(
         self, messages: Objects, tools: Sequence[Any] = (), add_generation_prompt: bool = True

@@ -143,7 +143,7 @@ class TestPrompts:
 
     def test_a_template_with_tools_is_that_of_glm4_0414(self, tmp_path: Path) -> None:
         content = Content.of(gguf_model("glm4.F32"))
-        content.metadata["tokenizer.chat_template"] = "[gMASK]<sop>{% if tools %}{% endif %}"
+        content.metadata["tokenizer.chat_template"] = "[gMASK]<sop>{% if tools %}#{% endif %}"
         assert type(load(content.write(tmp_path / "a.gguf"))) is GLM40414Tokenizer
 
     def test_of_several_templates_one_is_for_tools(self, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glm_multiuser.errors import CheckpointError
-from glm_multiuser.tokenizers import GLM4Tokenizer, load_tokenizer
+from glm_multiuser.tokenizers import ChatTokenizer, GLM4Tokenizer, load_tokenizer
 from glm_multiuser.tokenizers.glm4 import SPECIAL_TOKENS
 from tests.golden_data import golden_folder
 from tests.tokenizers.conftest import write_config
@@ -108,18 +108,42 @@ def test_a_million_spaces(small: GLM4Tokenizer) -> None:
     assert small.encode("a" + " " * 1_000_000) == small.encode("a") + small.encode(" ") * 1_000_000
 
 
-def test_files_in_the_layout_of_transformers(qwen2_folder: Path, tmp_path: Path) -> None:
-    content = json.loads((qwen2_folder / "tokenizer.json").read_text("utf-8"))
+def in_the_layout_of_transformers(folder: Path, qwen2: Path, **config: str) -> ChatTokenizer:
+    content = json.loads((qwen2 / "tokenizer.json").read_text("utf-8"))
     content["added_tokens"] = [
         {**content["added_tokens"][0], "content": name, "id": 1000 + place}
         for place, name in enumerate(SPECIAL_TOKENS)
     ]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
-    write_config(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
-    found = load_tokenizer(tmp_path)
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    write_config(folder, tokenizer_class="PreTrainedTokenizerFast", **config)
+    found = load_tokenizer(folder)
+    assert found is not None
+    return found
+
+
+def test_files_in_the_layout_of_transformers(qwen2_folder: Path, tmp_path: Path) -> None:
+    found = in_the_layout_of_transformers(tmp_path, qwen2_folder)
     assert isinstance(found, GLM4Tokenizer)
     assert found.encode_prompt("<|user|>")[:3] == [1002, 1004, 1007]
     assert 1007 not in found.encode_prompt("<|user|>")[3:]
+
+
+class TestItsTemplate:
+    def test_that_of_glm4_writes_no_tools_of_a_request(
+        self, qwen2_folder: Path, tmp_path: Path
+    ) -> None:
+        """But those of a message."""
+        template = (
+            "[gMASK]<sop>{% for item in messages %}{% if item['tools'] is defined %}<|system|>\n"
+            "{% set tools = item['tools'] %}{% for tool in tools %}{{ tool }}{% endfor %}"
+            "{% endif %}<|{{ item['role'] }}|>\n{{ item['content'] }}{% endfor %}<|assistant|>"
+        )
+        found = in_the_layout_of_transformers(
+            tmp_path, qwen2_folder, chat_template=template, eos_token="<|user|>"
+        )
+        tools = [{"type": "function", "function": {"name": "get_time"}}]
+        ids = found.encode_messages([{"role": "user", "content": "hi"}], tools)
+        assert "get_time" in found.decode(ids)
 
 
 @pytest.mark.parametrize(
