@@ -120,7 +120,7 @@ def _choose(
 ) -> ChatTokenizer:
     if not all(name in vocabulary.special for name in glm4.NEEDED):
         return HuggingFaceTokenizer(vocabulary, template, stops)
-    # The chat templates of earlier GLM-4 do not render a request's tools.
-    if template is None or not template.takes_tools:
+    # GLM-4's own template renders tools of messages, but not a request's.
+    if template is None or ("tools" in template.source and not template.takes_tools):
         return GLM4Tokenizer(vocabulary)
     return GLM40414Tokenizer(vocabulary, template, stops)

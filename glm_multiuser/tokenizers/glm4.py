@@ -87,18 +87,20 @@ class GLM4Tokenizer(HeaderTokenizer):
 
 
 class GLM40414Tokenizer(HeaderTokenizer, HuggingFaceTokenizer):
-    """Tokenizer of GLM-4-0414, whose chat template renders tools itself.
+    """Tokenizer of GLM-4-0414, whose chat template renders tools itself, and of other models with
+    GLM-4's special tokens and a template of their own, such as GLM-Edge.
 
     Answers have GLM-4's format. The template expects calls as messages with `metadata`, and tool
     results with the role `observation`.
     """
 
     def answer_reader(self, tools: Objects = (), *, continued: bool = False) -> AnswerReader:
+        self._check_tools(tools)
         return HeaderAnswerReader(tools, read_call, continued=continued)
 
     @property
     def _takes_tools(self) -> bool:
-        return True
+        return self._template is not None and self._template.takes_tools
 
     def _template_messages(
         self, message: Message, escape: Callable[[Any], Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.errors import CheckpointError
+from glm_multiuser.errors import CheckpointError, InvalidParameterError
 from glm_multiuser.tokenizers import ChatTokenizer, GLM4Tokenizer, load_tokenizer
 from glm_multiuser.tokenizers.glm4 import SPECIAL_TOKENS
 from tests.golden_data import golden_folder
@@ -129,6 +129,24 @@ def test_files_in_the_layout_of_transformers(qwen2_folder: Path, tmp_path: Path)
 
 
 class TestItsTemplate:
+    def test_that_of_glm_edge(self, qwen2_folder: Path, tmp_path: Path) -> None:
+        template = (
+            "{% for item in messages %}<|{{ item['role'] }}|>\n{{ item['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        )
+        found = in_the_layout_of_transformers(
+            tmp_path, qwen2_folder, chat_template=template, eos_token="<|endoftext|>"
+        )
+        user, assistant = found.special["<|user|>"], found.special["<|assistant|>"]
+        assert found.encode_prompt("hi") == [user, *found.encode("\nhi"), assistant]
+        assert found.stop_token_ids == (1000, user, found.special["<|observation|>"])
+        assert found.answer_reader().feed("\nhello") == "hello"
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        messages = [{"role": "user", "content": "hi"}]
+        for call in (found.answer_reader, lambda tools: found.encode_messages(messages, tools)):
+            with pytest.raises(InvalidParameterError, match="does not mention tools"):
+                call(tools)
+
     def test_that_of_glm4_writes_no_tools_of_a_request(
         self, qwen2_folder: Path, tmp_path: Path
     ) -> None:
