@@ -118,6 +118,8 @@ def _load_hugging_face(folder: Path, vocabulary: Vocabulary) -> ChatTokenizer:
 def _choose(
     vocabulary: Vocabulary, template: Optional[ChatTemplate], stops: tuple[int, ...]
 ) -> ChatTokenizer:
+    if all(name in vocabulary.special for name in chatglm2.SPECIAL_TOKENS[3]):
+        return chatglm2.ChatGLM3WithSpecialTokens(vocabulary, stops)
     if not all(name in vocabulary.special for name in glm4.NEEDED):
         return HuggingFaceTokenizer(vocabulary, template, stops)
     # GLM-4's own template renders tools of messages, but not a request's.

@@ -15,6 +15,7 @@ from typing import Optional, Union
 from glm_multiuser.checkpoint.files import read_optional
 from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.tokenizers.answers import AnswerReader
+from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.calls import (
     CLOSING,
     OPENING,
@@ -76,9 +77,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
     def __init__(self, file: Union[str, Path], *, version: int = 3) -> None:
         if version not in SPECIAL_TOKENS:
             raise ConfigError(f"version is {version!r}; it must be 2 or 3")
-        self.version = version
-        self._strips_answers = version == 3
-        self._family = f"ChatGLM{version}"
+        self._set_version(version)
         pieces = SentencePieceFile(file)
         if pieces.find("[gMASK]") is not None:
             raise CheckpointError(
@@ -92,6 +91,11 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         self.special = special
         ends = [] if version == 2 else [special["<|user|>"], special["<|observation|>"]]
         self.stop_token_ids = (pieces.eos_id, *ends)
+
+    def _set_version(self, version: int) -> None:
+        self.version = version
+        self._strips_answers = version == 3
+        self._family = f"ChatGLM{version}"
 
     @classmethod
     def from_folder(
@@ -157,6 +161,15 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         if self.version == 2:
             return text.strip().replace(*TRAINING_TIME)
         return super().process_response(text)
+
+
+class ChatGLM3WithSpecialTokens(ChatGLM2Tokenizer):
+    """Tokenizer of ChatGLM3 from a vocabulary that has all of its special tokens, as GGUF files."""
+
+    def __init__(self, vocabulary: Vocabulary, stop_token_ids: tuple[int, ...]) -> None:
+        self._set_version(3)
+        HeaderTokenizer.__init__(self, vocabulary)
+        self.stop_token_ids = stop_token_ids
 
 
 def with_tools(messages: list[Message], tools: Objects) -> list[Message]:

@@ -9,14 +9,17 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
+from sentencepiece import SentencePieceProcessor
 
 from glm_multiuser.checkpoint import read_model_config
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers import (
+    ChatGLM2Tokenizer,
     ChatTokenizer,
     GLM4Tokenizer,
     GLM40414Tokenizer,
     HuggingFaceTokenizer,
+    ToolCall,
     load_tokenizer,
 )
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
@@ -24,6 +27,7 @@ from glm_multiuser.tokenizers.gguf import GGUFTokenizer, read_gguf_tokenizer
 from glm_multiuser.tokenizers.gguf_files import write_gguf_tokenizer
 from tests.checkpoint.gguf_content import Content, gguf_model
 from tests.golden_data import golden_folder
+from tests.tokenizers.conftest import TrainFile
 
 MODELS = {
     "llama_bpe": "llama_bpe.F32",
@@ -163,6 +167,51 @@ class TestPrompts:
                 1,
                 *tokenizer.encode("fox<tool_call>"),
             ]
+
+
+def test_chatglm3(tmp_path: Path, train_file: TrainFile) -> None:
+    """As llama.cpp converts it. Also where the files of a folder are made of the file."""
+    file = train_file(
+        model_type="bpe",
+        control_symbols=[],
+        user_defined_symbols=[],
+        pad_id=-1,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )
+    original, pieces = ChatGLM2Tokenizer(file), SentencePieceProcessor(model_file=str(file))
+    ids = range(pieces.get_piece_size())
+    kinds = [2, 3, 3, *(6 if pieces.is_byte(one) else 1 for one in ids[3:])]
+    names = ["<unk>", "<bos>", "<eos>", *map(pieces.id_to_piece, ids[3:])]
+    special = list(original.special)
+    template = "[gMASK]sop<|{{ messages[0].role }}|>\n {{ messages[0].content }}<|assistant|>"
+    content = Content.of(gguf_model("llama_spm.F16"))
+    content.metadata.update(
+        {
+            "tokenizer.ggml.tokens": [*names, *special],
+            "tokenizer.ggml.token_type": np.array([*kinds, *(3 for _ in special)], "<i4"),
+            "tokenizer.ggml.scores": np.array(
+                [*map(pieces.get_score, ids), *(0 for _ in special)], "<f4"
+            ),
+            "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.chat_template": template,
+        }
+    )
+    path = content.write(tmp_path / "a.gguf")
+    write_gguf_tokenizer(path, tmp_path)
+    path = path.rename(tmp_path.with_suffix(".gguf"))
+    tools = [{"type": "function", "function": {"name": "fox"}}]
+    for place in (path, tmp_path):
+        tokenizer = load(place)
+        assert set(tokenizer.stop_token_ids) == set(original.stop_token_ids)
+        for offered in ((), tools):
+            expected = original.encode_messages([USER], offered)
+            assert tokenizer.encode_messages([USER], offered) == expected
+        answer = tokenizer.decode(original.encode("\n") + original.encode("the cat"))
+        assert tokenizer.answer_reader().feed(answer) == "the cat"
+        reader = tokenizer.answer_reader(tools)
+        reader.feed("fox\n```python\ntool_call(a=1)\n```")
+        assert reader.finish().tool_calls == (ToolCall("fox", '{"a": 1}'),)
 
 
 def with_user_defined(
