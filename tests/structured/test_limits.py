@@ -12,10 +12,10 @@ import pytest
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.structured.compiler import GrammarCompiler
-from glm_multiuser.structured.grammar import Grammar
+from glm_multiuser.structured.grammar import PROPERTIES_MAX, Grammar
 from glm_multiuser.tokenizers import ChatTokenizer
 from glm_multiuser.worker_threads import on_large_stack
-from tests.structured.walking import compiler_of, tool
+from tests.structured.walking import compiler_of, may_be, tool
 
 SECONDS = 1.0
 """Of processor time, of the caller's thread and the one that compiles."""
@@ -196,6 +196,15 @@ def test_a_chain_of_references_is_compiled(compiler: GrammarCompiler) -> None:
 )
 def test_usual_counts_are_served(compiler: GrammarCompiler, grammar: Grammar) -> None:
     assert compiler.compile(grammar).allowed().any()
+
+
+def test_an_object_may_have_as_many_optional_properties(
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer
+) -> None:
+    names = [f"p{one}" for one in range(PROPERTIES_MAX)]
+    grammar = Grammar.json_schema({"type": "object", "properties": {name: {} for name in names}})
+    text = json.dumps({names[0]: 1, names[-1]: 2, "other": 3})
+    assert may_be(compiler, chatglm3_tiny, grammar, text)
 
 
 @pytest.mark.parametrize(
