@@ -30,7 +30,7 @@ LIMITS = {
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 5_000,
-    "max_lexer_states": 30_000,
+    "max_lexer_states": 100_000,
     "max_grammar_size": 100_000,
     "precompute_large_lexemes": False,
     "verbose_errors": False,

@@ -207,6 +207,13 @@ def test_an_object_may_have_as_many_optional_properties(
     assert may_be(compiler, chatglm3_tiny, grammar, text)
 
 
+def test_a_string_with_a_maximum_may_be_long(
+    compiler: GrammarCompiler, chatglm3_tiny: ChatTokenizer
+) -> None:
+    grammar = Grammar.json_schema({"type": "string", "maxLength": 20_000})
+    assert may_be(compiler, chatglm3_tiny, grammar, json.dumps("It is sunny in London. " * 400))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
