@@ -1,7 +1,7 @@
 """Grammar rules for answers, in llguidance's Lark syntax.
 
 A rule is a right-hand side: literals, names of other rules such as `@content`, and `<[12]>` for
-the special token 12.
+the special token 12. Lines that define names in it may follow.
 """
 
 from __future__ import annotations
@@ -23,9 +23,17 @@ def special_token(token_id: int) -> str:
 
 
 def text_without(word: str) -> str:
-    """Matches any non-empty text without `word`."""
-    escaped = "".join(f"\\x{ord(one):02x}" if not one.isalnum() else one for one in word)
-    return rf"/(.|\n)+/ & ~/(.|\n)*{escaped}(.|\n)*/"
+    """Matches any non-empty text without `word`; only as a terminal."""
+    return rf"/(.|\n)+/ & ~/(.|\n)*{_escaped(word)}(.|\n)*/"
+
+
+def text_up_to(word: str) -> str:
+    """Matches any text that ends with `word`; lazily, the first one ends it."""
+    return rf"/(.|\n)*{_escaped(word)}/"
+
+
+def _escaped(word: str) -> str:
+    return "".join(f"\\x{ord(one):02x}" if not one.isalnum() else one for one in word)
 
 
 def sequence(*rules: str) -> str:

@@ -27,6 +27,7 @@ from glm_multiuser.tokenizers.forms import (
     one_of,
     sequence,
     special_token,
+    text_up_to,
     text_without,
 )
 from glm_multiuser.tokenizers.messages import Message, read_messages, read_tools
@@ -136,11 +137,19 @@ class HuggingFaceTokenizer(ChatTokenizer):
 
     def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
         call = one_of(calls)
-        calls_only = f"{call} ({literal(chr(10))}? {call})*"
-        text = ANY_TEXT if OPENING in self.special else text_without(OPENING)
+        more = f"({literal(chr(10))}? {call})*"
+        calls_only = sequence(call, more)
         if content is not None:
             return one_of([self.content_rule(content), calls_only])
-        return one_of([text, sequence(text, calls_only), calls_only])
+        if OPENING in self.special:
+            return one_of([ANY_TEXT, sequence(ANY_TEXT, calls_only), calls_only])
+        # A terminal takes as much text as it can, also the beginning of a tag after it.
+        rest = one_of([one.removeprefix(literal(OPENING)) for one in calls])
+        return (
+            f"{one_of(['TEXT', sequence('text_and_tag', rest, more)])}\n"
+            f"TEXT: {text_without(OPENING)}\n"
+            f"text_and_tag[lazy]: {text_up_to(OPENING)}"
+        )
 
     def _tag(self, tag: str) -> str:
         return special_token(self.special[tag]) if tag in self.special else literal(tag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,7 +16,7 @@ from glm_multiuser.structured.compiler import GrammarCompiler
 from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.checkpoint.gguf_content import gguf_model
-from tests.structured.walking import compiler_of, tool, walk
+from tests.structured.walking import compiler_of, may_be, tool, walk
 from tests.tokenizers.test_gguf import MODELS
 
 SCHEMA = {
@@ -202,3 +203,22 @@ def test_a_spelled_special_token_splits_no_answer(
         if not answer.calls:
             assert json.loads(answer.text) == text
     assert kinds == {True, False}
+
+
+def test_tags_of_calls_may_be_text(qwen2_folder: Path, tmp_path: Path) -> None:
+    """As in a vocabulary without tokens for them; every text before a call may be free."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        content = json.loads((qwen2_folder / name).read_text("utf-8"))
+        added = content.pop("added_tokens", [])
+        content["added_tokens"] = [one for one in added if "tool_call" not in one["content"]]
+        (tmp_path / name).write_text(json.dumps(content), "utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    compiler = compiler_of(tokenizer)
+    grammar = Grammar.tool_call([TOOLS[2]], required=False)
+    call = '<tool_call>\n{"name": "sum_up", "arguments": {"n": 7}}\n</tool_call>'
+    for text in ("fine", call, f"wait. <tool {call}", f"{call}\n{call}", "a <tool_cal"):
+        assert may_be(compiler, tokenizer, grammar, text), text
+    wrong = call.replace("7", "0")
+    for text in (wrong, f"a {wrong}", f"{call} b", "a <tool_call>"):
+        assert not may_be(compiler, tokenizer, grammar, text), text
