@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from glm_multiuser.engine.native import read_cache, write_cache
+from glm_multiuser.mindspore_internals import memory_of
 from glm_multiuser.models.multi_user import MultiUserModel
 
 
@@ -23,7 +23,6 @@ def fill_with_nan(runner: Any, slot: int) -> None:
 def poison(model: MultiUserModel, slot: int) -> None:
     """The same with native kernels. All bits set are NaN: in float32, in bfloat16, and in the
     scales of int8."""
-    past = read_cache(model, slot, model.layout.seq_length)
-    for one in past:
-        one.view(np.uint8)[...] = 0xFF
-    write_cache(model, slot, past)
+    for cell, row in model.caches_of(slot):
+        for parameter in (cell.key_past, cell.value_past):
+            memory_of(parameter)[row].view(np.uint8)[...] = 0xFF

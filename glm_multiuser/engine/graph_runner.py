@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
+from weakref import WeakKeyDictionary
 
 import mindspore as ms
 import numpy as np
@@ -17,10 +18,12 @@ from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.compile_cache import CompileCache
 from glm_multiuser.engine.fingerprint import CACHES, fingerprint_of
+from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import Runner
 from glm_multiuser.garbage import collecting_new_objects_only
 from glm_multiuser.mindspore_internals import compiled_graphs, free_with_last_reference
 from glm_multiuser.models.multi_user import MultiUserModel
+from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.progress import Progress
 from glm_multiuser.sessions.session import TOKEN_BYTES
 
@@ -80,6 +83,7 @@ class GraphRunner(Runner):
         self.users = engine.users
         self.chunk_length = ChunkLength(engine.seq_length, is_fixed=True)
         self._retired_compiles = 0
+        self._positions: WeakKeyDictionary[Request, PrefixPositions] = WeakKeyDictionary()
         self._lay_out(engine.users)
 
     def _lay_out(self, users: int) -> None:
@@ -101,6 +105,14 @@ class GraphRunner(Runner):
     def _compile_cache(self) -> CompileCache:
         """Where the graphs of `_jobs` are kept for the next start."""
         return CompileCache(None)
+
+    def _positions_of(self, request: Request) -> PrefixPositions:
+        """Positions of a request of ChatGLM-6B; its prompt is searched once."""
+        found = self._positions.get(request)
+        if found is None:
+            found = PrefixPositions.of(request.prompt_token_ids, self.model.config)
+            self._positions[request] = found
+        return found
 
     @property
     def compiles(self) -> int:

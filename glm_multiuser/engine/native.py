@@ -7,7 +7,6 @@ its own tokens alone (batch invariance), so chunked prefill may split a prompt a
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native import library, pages
-from glm_multiuser.backends.native.kv_layout import TILE, held_bytes
+from glm_multiuser.backends.native.kv_layout import held_bytes
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.graph_runner import GraphRunner, Job
 from glm_multiuser.engine.layerwise_progress import LayerRange, LayerwiseProgress
@@ -31,7 +30,6 @@ from glm_multiuser.engine.runner import HostResults
 from glm_multiuser.engine.step import Step
 from glm_multiuser.mindspore_internals import check_shared_memory, memory_of
 from glm_multiuser.models.multi_user import MultiUserModel
-from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.sessions.session import CacheBytes
 
 INVARIANCE_ROWS = 16
@@ -48,7 +46,6 @@ class NativeRunner(GraphRunner):
         saved = np.zeros((1 if config.is_causal else length, config.hidden_size), np.float32)
         self._saved = Parameter(Tensor(saved), name="saved", requires_grad=False)
         self.kernel_level = library.level()
-        self._prefixes: dict[int, tuple[Request, PrefixPositions]] = {}
         wanted, causal = self.engine.prefill_chunk, config.is_causal
         default = device.PREFILL_CHUNK_NATIVE if causal else device.PREFILL_CHUNK_LAYERWISE
         # If prompts cannot be chunked, a step has rows for one of full length.
@@ -147,10 +144,7 @@ class NativeRunner(GraphRunner):
             for token_id, position in zip(token_ids, positions):
                 yield token_id, slot, position, position + 1, position
             return
-        if self._prefixes.get(slot, (None,))[0] is not request:
-            prefix = PrefixPositions.of(request.prompt_token_ids, self.model.config)
-            self._prefixes[slot] = request, prefix
-        prefix = self._prefixes[slot][1]
+        prefix = self._positions_of(request)
         for token_id, position in zip(token_ids, positions):
             seen = max(position + 1, prefix.context_length)
             yield (token_id, slot, position, seen, *prefix.at(position))
@@ -193,12 +187,6 @@ class NativeRunner(GraphRunner):
         for cell, row in self.model.caches_of(slot):
             cell.trim(row, tokens)
 
-    def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
-        return read_cache(self.model, slot, request.computed_tokens)
-
-    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
-        write_cache(self.model, slot, saved)
-
     def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
         for memory, used in _heads_of(self.model, slot, positions):
             yield memory[:used].copy()
@@ -215,31 +203,10 @@ class NativeRunner(GraphRunner):
 
 
 def _heads_of(model: MultiUserModel, user: int, positions: int) -> Iterator[tuple[CacheBytes, int]]:
-    """The memory of each head of a user's caches, which is contiguous, and how many bytes the first
-    `positions` positions take, in whole tiles."""
+    """The memory of each head of a user's caches, which is contiguous, and how many of its bytes
+    the first `positions` positions take."""
     for cell, row in model.caches_of(user):
-        for parameter, per_piece in ((cell.key_past, TILE), (cell.value_past, 1)):
+        sizes = cell.sizes(positions=positions)
+        for parameter, used in zip((cell.key_past, cell.value_past), sizes):
             for head in memory_of(parameter)[row]:
-                bytes_per_position = head.nbytes // (len(head) * per_piece)
-                whole_tiles = math.ceil(positions / TILE) * TILE
-                used = min(head.nbytes, whole_tiles * bytes_per_position)
                 yield head.reshape(-1).view(np.uint8), used
-
-
-def read_cache(model: MultiUserModel, user: int, positions: int) -> list[NDArray[Any]]:
-    """Copies the first `positions` positions of one user's keys and values to the host."""
-    tiles = math.ceil(positions / TILE)
-    saved = []
-    for cell, row in model.caches_of(user):
-        saved.append(memory_of(cell.key_past)[row][:, :tiles].copy())
-        saved.append(memory_of(cell.value_past)[row][:, :positions].copy())
-    return saved
-
-
-def write_cache(model: MultiUserModel, user: int, saved: Sequence[NDArray[Any]]) -> None:
-    """Restores what `read_cache` copied, from this user or another."""
-    arrays = iter(saved)
-    for cell, row in model.caches_of(user):
-        for parameter in (cell.key_past, cell.value_past):
-            array = next(arrays)
-            memory_of(parameter)[row][:, : array.shape[1]] = array

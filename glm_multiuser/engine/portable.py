@@ -91,8 +91,8 @@ class PortableRunner(GraphRunner):
         """Every prefill graph."""
         raise NotImplementedError
 
-    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:
-        """Position ids for a decode graph of `rows` rows; `places`: row -> (slot, position)."""
+    def _position_ids(self, rows: int, requests: Mapping[int, Request]) -> NDArray[np.int32]:
+        """Position ids of the last tokens of requests, by row, for a decode graph of `rows`."""
         raise NotImplementedError
 
     def parts(self, step: Step) -> Sequence[Step]:
@@ -118,30 +118,20 @@ class PortableRunner(GraphRunner):
             slots += [next(others) for _ in range(size - len(requests))]
         row_of = {slot: slot if everybody else row for row, slot in enumerate(slots)}
         input_ids, positions = np.zeros(rows, np.int32), np.full(size, -1, np.int32)
-        places = {}
+        requests_by_row = {}
         for slot, request in requests.items():
             row, position = row_of[slot], len(request) - 1
             input_ids[row] = request.output_token_ids[-1]
             positions[row] = position
-            places[row] = (slot, position)
+            requests_by_row[row] = request
             used = self.layout.blocks_for(position + 1)
             self._written_blocks[slot] = max(self._written_blocks[slot], used)
         used = self.layout.blocks_for(int(positions.max()) + 1)
         blocks = next(count for count in self._block_counts if count >= used)
-        position_ids = self._position_ids(rows, places)
+        position_ids = self._position_ids(rows, requests_by_row)
         users = None if everybody else np.array(slots)
         results = self._run_graph(input_ids, position_ids, positions, users, blocks)
         return results.only([row_of[slot] for slot in requests])
-
-    def save(self, slot: int, request: Request) -> list[NDArray[Any]]:
-        blocks = self.layout.blocks_for(request.computed_tokens)
-        return [read_block(self.model, slot, block) for block in range(blocks)]
-
-    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
-        self._written_blocks[slot] = max(self._written_blocks[slot], len(saved))
-        for block, past in enumerate(saved):
-            self._replace(slot, block, Tensor(past))
-        self._clear_after(slot, len(saved))
 
     def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
         for block in range(self.layout.blocks_for(positions)):
@@ -182,7 +172,6 @@ class WholePrefillRunner(PortableRunner):
             length: prompt_counts(self.layout, length)
             for length in prompt_lengths(self.engine.seq_length)
         }
-        self._positions: dict[int, PrefixPositions] = {}
         self._alone: Optional[NDArray[Any]] = None
         """Logits of the last prompt that was run alone."""
 
@@ -232,14 +221,10 @@ class WholePrefillRunner(PortableRunner):
             self._clear_after(slot, replaced)
         return results.only(range(len(requests)))
 
-    def restore(self, slot: int, request: Request, saved: list[NDArray[Any]]) -> None:
-        super().restore(slot, request, saved)
-        self._positions[slot] = PrefixPositions.of(request.prompt_token_ids, self.model.config)
-
-    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:
+    def _position_ids(self, rows: int, requests: Mapping[int, Request]) -> NDArray[np.int32]:
         position_ids = np.zeros((2, rows), np.int32)
-        for row, (slot, position) in places.items():
-            position_ids[:, row] = self._positions[slot].ids(position, position + 1)[:, 0]
+        for row, request in requests.items():
+            position_ids[:, row] = self._positions_of(request).at(len(request) - 1)
         return position_ids
 
     def _run_prompts(
@@ -247,9 +232,8 @@ class WholePrefillRunner(PortableRunner):
     ) -> DeviceResults:
         input_ids = np.zeros((len(slots), length), np.int32)
         ids, lengths = [], []
-        for row, (slot, token_ids) in enumerate(zip(slots, prompts)):
+        for row, token_ids in enumerate(prompts):
             positions = PrefixPositions.of(token_ids, self.model.config)
-            self._positions[slot] = positions
             input_ids[row, : len(token_ids)] = token_ids
             ids.append(positions.ids(0, length))
             lengths.append((positions.context_length, len(token_ids)))
@@ -298,8 +282,11 @@ class ChunkedPrefillRunner(PortableRunner):
         self._clear_after(slot, blocks)
         return results.only([0])
 
-    def _position_ids(self, rows: int, places: Mapping[int, tuple[int, int]]) -> NDArray[np.int32]:
-        return np.array([places.get(row, (0, 0))[1] for row in range(rows)], np.int32)
+    def _position_ids(self, rows: int, requests: Mapping[int, Request]) -> NDArray[np.int32]:
+        position_ids = np.zeros(rows, np.int32)
+        for row, request in requests.items():
+            position_ids[row] = len(request) - 1
+        return position_ids
 
     def _run_chunk(
         self, slot: int, token_ids: Sequence[int], start: int, length: int, blocks: int

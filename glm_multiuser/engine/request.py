@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Union
+from typing import Callable, Optional, Union
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling import Choice, RowSampler, TokenMatcher
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.identity import Identity
+from glm_multiuser.sessions.session import CacheBytes
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,8 @@ class Request:
         self.output_token_ids: list[int] = []
         self.prompt_logprobs: list[Choice] = []
         """Of the prompt's tokens from the second on, as far as it is prefilled; if requested."""
-        self.saved_past: Optional[Any] = None
+        self.saved_past: Optional[Sequence[CacheBytes]] = None
+        """Keys and values of its computed tokens, while a resize pauses it."""
         self.cached_tokens = 0
         """Length of the prompt's cached prefix."""
         self.computed_tokens = 0

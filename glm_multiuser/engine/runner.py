@@ -45,9 +45,6 @@ class Runner(Protocol):
         """Runs one of `parts`; result rows are in the order of `Step.answered`, then of
         `Step.scored`."""
 
-    def save(self, slot: int, request: Request) -> Any:
-        """Copies a slot's keys and values to the host."""
-
     def cache_bytes(self, tokens: int) -> int:
         """Physical memory of a slot's caches with `tokens` tokens."""
 
@@ -57,14 +54,12 @@ class Runner(Protocol):
         Later positions are not read before they are written again.
         """
 
-    def restore(self, slot: int, request: Request, saved: Any) -> None:
-        """Restores what `save` copied, from this slot or another one."""
-
     def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
         """Copies keys and values of a slot's first positions to the host, piece by piece."""
 
     def write_slot(self, slot: int, positions: int, pieces: Sequence[CacheBytes]) -> Iterator[None]:
-        """Writes the first positions of what `read_slot` copied to a slot, piece by piece.
+        """Writes the first positions of what `read_slot` copied, from this slot or another one, to
+        a slot, piece by piece.
 
         Raises:
             ValueError: the pieces do not fit a slot.

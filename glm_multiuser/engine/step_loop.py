@@ -150,9 +150,10 @@ class StepLoop:
         return copied
 
     def _put_back(self, slot: int, request: Request) -> None:
-        saved, request.saved_past = request.saved_past, None
+        saved, request.saved_past = request.saved_past or (), None
         try:
-            self.runner.restore(slot, request, saved)
+            for _ in self.runner.write_slot(slot, request.computed_tokens, saved):
+                pass
         except Exception as error:  # anything the device or MindSpore may raise
             self._device_failed({slot: request}, error)
 
@@ -245,7 +246,10 @@ class StepLoop:
             raise EngineClosedError("the engine is closed; its size cannot change")
         running, old_users = self._scheduler.running, self._scheduler.slots.count
         # Before anything changes, because there may not be enough memory for it.
-        saved = {slot: self.runner.save(slot, request) for slot, request in running.items()}
+        saved = {
+            slot: list(self.runner.read_slot(slot, request.computed_tokens))
+            for slot, request in running.items()
+        }
         self.sessions.flush()
         for slot, past in saved.items():
             running[slot].saved_past = past

@@ -45,6 +45,8 @@ class Call:
     requests: dict[int, Request]
     """By slot."""
     users: int = 0
+    slot: Optional[int] = None
+    """That is saved or restored."""
 
 
 @dataclass
@@ -170,24 +172,17 @@ class MockRunner:
                 rows.append(self._logits(slot, request, position + 1))
             return MockResults(np.stack(rows))
 
-    def save(self, slot: int, request: Request) -> Memory:
-        with self._alone():
-            self._enter(Call("save", {slot: request}))
-            saved = self.memory[slot, : request.computed_tokens].copy()
-            return saved
-
-    def restore(self, slot: int, request: Request, saved: Memory) -> None:
-        with self._alone():
-            self._enter(Call("restore", {slot: request}))
-            self._overwrite(slot, saved)
-
     def read_slot(self, slot: int, positions: int) -> Iterator[NDArray[np.uint8]]:
+        with self._alone():
+            self._enter(Call("save", {}, slot=slot))
         for position in range(positions):
             yield self.memory[slot, position : position + 1].copy().view(np.uint8)
 
     def write_slot(
         self, slot: int, positions: int, pieces: Sequence[NDArray[np.uint8]]
     ) -> Iterator[None]:
+        with self._alone():
+            self._enter(Call("restore", {}, slot=slot))
         if len(pieces) < positions or any(piece.nbytes != 8 for piece in pieces):
             raise ValueError("other pieces")
         for position in range(positions):

@@ -12,8 +12,6 @@ import pytest
 
 from glm_multiuser import MultiUserLLM, memory
 from glm_multiuser.backends.native.kv_layout import TILE
-from glm_multiuser.device_thread import DEVICE_THREAD
-from glm_multiuser.engine.native import read_cache
 from tests.engine.native_llm import (
     bits,
     in_pages,
@@ -164,6 +162,6 @@ def test_the_type_that_inputs_are_rounded_to_is_the_default(
     with open_llm(1, **settings) as llm:
         assert cache_dtype(llm) == expected
         model = runner_of(llm).model
-        past = DEVICE_THREAD.call(lambda: read_cache(model, 0, SEQ_LENGTH))
-        assert {one.dtype for one in past} == {np.dtype(stored[expected])}
+        arrays = [one.array for cell, _ in model.caches_of(0) for one in (cell.keys, cell.values)]
+        assert {one.dtype for one in arrays} == {np.dtype(stored[expected])}
         assert llm.stats().cache_bytes_per_user == memory.user_bytes(MODEL, runner_of(llm).engine)

@@ -130,7 +130,7 @@ def test_a_device_error_in_a_decode_step_leaves_the_prompts_beside_it_alone() ->
 
 def test_a_device_error_while_a_paused_request_comes_back_ends_that_request() -> None:
     first, second = (Asked([n], max_tokens=9, **LONG) for n in (1, 2))
-    engine, _ = hand_engine(2, FailOnce("restore", first))
+    engine, _ = hand_engine(2, FailOnce("restore"))
     engine.submit(first.request)
     engine.submit(second.request)
     for _ in range(4):

@@ -173,7 +173,7 @@ def test_what_a_resize_paused_goes_on_before_other_groups() -> None:
         scheduler.waiting.append(request)
     admitted(scheduler)
     for request in running:
-        request.saved_past = object()
+        request.saved_past = ()
     scheduler.waiting.append(new_request(group="b"))
     scheduler.pause(Slots(2))
     assert admitted(scheduler) == running[:2]

@@ -196,7 +196,7 @@ def test_a_step_in_two_parts() -> None:
 
 def test_what_was_saved_goes_back_and_takes_part_from_the_next_step_on() -> None:
     scheduler, (a, b, c) = scheduler_with(9, *"abc", chunk_sizes=whole(4))
-    b.saved_past, b.computed_tokens = object(), 1
+    b.saved_past, b.computed_tokens = (), 1
     # Requests behind it in the queue do not wait for it.
     assert next_step(scheduler) == Step({0: PromptChunk(a, 1), 2: PromptChunk(c, 1)}, {}, {1: b})
     assert next_step(scheduler) == Step({}, {0: a, 1: b, 2: c})
@@ -204,7 +204,7 @@ def test_what_was_saved_goes_back_and_takes_part_from_the_next_step_on() -> None
 
 def test_a_prompt_that_was_saved_before_it_was_in_enters_from_the_next_step_on() -> None:
     scheduler, (a, b) = scheduler_with(2, *"ab", chunk_sizes=cut(3), lengths=[5, 5])
-    a.saved_past, a.computed_tokens = object(), 2
+    a.saved_past, a.computed_tokens = (), 2
     assert next_step(scheduler) == Step({1: PromptChunk(b, 3)}, {}, {0: a})
     # The turn that it had to leave out is its next.
     assert next_step(scheduler) == Step({0: PromptChunk(a, 3)})
@@ -213,7 +213,7 @@ def test_a_prompt_that_was_saved_before_it_was_in_enters_from_the_next_step_on()
 
 def test_a_step_in_which_somebody_only_returns_is_one() -> None:
     scheduler, (a,) = scheduler_with(1, "a")
-    a.saved_past, a.computed_tokens = object(), 1
+    a.saved_past, a.computed_tokens = (), 1
     assert next_step(scheduler) == Step({}, {}, {0: a})
     assert next_step(scheduler) == Step({}, {0: a})
 
@@ -239,7 +239,7 @@ def test_a_pause_forgets_whose_turn_it_was() -> None:
     next_step(scheduler)  # so the next turn is b's
     scheduler.pause(Slots(3))
     scheduler.check()
-    a.saved_past = b.saved_past = object()
+    a.saved_past = b.saved_past = ()
     assert next_step(scheduler) == Step({}, {}, {0: a, 1: b})
     assert next_step(scheduler) == Step({0: PromptChunk(a, 1)})
 

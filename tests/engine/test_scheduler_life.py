@@ -182,7 +182,7 @@ class Life(RuleBasedStateMachine):
     def resize(self, count: int) -> None:
         paused = sorted(self.running.items(), key=lambda item: item[1].number)
         for _, request in paused:
-            request.saved_past = object()
+            request.saved_past = ()
         assert self.scheduler.pause(Slots(count)) == paused
         self.count = count
         self.waiting = [request for _, request in paused] + self.waiting

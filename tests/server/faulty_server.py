@@ -20,13 +20,12 @@ MARKER = "☠"
 
 def nan() -> None:
     """Of the real model, on the device."""
-    import numpy as np
-
     from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
-    from glm_multiuser.engine.native import NativeRunner, read_cache, write_cache
+    from glm_multiuser.engine.native import NativeRunner
     from glm_multiuser.engine.runner import HostResults
     from glm_multiuser.engine.step import Step
     from glm_multiuser.tokenizers import ChatGLMTokenizer
+    from tests.poison import poison
 
     tokenizer = ChatGLMTokenizer.from_folder(find_checkpoint(DEFAULT_CHECKPOINT))
     marker = set(tokenizer.encode(MARKER)[-3:])
@@ -36,8 +35,7 @@ def nan() -> None:
         results = run(runner, step)
         for slot, piece in step.prompts.items():
             if marker <= set(piece.request.prompt_token_ids):
-                past = read_cache(runner.model, slot, runner.engine.seq_length)
-                write_cache(runner.model, slot, [np.full_like(one, np.nan) for one in past])
+                poison(runner.model, slot)
         return results
 
     NativeRunner.run = poisoned  # type: ignore[method-assign, assignment]
