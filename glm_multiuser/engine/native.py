@@ -110,25 +110,24 @@ class NativeRunner(GraphRunner):
     def run(self, step: Step) -> HostResults:
         is_causal = self.model.config.is_causal
         tokens: list[tuple[int, ...]] = []
-        last: dict[int, int] = {}
-        scored: list[int] = []
         for slot, request in step.decodes.items():
             tokens += self._tokens_of(slot, request, 1)
-            last[slot] = len(tokens) - 1
         decode_rows = len(tokens)
+        answered = list(range(decode_rows))
+        scored: list[int] = []
         for slot, chunk in step.prompts.items():
             whole = len(chunk.request.prompt_token_ids)
             scored += range(len(tokens), len(tokens) + chunk.scored)
             tokens += self._tokens_of(slot, chunk.request, chunk.tokens if is_causal else whole)
-            last[slot] = len(tokens) - 1
+            if chunk.is_last:
+                answered.append(len(tokens) - 1)
         group = [] if is_causal else [chunk.request for chunk in step.prompts.values()]
         layers = self._layerwise.layers_of(group) if group else self._all_layers
-        answered = [*(last[slot] for slot in step.answered), *scored]
         # Prompts in progress continue from `saved`, at the first layer of `plan`.
         new = decode_rows if layers.first else len(tokens)
         plan = [len(tokens), decode_rows, *layers]
         seconds_before = self.graph_seconds
-        results = self._run_tokens(tokens, answered, new, plan)
+        results = self._run_tokens(tokens, answered + scored, new, plan)
         seconds = self.graph_seconds - seconds_before
         self.chunk_length.measured(len(tokens) - decode_rows, decode_rows, seconds)
         if group:

@@ -57,9 +57,10 @@ class Step:
 
     @property
     def answered(self) -> dict[int, Request]:
-        """The requests that get a next token, in the order of result rows."""
+        """The requests that get a next token, in the order of result rows: those that decode, then
+        those whose prompt is complete."""
         done = {slot: chunk.request for slot, chunk in self.prompts.items() if chunk.is_last}
-        return {**done, **self.decodes}
+        return {**self.decodes, **done}
 
     @property
     def scored(self) -> dict[int, PromptChunk]:

@@ -179,7 +179,7 @@ def test_whoever_has_a_next_token_is_answered() -> None:
     c.computed_tokens = 1
     step = Step({2: PromptChunk(a, 2), 3: PromptChunk(b, 3), 1: PromptChunk(c, 2)}, {0: d})
     assert list(step.requests.items()) == [(2, a), (3, b), (1, c), (0, d)]
-    assert list(step.answered.items()) == [(3, b), (1, c), (0, d)]
+    assert list(step.answered.items()) == [(0, d), (3, b), (1, c)]
 
 
 def test_a_step_in_two_parts() -> None:
