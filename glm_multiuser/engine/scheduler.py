@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Callable, Optional
 
-from glm_multiuser.engine.request import Request
+from glm_multiuser.engine.request import AnonymousUser, Request
 from glm_multiuser.engine.slot_sessions import SlotSessions
 from glm_multiuser.engine.slots import Slots
 from glm_multiuser.engine.step import PromptChunk, Step
@@ -28,33 +28,19 @@ class Scheduler:
     Args:
         slots: of this engine.
         chunk_sizes: how many tokens of which prompts are prefilled in a step.
-        reuse: whether the prefix cache of the user's slot is used.
-        sessions: of evicted users; None: they are dropped.
+        sessions: of the slots' users.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        chunk_sizes: ChunkSizes,
-        reuse: bool = False,
-        sessions: Optional[SlotSessions] = None,
-    ) -> None:
+    def __init__(self, slots: Slots, chunk_sizes: ChunkSizes, sessions: SlotSessions) -> None:
+        self.slots = slots
         self.sessions = sessions
-        self.slots = self._watched(slots)
         self._chunk_sizes = chunk_sizes
-        self.reuse = reuse
         self.waiting = WaitingQueue()
         self.running: dict[int, Request] = {}
         self._prefilling: list[int] = []
         """Slots in prefill, in the order of their turns."""
         self._restoring: set[int] = set()
         """Slots whose users' sessions are being restored."""
-
-    def _watched(self, slots: Slots) -> Slots:
-        """`slots`, whose sessions are saved before another user gets the slot."""
-        if self.sessions is not None:
-            slots.may_evict, slots.evicted = self.sessions.may_evict, self.sessions.evicted
-        return slots
 
     def schedule(self) -> Optional[Step]:
         """The next step, or None if there is nothing to do."""
@@ -78,13 +64,13 @@ class Scheduler:
             self.running[slot] = request
             if request.saved_past is not None:
                 returning[slot] = request
-            elif self.reuse and request.params.reuses_prompt:
+            elif self.sessions.reuse and request.params.reuses_prompt:
                 request.reuse(self.slots.held(request.holder))
             held = len(self.slots.held(request.holder))
             request.kept_tokens = min(held, len(request.prompt_token_ids))
             if request.kept_tokens < held:
                 trimmed[slot] = request.kept_tokens
-            if self._begin_restore(slot, request):
+            if request.saved_past is None and self.sessions.enter(slot, request):
                 self._restoring.add(slot)
             elif not request.prompt_is_in:
                 self._prefilling.append(slot)
@@ -112,15 +98,7 @@ class Scheduler:
         return self.waiting.next(self.running.values(), in_order)
 
     def _may_run(self, request: Request) -> bool:
-        if self.slots.is_busy(request.holder):
-            return False
-        return self.sessions is None or self.sessions.ready(request)
-
-    def _begin_restore(self, slot: int, request: Request) -> bool:
-        """Starts restoring a request's session; returns whether there is one to wait for."""
-        if self.sessions is None or request.saved_past is not None:
-            return False
-        return self.sessions.enter(slot, request)
+        return not self.slots.is_busy(request.holder) and self.sessions.ready(request)
 
     def restored(self, slot: int) -> None:
         """The session in `slot` is restored; the rest of its request's prompt can be prefilled."""
@@ -146,17 +124,16 @@ class Scheduler:
                     self._prefilling.append(slot)
         return chunks
 
-    def finish(self, slot: int, keep: bool = True) -> Request:
-        """Removes the request in `slot`; with `keep`, its user keeps the slot, unless `forget` was
-        called."""
+    def finish(self, slot: int, failed: bool = False) -> Request:
+        """Removes the request in `slot`. Its user keeps the slot, unless the request has failed,
+        names no user, or `forget` was called."""
         request = self.running[slot]
-        held = request.held_token_ids() if self.reuse else ()
-        kept = keep and not request.forgotten
-        self.slots.release(request.holder, kept, held)
-        del self.running[slot]
+        held = request.held_token_ids() if self.sessions.reuse else ()
+        keep = not (failed or request.forgotten or isinstance(request.user, AnonymousUser))
+        self.slots.release(request.holder, keep, held)
+        del self.running[slot]  # only now: if that fails, the request still has to be ended
         self._restoring.discard(slot)
-        if self.sessions is not None:
-            self.sessions.leave(slot, request, kept, failed=not keep)
+        self.sessions.leave(slot, request, keep, failed)
         if slot in self._prefilling:
             self._prefilling.remove(slot)
         return request
@@ -176,18 +153,15 @@ class Scheduler:
         begun = chain(self.running.values(), paused)
         return (request for request in begun if request.holder == holder)
 
-    def pause(self, slots: Slots) -> list[tuple[int, Request]]:
-        """Moves running requests to the front of the queue and starts over with new slots.
-
-        Returns the paused requests with their previous slots, oldest first.
-        """
-        paused = sorted(self.running.items(), key=lambda item: item[1].number)
+    def pause(self, slots: Slots) -> None:
+        """Moves running requests to the front of the queue, the oldest first, and starts over with
+        new slots."""
+        paused = sorted(self.running.values(), key=lambda request: request.number)
         self.running = {}
         self._prefilling = []
         self._restoring = set()
-        self.slots = self._watched(slots)
-        self.waiting.put_first(request for _, request in paused)
-        return paused
+        self.slots = slots
+        self.waiting.put_first(paused)
 
     def check(self) -> None:
         """Checks that every running request has a slot and every busy slot a request.

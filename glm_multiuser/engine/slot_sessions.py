@@ -61,13 +61,13 @@ class SlotSessions:
     Args:
         runner: copies keys and values.
         store: keeps sessions.
-        reuse: whether the model supports prefix caching; otherwise nothing is restored.
+        reuse: whether the prefix cache of the user's slot is used; otherwise nothing is restored.
     """
 
     def __init__(self, runner: Runner, store: SessionStore, reuse: bool) -> None:
         self.store = store
+        self.reuse = reuse
         self._runner = runner
-        self._reuse = reuse
         self._held: dict[Hashable, _Held] = {}
         """Idle users with cached tokens, least recently used first."""
         self._unsaved: dict[Hashable, None] = {}
@@ -95,14 +95,19 @@ class SlotSessions:
                 del self._unsaved[user]
         return user not in self._unsaved
 
-    def evicted(self, user: Hashable) -> None:
-        """Called when an idle user has lost its slot."""
-        self._drop(user)
+    def drop(self, user: Hashable) -> None:
+        """Forgets a user's slot, because its contents will change."""
+        self._held.pop(user, None)
+        self._unsaved.pop(user, None)
+        for future in self._wanted.pop(user, []):
+            future.set_exception(KeyError(user))
+        if self._saving is not None and self._saving.user == user:
+            self._saving = None
 
     def enter(self, slot: int, request: Request) -> bool:
         """Called when a request got a slot; returns whether a session must be restored first."""
         held = self._held.get(request.holder)
-        self._drop(request.holder)
+        self.drop(request.holder)
         identity = self._restores(request)
         if identity is None:
             if request.identity is not None:
@@ -179,7 +184,7 @@ class SlotSessions:
         """Forgets the contents of all slots."""
         self._restoring = {}
         for user in list(self._held):
-            self._drop(user)
+            self.drop(user)
 
     def of_owner(self, owner: str) -> list[tuple[Hashable, _Held]]:
         """The idle users of a tenant, and the contents of their slots."""
@@ -190,16 +195,7 @@ class SlotSessions:
         """Identity of the session to restore; None if the request may not reuse one, or was
         paused."""
         may_begin = request.params.reuses_prompt and request.saved_past is None
-        return request.identity if self._reuse and may_begin else None
-
-    def _drop(self, user: Hashable) -> None:
-        """Forgets a user's slot, because its contents will change."""
-        self._held.pop(user, None)
-        self._unsaved.pop(user, None)
-        for future in self._wanted.pop(user, []):
-            future.set_exception(KeyError(user))
-        if self._saving is not None and self._saving.user == user:
-            self._saving = None
+        return request.identity if self.reuse and may_begin else None
 
     def _has_room(self, held: _Held) -> bool:
         return self.store.has_room(self._runner.slot_bytes(len(held.token_ids)))
@@ -245,7 +241,7 @@ class SlotSessions:
 
     def _pieces(self, held: _Held) -> Iterator[CacheBytes]:
         """The pieces of a slot; none without prefix caching, because they may be outdated."""
-        if not self._reuse:
+        if not self.reuse:
             return iter(())
         return self._runner.read_slot(held.slot, len(held.token_ids))
 

@@ -17,8 +17,6 @@ class Slots:
         cache_bytes: number of tokens -> memory of a slot's caches.
         limit: maximum of bytes for all caches; None: unlimited. Busy slots count with the maximum
             that their request may need, so that none runs out of memory.
-
-    Attributes:
         may_evict: whether the slot of an idle user may be taken now.
         evicted: called with a user whose idle slot was taken.
     """
@@ -28,16 +26,18 @@ class Slots:
         count: int,
         cache_bytes: Callable[[int], int] = lambda tokens: 0,
         limit: Optional[int] = None,
+        may_evict: Callable[[Hashable], bool] = lambda user: True,
+        evicted: Callable[[Hashable], None] = lambda user: None,
     ) -> None:
         self.count = count
         self.cache_bytes = cache_bytes
         self.limit = limit
+        self.may_evict = may_evict
+        self.evicted = evicted
         self._free = list(range(count))
         self._busy: dict[Hashable, int] = {}
         self._idle: dict[Hashable, int] = {}  # in order of last use
         self._held: dict[Hashable, Sequence[int]] = {}
-        self.may_evict: Callable[[Hashable], bool] = lambda user: True
-        self.evicted: Callable[[Hashable], None] = lambda user: None
         self._promised: dict[Hashable, int] = {}
         """Busy user -> maximum of bytes that its request may need."""
         self._emptied: list[int] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
 from glm_multiuser.engine.prompt_logprobs import not_finite, score
-from glm_multiuser.engine.request import AnonymousUser, Request
+from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import RowResults, Runner
 from glm_multiuser.engine.scheduler import Scheduler
 from glm_multiuser.engine.slot_sessions import SlotSessions
@@ -87,7 +87,6 @@ class StepLoop:
         self.sessions = SlotSessions(runner, store, reuse)
         self.failure: Optional[Exception] = None
         self.on_step: Callable[[StepReport], None] = lambda report: None
-        self._reuse = reuse
         self._step_seconds = 0.0
         self._failed_steps = 0
         self._scheduler = self._new_scheduler(users)
@@ -99,11 +98,13 @@ class StepLoop:
         which must not wait for a lock."""
 
     def _new_scheduler(self, users: int) -> Scheduler:
-        slots = self._new_slots(users)
-        return Scheduler(slots, self.runner.chunk_sizes, self._reuse, self.sessions)
+        return Scheduler(self._new_slots(users), self.runner.chunk_sizes, self.sessions)
 
     def _new_slots(self, users: int) -> Slots:
-        return Slots(users, self.runner.cache_bytes, self.cache_limit)
+        sessions = self.sessions
+        return Slots(
+            users, self.runner.cache_bytes, self.cache_limit, sessions.may_evict, sessions.drop
+        )
 
     def step(self) -> bool:
         """One iteration of the loop; returns whether there was anything to do.
@@ -214,9 +215,7 @@ class StepLoop:
         self, slot: int, finish_reason: str, error: Optional[GLMMultiUserError] = None
     ) -> None:
         with self._lock:
-            # The slot of a failed request is not kept.
-            anonymous = isinstance(self._scheduler.running[slot].user, AnonymousUser)
-            request = self._scheduler.finish(slot, keep=error is None and not anonymous)
+            request = self._scheduler.finish(slot, failed=error is not None)
             held = len(self._scheduler.slots.held(request.holder))
             self._lock.notify_all()
         if not held or held < request.resident_tokens:

@@ -6,13 +6,23 @@ import itertools
 from collections.abc import Sequence
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import ChunkSizes
+from glm_multiuser.engine.scheduler import ChunkSizes, Scheduler
+from glm_multiuser.engine.slot_sessions import SlotSessions
+from glm_multiuser.engine.slots import Slots
 from glm_multiuser.engine.step import Step
+from glm_multiuser.sessions.store import SessionStore
 from tests.engine.driving import Asked
+from tests.engine.mock_runner import MockRunner
 
 
 def new_request(user: object = None, length: int = 1, group: str = "") -> Request:
     return Asked([1] * length, user, group=group).request
+
+
+def new_scheduler(slots: int, chunk_sizes: ChunkSizes) -> Scheduler:
+    """A scheduler without a prefix cache, for sessions that are not kept."""
+    sessions = SlotSessions(MockRunner(slots), SessionStore(), reuse=False)
+    return Scheduler(Slots(slots), chunk_sizes, sessions)
 
 
 def rest_of(request: Request) -> int:

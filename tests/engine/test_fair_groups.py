@@ -17,7 +17,7 @@ from glm_multiuser.engine.waiting import has_room
 from glm_multiuser.errors import QueueFullError
 from tests.engine.driving import Asked, alone, finish, hand_engine
 from tests.engine.mock_runner import FAILS_LATER
-from tests.engine.scheduling import carry_out, new_request, whole
+from tests.engine.scheduling import carry_out, new_request, new_scheduler, whole
 
 LONG: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0}
 GROUPS = "abcd"
@@ -42,12 +42,12 @@ def admitted(scheduler: Scheduler) -> list[Request]:
 )
 def test_no_group_starves(slots: int, rounds: list[tuple[list[str], set[int]]]) -> None:
     """A waiting request is overtaken at most once by each other group."""
-    scheduler = Scheduler(Slots(slots), whole(9))
+    scheduler = new_scheduler(slots, whole(9))
     arrived: dict[str, list[Request]] = {group: [] for group in GROUPS}
     overtaken: Counter[tuple[str, str]] = Counter()
     for submitted, ended in rounds:
         for slot in ended & scheduler.running.keys():
-            scheduler.finish(slot, keep=False)
+            scheduler.finish(slot, failed=True)
         for group in submitted:
             arrived[group].append(new_request(group=group))
             scheduler.waiting.append(arrived[group][-1])
@@ -140,20 +140,20 @@ def answers(asked: list[Asked]) -> int:
 
 
 def test_a_group_that_had_the_slots_lends_them_one_by_one() -> None:
-    scheduler = Scheduler(Slots(4), whole(9))
+    scheduler = new_scheduler(4, whole(9))
     for group in "aaaaaaaabbbb":
         scheduler.waiting.append(new_request(group=group))
     assert "".join(one.group for one in admitted(scheduler)) == "abab"
     for slot in range(4):
-        scheduler.finish(slot, keep=False)
+        scheduler.finish(slot, failed=True)
     assert "".join(one.group for one in admitted(scheduler)) == "abab"
     for slot in range(4):
-        scheduler.finish(slot, keep=False)
+        scheduler.finish(slot, failed=True)
     assert "".join(one.group for one in admitted(scheduler)) == "aaaa"
 
 
 def test_a_group_whose_users_are_busy_lets_others_pass_and_keeps_its_turn() -> None:
-    scheduler = Scheduler(Slots(2), whole(9))
+    scheduler = new_scheduler(2, whole(9))
     requests = [
         new_request(user, group=group) for user, group in [(1, "a"), (1, "a"), (2, "b"), (3, "b")]
     ]
@@ -167,7 +167,7 @@ def test_a_group_whose_users_are_busy_lets_others_pass_and_keeps_its_turn() -> N
 
 
 def test_what_a_resize_paused_goes_on_before_other_groups() -> None:
-    scheduler = Scheduler(Slots(3), whole(9))
+    scheduler = new_scheduler(3, whole(9))
     running = [new_request(group="a") for _ in range(3)]
     for request in running:
         scheduler.waiting.append(request)

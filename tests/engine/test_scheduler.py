@@ -12,7 +12,7 @@ from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.scheduler import ChunkSizes, Scheduler
 from glm_multiuser.engine.slots import Slots
 from glm_multiuser.engine.step import PromptChunk, Step
-from tests.engine.scheduling import carry_out, cut, new_request, slowly, whole
+from tests.engine.scheduling import carry_out, cut, new_request, new_scheduler, slowly, whole
 
 
 def scheduler_with(
@@ -22,7 +22,7 @@ def scheduler_with(
     lengths: Sequence[int] = (),
 ) -> tuple[Scheduler, list[Request]]:
     """A scheduler and its queue; by default one whole prompt per step."""
-    scheduler = Scheduler(Slots(slots), chunk_sizes or whole(1))
+    scheduler = new_scheduler(slots, chunk_sizes or whole(1))
     requests = [
         new_request(user, length) for user, length in zip_longest(users, lengths, fillvalue=1)
     ]
@@ -227,7 +227,7 @@ def test_a_pause_puts_what_runs_in_front_oldest_first() -> None:
     assert scheduler.running == {0: c, 1: b}
     late = new_request("late")
     scheduler.waiting.append(late)
-    assert scheduler.pause(Slots(4)) == [(1, b), (0, c)]
+    scheduler.pause(Slots(4))
     assert list(scheduler.waiting) == [b, c, late]
     assert (scheduler.running, scheduler.slots.busy, scheduler.slots.idle) == ({}, 0, 0)
     scheduler.check()
@@ -250,7 +250,7 @@ def test_a_pause_forgets_whose_turn_it_was() -> None:
 def test_a_slot_that_failed_is_not_kept() -> None:
     scheduler, _ = scheduler_with(2, "a")
     next_step(scheduler)
-    scheduler.finish(0, keep=False)
+    scheduler.finish(0, failed=True)
     assert scheduler.slots.slot_of("a") is None
 
 

@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.scheduler import ChunkSizes, Scheduler
+from glm_multiuser.engine.scheduler import ChunkSizes
 from glm_multiuser.engine.slots import Slots
 from glm_multiuser.engine.step import PromptChunk, Step
-from tests.engine.scheduling import carry_out, cut, new_request, rest_of, slowly, whole
+from tests.engine.scheduling import (
+    carry_out,
+    cut,
+    new_request,
+    new_scheduler,
+    rest_of,
+    slowly,
+    whole,
+)
 
 STEPS_ON_THE_WAY = 3
 
@@ -37,7 +45,7 @@ class Life(RuleBasedStateMachine):
         self.count = count
         self.chunk_sizes = chunk_sizes
         self.expected_take: tuple[list[Request], int, Sequence[int]] = ([], 0, [])
-        self.scheduler = Scheduler(Slots(count), self.take_as_expected)
+        self.scheduler = new_scheduler(count, self.take_as_expected)
         self.waiting: list[Request] = []
         self.time = 0
         self.turn_of: dict[str, int] = {}
@@ -167,7 +175,7 @@ class Life(RuleBasedStateMachine):
         self.end(request)
         if keep:
             self.idle.append((request.user, slot))
-        assert self.scheduler.finish(slot, keep) is request
+        assert self.scheduler.finish(slot, failed=not keep) is request
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -183,7 +191,7 @@ class Life(RuleBasedStateMachine):
         paused = sorted(self.running.items(), key=lambda item: item[1].number)
         for _, request in paused:
             request.saved_past = ()
-        assert self.scheduler.pause(Slots(count)) == paused
+        self.scheduler.pause(Slots(count))
         self.count = count
         self.waiting = [request for _, request in paused] + self.waiting
         self.count_turns()
