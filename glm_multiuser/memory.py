@@ -81,7 +81,7 @@ def _parameter_bytes(name: str, shape: tuple[int, ...], engine: EngineConfig) ->
         return math.prod(shape) * BYTES[dtype]
     kept_as = weight_types_of(engine).get(name, engine.weight_dtype or dtype)
     packing = packing_of(kept_as, *shape)
-    return math.prod(packing.shape) * packing.itemsize
+    return math.prod(packing.shape) * packing.array_dtype.itemsize
 
 
 def cache_bytes_per_user(config: AnyModelConfig, seq_length: int, dtype: str) -> int:

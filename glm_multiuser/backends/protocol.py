@@ -6,7 +6,6 @@ Cells are called as `cell(x, batch)`, where `x` is `[rows, size]` and `batch` is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple, Optional, Protocol
 
 from mindspore import nn
@@ -48,18 +47,14 @@ class Backend(Protocol):
 
     @property
     def weight_dtype(self) -> str:
-        """Type of the matrices, except those in `weight_types`."""
-
-    @property
-    def weight_types(self) -> Mapping[str, str]:
-        """Name of a parameter -> its type, if not `weight_dtype`."""
+        """Type of the matrices, unless `set_weight_types` gives them another one."""
 
     @property
     def kept_as(self) -> str:
         """Types of the matrices, for logs and statistics."""
 
     def set_weight_types(self, model: nn.Cell) -> None:
-        """Applies `weight_types` to a new model."""
+        """Gives matrices of a new model the types that they have instead of `weight_dtype`."""
 
     @property
     def dtype(self) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from glm_multiuser.backends.native.group_packing import GroupPacking
 from glm_multiuser.backends.native.quantising import QUANTISED, SEARCHED, quantise
 from tests.kernels.group_weights import DTYPES, HALVES, TYPES, GroupWeight
-from tests.kernels.weights import pack_whole
+from tests.kernels.weights import pack_whole, zeros_of
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -143,23 +143,23 @@ def test_what_is_out_of_range_is_noticed(dtype: str, value: float) -> None:
     weight = samples()["normal"]
     weight[33, 77] = value
     packing = GroupPacking(dtype, *weight.shape)
-    assert not packing.pack_rows(weight, packing.zeros())
+    assert not packing.pack_rows(weight, zeros_of(packing))
     weight[33, 77] = 1e5
-    assert packing.pack_rows(weight, packing.zeros())
+    assert packing.pack_rows(weight, zeros_of(packing))
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
 def test_rows_are_quantised_and_packed(dtype: str) -> None:
     weight = samples()["normal"][:40]
     packing = GroupPacking(dtype, *weight.shape)
-    packed = packing.zeros()
+    packed = zeros_of(packing)
     assert packing.pack_rows(weight, packed)
     blocks, _ = quantise(dtype, weight)
     assert np.array_equal(packed, pack_whole(packing, blocks))
     with pytest.raises(ValueError, match="there are no int4 weights but those of files"):
         GroupPacking("int4", *weight.shape).pack_rows(weight, packed)
     half = weight.astype(np.float16)
-    again = packing.zeros()
+    again = zeros_of(packing)
     assert packing.pack_rows(half, again)
     assert not np.array_equal(packed, again), "halves are other numbers"
 
@@ -183,8 +183,8 @@ def test_q8_0_is_half_a_step_off_at_most(factor: float) -> None:
 @pytest.mark.parametrize(("dtype", "at"), [(one, at) for one in DTYPES for at in HALVES[one]])
 def test_a_scale_that_is_not_finite_is_noticed(dtype: str, at: int) -> None:
     weight = GroupWeight.random(dtype, 70, 2)
-    assert weight.packing.pack_rows(weight.blocks, weight.packing.zeros())
+    assert weight.packing.pack_rows(weight.blocks, zeros_of(weight.packing))
     for bits in (0x7C00, 0xFC00, 0x7E01):
         blocks = weight.blocks.copy()
         blocks[69, 1, at : at + 2] = np.array([bits], "<u2").view(np.uint8)
-        assert not weight.packing.pack_rows(blocks, weight.packing.zeros())
+        assert not weight.packing.pack_rows(blocks, zeros_of(weight.packing))

@@ -43,9 +43,14 @@ def round_to_int8(
     return numbers.astype(np.int64), largest / np.float32(127), places
 
 
+def zeros_of(packing: AnyPacking) -> NDArray[Any]:
+    """Memory for a packed weight."""
+    return np.zeros(packing.shape, packing.array_dtype)
+
+
 def pack_whole(packing: AnyPacking, weight: NDArray[Any]) -> NDArray[Any]:
     """A whole weight, in a type that `pack_rows` takes -> the packed array."""
-    packed = packing.zeros()
+    packed = zeros_of(packing)
     packing.pack_rows(weight, packed)
     return packed
 

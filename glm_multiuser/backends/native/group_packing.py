@@ -119,11 +119,6 @@ class GroupPacking:
         return panels, blocks, self.type.packed_bytes
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one element of the packed array."""
-        return 1
-
-    @property
     def array_dtype(self) -> np.dtype[Any]:
         """Of the packed array."""
         return np.dtype(np.uint8)
@@ -132,9 +127,6 @@ class GroupPacking:
     def unpacked_dtype(self) -> np.dtype[Any]:
         """The type from which weights are quantised."""
         return np.dtype(np.float32)
-
-    def zeros(self) -> Bytes:
-        return np.zeros(self.shape, np.uint8)
 
     def pack_rows(self, rows: Array, packed: Bytes) -> bool:
         """Packs rows into whole panels.

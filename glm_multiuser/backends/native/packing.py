@@ -61,11 +61,6 @@ class Packing:
         return panels, SCALE_BYTES + 2 * pairs * PANEL
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one element of the packed array."""
-        return np.dtype(STORED[self.dtype]).itemsize
-
-    @property
     def array_dtype(self) -> np.dtype[Any]:
         """Of the packed array."""
         return np.dtype(STORED[self.dtype])
@@ -75,9 +70,6 @@ class Packing:
         """The type that `pack_rows` takes without rounding, except to int8; may be
         `bfloat16.BITS`."""
         return {"float16": np.dtype(np.float16), "bfloat16": BITS}.get(self.dtype, np.dtype("f4"))
-
-    def zeros(self) -> NDArray[Any]:
-        return np.zeros(self.shape, STORED[self.dtype])
 
     def pack_rows(self, rows: NDArray[Any], packed: NDArray[Any]) -> bool:
         """Packs rows into whole panels.

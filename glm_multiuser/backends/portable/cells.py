@@ -49,10 +49,6 @@ class PortableBackend:
         return self.dtype
 
     @property
-    def weight_types(self) -> dict[str, str]:
-        return {}
-
-    @property
     def kept_as(self) -> str:
         return self.dtype
 
