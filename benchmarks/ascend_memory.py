@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from glm_multiuser import EngineConfig, memory
+from glm_multiuser.backends.cell_layout import BLOCK_LENGTH
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model, make_runner
 from glm_multiuser.cli.published import PUBLISHED
-from glm_multiuser.config import BLOCK_LENGTH, AnyModelConfig, CausalConfig
+from glm_multiuser.config import AnyModelConfig, CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from scripts.ascend_dryrun import stubs
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +14,8 @@ from glm_multiuser.sizes import bytes_of
 
 __all__ = ["AnyModelConfig", "CausalConfig", "EngineConfig", "ModelConfig"]
 
-BLOCK_LENGTH = 256
-"""Positions per KV cache block; a decode step reads only the blocks in use."""
-
 MOST_USERS = 1024
 """Maximum number of users per engine."""
-
-SMALLEST_PROMPT = 16
-"""Shorter prompts are padded to this length."""
-
-
-def prompt_lengths(seq_length: int) -> tuple[int, ...]:
-    """Returns the padded prompt lengths: powers of two, and `seq_length`."""
-    powers = (SMALLEST_PROMPT << power for power in itertools.count())
-    return (*itertools.takewhile(lambda length: length < seq_length, powers), seq_length)
 
 
 def folder_of(setting: str, folder: str) -> Path:

@@ -28,7 +28,6 @@ from glm_multiuser.backends.native.kv_layout import held_bytes, scale_bytes
 from glm_multiuser.backends.native.packing import BLOCK_BYTES
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.config import (
-    BLOCK_LENGTH,
     MOST_USERS,
     AnyModelConfig,
     CausalConfig,
@@ -41,6 +40,7 @@ from glm_multiuser.device import (
     cores,
 )
 from glm_multiuser.engine import graph_memory
+from glm_multiuser.engine.graph_shapes import layout_of
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.sizes import most_within
 
@@ -141,8 +141,7 @@ def zeros_bytes(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Bytes of zeros that overwrite used caches, one block per length; none for native kernels."""
     if is_native(engine):
         return 0
-    full, rest = divmod(engine.seq_length, BLOCK_LENGTH)
-    positions = BLOCK_LENGTH * (full > 0) + rest
+    positions = sum({*layout_of(engine).block_lengths})
     return cache_bytes_per_user(config, positions, dtype_of(engine))
 
 

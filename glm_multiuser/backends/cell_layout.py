@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Optional
 
-from glm_multiuser.config import BLOCK_LENGTH
+BLOCK_LENGTH = 256
+"""Positions per block of the portable backend; a decode step reads only the blocks in use."""
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 
-from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.config import AnyModelConfig, EngineConfig, prompt_lengths
+from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.device import PREFILL_CHUNK
 from glm_multiuser.engine.graph_shapes import (
     MOST_PROMPTS,
     batch_sizes,
     block_counts,
     chunk_lengths,
+    layout_of,
     prompt_counts,
+    prompt_lengths,
     table_positions,
 )
 
@@ -114,7 +115,3 @@ def table_bytes(config: AnyModelConfig, engine: EngineConfig, number: int) -> in
 def pair_bytes(config: AnyModelConfig, positions: int, number: int) -> int:
     """Keys and values of one layer and one user."""
     return 2 * positions * config.num_key_value_heads * config.head_dim * number
-
-
-def layout_of(engine: EngineConfig) -> CellLayout:
-    return CellLayout.plan(engine.users, engine.seq_length, users_per_cell=engine.users_per_cell)

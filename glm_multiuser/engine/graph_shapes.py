@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.config import AnyModelConfig, EngineConfig, prompt_lengths
+from glm_multiuser.config import AnyModelConfig, EngineConfig
 from glm_multiuser.device import PREFILL_CHUNK
 
 SMALLEST_BATCH = 4
+
+SMALLEST_PROMPT = 16
+"""Shorter prompts are padded to this length."""
 
 MOST_PROMPTS = 4
 """Maximum number of prompts per graph call."""
@@ -28,7 +32,7 @@ def table_positions(config: AnyModelConfig, seq_length: int) -> int:
 
 def graph_counts(config: AnyModelConfig, engine: EngineConfig) -> dict[str, int]:
     """Number of graphs of each kind that are compiled before an engine is ready."""
-    layout = CellLayout.plan(engine.users, engine.seq_length, users_per_cell=engine.users_per_cell)
+    layout = layout_of(engine)
     reads = len(block_counts(len(layout.block_lengths)))
     if config.is_causal:
         prefill = len(chunk_lengths(engine)) * reads
@@ -40,6 +44,17 @@ def graph_counts(config: AnyModelConfig, engine: EngineConfig) -> dict[str, int]
         "replace a block of the caches": len(layout.block_lengths),
         "decode": len(batch_sizes(layout)) * reads,
     }
+
+
+def layout_of(engine: EngineConfig) -> CellLayout:
+    """The layout of the caches."""
+    return CellLayout.plan(engine.users, engine.seq_length, users_per_cell=engine.users_per_cell)
+
+
+def prompt_lengths(seq_length: int) -> tuple[int, ...]:
+    """The lengths that prompts are padded to: powers of two, and `seq_length`."""
+    powers = (SMALLEST_PROMPT << power for power in itertools.count())
+    return (*itertools.takewhile(lambda length: length < seq_length, powers), seq_length)
 
 
 def chunk_lengths(engine: EngineConfig) -> tuple[int, ...]:

@@ -16,9 +16,8 @@ import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
 
-from glm_multiuser.backends.cell_layout import CellLayout
+from glm_multiuser.backends.cell_layout import BLOCK_LENGTH, CellLayout
 from glm_multiuser.backends.portable.types import NUMPY_TYPES
-from glm_multiuser.config import BLOCK_LENGTH, prompt_lengths
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.compile_cache import CompileCache
 from glm_multiuser.engine.graph_runner import DeviceResults, GraphRunner, Job, to_tensor
@@ -28,6 +27,7 @@ from glm_multiuser.engine.graph_shapes import (
     block_counts,
     chunk_lengths,
     prompt_counts,
+    prompt_lengths,
 )
 from glm_multiuser.engine.padding import invariant_rows
 from glm_multiuser.engine.portable_graphs import (

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from glm_multiuser.backends.cell_layout import NO_USERS, CellLayout
 from glm_multiuser.backends.portable.cells import PortableBackend
-from glm_multiuser.config import prompt_lengths
 from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine.graph_shapes import prompt_lengths
 from glm_multiuser.engine.portable_graphs import PaddedBatches, ReplaceCache, User, empty_block
 from glm_multiuser.errors import (
     ConfigError,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from glm_multiuser import ConfigError, EngineConfig, ModelConfig
-from glm_multiuser.config import prompt_lengths
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 100,
@@ -24,14 +23,6 @@ SHAPE: dict[str, Any] = {
 def write_config(folder: Path, text: str) -> Path:
     (folder / "config.json").write_text(text, encoding="utf-8")
     return folder
-
-
-@pytest.mark.parametrize(
-    ("seq_length", "lengths"),
-    [(8, (8,)), (16, (16,)), (17, (16, 17)), (64, (16, 32, 64)), (100, (16, 32, 64, 100))],
-)
-def test_prompts_are_padded_to_powers_of_two(seq_length: int, lengths: tuple[int, ...]) -> None:
-    assert prompt_lengths(seq_length) == lengths
 
 
 @pytest.mark.parametrize(

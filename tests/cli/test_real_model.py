@@ -10,15 +10,15 @@ from typing import Any, Callable
 
 import pytest
 
-from glm_multiuser import config
 from glm_multiuser.cli import loading
 from glm_multiuser.cli.questions import KNOWN
+from glm_multiuser.engine import graph_shapes
 
 
 @pytest.fixture(scope="module")
 def compiled_llm(glm_tiny: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "SMALLEST_PROMPT", 64)  # fewer graphs
+        patch.setattr(graph_shapes, "SMALLEST_PROMPT", 64)  # fewer graphs
         llm = loading.llm_class().from_pretrained(glm_tiny, users=3, seq_length=256)
     with llm:
         yield llm

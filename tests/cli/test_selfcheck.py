@@ -11,9 +11,9 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from glm_multiuser import config
 from glm_multiuser.cli import selfcheck
 from glm_multiuser.cli.questions import KNOWN
+from glm_multiuser.engine import graph_shapes
 from glm_multiuser.errors import GenerationError, InvalidParameterError
 from tests.cli.fake import FakeLLM, Params, Result, Stats
 
@@ -213,7 +213,7 @@ def test_an_engine_that_does_not_start_is_a_failed_check(
 def test_the_real_model(
     run: Callable[..., Any], glm_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "SMALLEST_PROMPT", 256)  # a single graph for prompts
+    monkeypatch.setattr(graph_shapes, "SMALLEST_PROMPT", 256)  # a single graph for prompts
     # No request waits: the checks ask no more at once than there are slots.
     result = run("selfcheck", "--checkpoint", glm_tiny, "--max-queue", 0)
     assert result.exit_code == 0, result.output

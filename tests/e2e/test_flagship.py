@@ -21,8 +21,9 @@ from typing import Any, Callable, Optional, Union
 
 import pytest
 
-from glm_multiuser import GenerationResult, Handle, MultiUserLLM, Piece, SamplingParams, config
+from glm_multiuser import GenerationResult, Handle, MultiUserLLM, Piece, SamplingParams
 from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine import graph_shapes
 from glm_multiuser.engine.graph_runner import GraphRunner
 from tests.engine.stepping import PATIENCE, SingleSteps
 from tests.poison import fill_with_nan
@@ -103,7 +104,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
 def fewer_graphs() -> Iterator[None]:
     """Of MindSpore's operators: prompts of up to 128 tokens share one length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "SMALLEST_PROMPT", 128)
+        patch.setattr(graph_shapes, "SMALLEST_PROMPT", 128)
         yield
 
 

@@ -24,9 +24,9 @@ from glm_multiuser import (
     GenerationResult,
     MultiUserLLM,
     SamplingParams,
-    config,
 )
 from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.engine import graph_shapes
 from tests.engine.stepping import PATIENCE
 from tests.golden_data import golden_folder
 from tests.poison import fill_with_nan
@@ -96,7 +96,7 @@ def asks(family: str, kernels: str) -> list[Ask]:
 def open_llm(family: str, kernels: str) -> MultiUserLLM:
     folder = golden_folder(family, "model.safetensors")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "SMALLEST_PROMPT", 128)  # one graph for whole prompts
+        patch.setattr(graph_shapes, "SMALLEST_PROMPT", 128)  # one graph for whole prompts
         return MultiUserLLM.from_pretrained(
             folder, users=USERS, seq_length=128, prefill_chunk=16, kernels=kernels
         )

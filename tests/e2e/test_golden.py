@@ -11,7 +11,8 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 
-from glm_multiuser import GenerationResult, MultiUserLLM, SamplingParams, config
+from glm_multiuser import GenerationResult, MultiUserLLM, SamplingParams
+from glm_multiuser.engine import graph_shapes
 from tests.golden_data import golden_folder
 from tests.models.golden_cases import Case, Reference, read_reference
 
@@ -72,7 +73,7 @@ def llm(request: pytest.FixtureRequest, three: Reference) -> Iterator[MultiUserL
     """Eight users. In cells of three there is room for half of the cases, otherwise for all."""
     kernels, users_per_cell = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "SMALLEST_PROMPT", 32)  # fewer graphs
+        patch.setattr(graph_shapes, "SMALLEST_PROMPT", 32)  # fewer graphs
         engine = start(
             three.folder,
             users=8,
@@ -123,7 +124,7 @@ def test_resize_in_the_middle(
     three: Reference,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(config, "SMALLEST_PROMPT", 64)  # fewer graphs
+    monkeypatch.setattr(graph_shapes, "SMALLEST_PROMPT", 64)  # fewer graphs
     with start(
         three.folder, users=4, seq_length=58, users_per_cell=users_per_cell, kernels=kernels
     ) as engine:
@@ -142,7 +143,7 @@ def test_resize_in_the_middle(
 
 
 def test_long_prompts(three: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "SMALLEST_PROMPT", 512)  # fewer graphs
+    monkeypatch.setattr(graph_shapes, "SMALLEST_PROMPT", 512)  # fewer graphs
     cases = [*three.long, three.short[5]]
     with start(three.folder, users=3, seq_length=640) as engine:
         check(cases, answer(engine, cases))
@@ -178,7 +179,7 @@ def chats(conversations: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def text_llm(text_folder: Path) -> Iterator[MultiUserLLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "SMALLEST_PROMPT", 256)  # a single graph for prompts
+        patch.setattr(graph_shapes, "SMALLEST_PROMPT", 256)  # a single graph for prompts
         engine = start(text_folder, users=3, seq_length=160)
     with engine:
         yield engine

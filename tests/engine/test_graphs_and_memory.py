@@ -29,6 +29,7 @@ from glm_multiuser.engine.graph_shapes import (
     block_counts,
     graph_counts,
     prompt_counts,
+    prompt_lengths,
 )
 from glm_multiuser.engine.portable import WholePrefillRunner
 from tests.engine.small_model import (
@@ -149,6 +150,14 @@ def test_there_are_at_most_three_decode_sizes(users: int) -> None:
     assert sizes[-1] == users
     assert list(sizes) == sorted(set(sizes))
     assert min(sizes) == (users if users < 4 else min(4, users // 4))
+
+
+@pytest.mark.parametrize(
+    ("seq_length", "lengths"),
+    [(8, (8,)), (16, (16,)), (17, (16, 17)), (64, (16, 32, 64)), (100, (16, 32, 64, 100))],
+)
+def test_prompts_are_padded_to_powers_of_two(seq_length: int, lengths: tuple[int, ...]) -> None:
+    assert prompt_lengths(seq_length) == lengths
 
 
 def test_several_cells_are_always_decoded_together() -> None:
