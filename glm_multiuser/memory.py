@@ -100,10 +100,7 @@ def user_bytes(config: AnyModelConfig, engine: EngineConfig, tokens: Optional[in
     dtype, length = cache_dtype_of(engine), engine.seq_length
     if not is_native(engine):
         return cache_bytes_per_user(config, length, dtype)
-    if tokens is not None and not pages.UNAVAILABLE:
-        length = tokens
-    heads = config.num_layers * config.num_key_value_heads
-    return held_bytes(dtype, heads, length, config.head_dim)
+    return held_bytes(config, dtype, length if tokens is None else tokens, length)
 
 
 def tokens_in(config: AnyModelConfig, engine: EngineConfig, limit: int) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.backends.native import library, pages
+from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.kv_layout import held_bytes
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.graph_runner import GraphRunner, Job
@@ -175,12 +175,8 @@ class NativeRunner(GraphRunner):
         return HostResults(forward.next_tokens[:count].tolist(), finite, forward.logits)
 
     def cache_bytes(self, tokens: int) -> int:
-        """Whole pages for each head. A prompt of ChatGLM-6B counts once it is complete."""
-        if pages.UNAVAILABLE:
-            tokens = self.engine.seq_length
-        config, dtype = self.model.config, self.cache_dtype
-        heads = config.num_layers * config.num_key_value_heads
-        return held_bytes(dtype, heads, tokens, config.head_dim)
+        """See `held_bytes`. A prompt of ChatGLM-6B counts once it is complete."""
+        return held_bytes(self.model.config, self.cache_dtype, tokens, self.engine.seq_length)
 
     def trim(self, slot: int, tokens: int) -> None:
         for cell, row in self.model.caches_of(slot):

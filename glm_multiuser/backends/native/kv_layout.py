@@ -22,6 +22,7 @@ import math
 import numpy as np
 
 from glm_multiuser.backends.native import pages
+from glm_multiuser.model_config import AnyModelConfig
 
 TILE = 16
 """Positions of a key cache that are interleaved."""
@@ -58,10 +59,12 @@ def head_sizes(dtype: str, positions: int, head_dim: int) -> tuple[int, int]:
     return math.ceil(positions / TILE) * TILE * one, positions * one
 
 
-def held_bytes(dtype: str, heads: int, positions: int, head_dim: int) -> int:
-    """Physical memory of a user's first `positions`: whole pages for each of `heads`, which are
-    those of all layers."""
-    return heads * sum(map(pages.whole_pages, head_sizes(dtype, positions, head_dim)))
+def held_bytes(config: AnyModelConfig, dtype: str, tokens: int, seq_length: int) -> int:
+    """Physical memory of the caches of a user with `tokens` tokens: whole pages for each head of
+    each layer, and for all of `seq_length` if pages cannot be returned."""
+    positions = seq_length if pages.UNAVAILABLE else tokens
+    one_head = sum(map(pages.whole_pages, head_sizes(dtype, positions, config.head_dim)))
+    return config.num_layers * config.num_key_value_heads * one_head
 
 
 def cache_shapes(
