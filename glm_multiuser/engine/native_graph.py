@@ -101,7 +101,7 @@ def record_step(
         "layerwise": {"plan": plan, "saved": saved},
     }
     hidden = model.hidden_states(input_ids, batch)
-    hidden = take_rows()(hidden, answered, answered_used)
+    hidden = take_rows(hidden, answered, answered_used)
     batch["used"] = answered_used
     logits = model.logits(hidden, batch)
     results: Sequence[Value] = model.next_token(hidden, logits, batch)

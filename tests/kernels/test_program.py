@@ -75,14 +75,14 @@ def mlp_program() -> tuple[Program, list[Value]]:
     answered, answered_used = program.step_inputs(2), program.step_inputs(1)
     table, gate_up, down, weight, bias = map(Stored, (TABLE, GATE_UP, DOWN, WEIGHT, BIAS))
     hidden = operators.embedding(HIDDEN)(ids, used, table, SIZES)
-    x = operators.rms_norm()(hidden, used, weight, FEW)
+    x = operators.rms_norm(hidden, used, weight, FEW)
     row_bytes = library.row_bytes("float32", DOWN.shape, INNER, "float32", native())
-    gated = operators.linear()(x, used, gate_up, NO_BIAS)
+    gated = operators.linear("linear")(x, used, gate_up, NO_BIAS)
     x = operators.swiglu("swiglu", row_bytes)(gated, used, down)
     hidden = operators.linear("linear_add")(x, used, down, bias, hidden, np.ones(1, np.float32))
-    rows = operators.take_rows()(hidden, answered, answered_used)
-    logits = operators.linear()(rows, answered_used, table, NO_LOGIT_BIAS)
-    tokens, finite = operators.next_token()(rows, logits, answered_used)
+    rows = operators.take_rows(hidden, answered, answered_used)
+    logits = operators.linear("linear")(rows, answered_used, table, NO_LOGIT_BIAS)
+    tokens, finite = operators.next_token(rows, logits, answered_used)
     return program, [tokens, finite, logits]
 
 
@@ -222,7 +222,7 @@ def test_values_keep_what_they_hold_until_it_is_read(drawn: list[tuple[int, int,
             )
             inputs += [arrays[other], factor]
         else:
-            found = operators.linear()(values[source], used, Stored(weight), bias)
+            found = operators.linear("linear")(values[source], used, Stored(weight), bias)
         values.append(found)
         name = "linear_add" if same else "linear"
         arrays.append(run(name, arrays[source], number(2), *inputs, shape=(2, size)))
@@ -234,10 +234,10 @@ def test_values_keep_what_they_hold_until_it_is_read(drawn: list[tuple[int, int,
 def test_memory_is_used_again() -> None:
     program = Program()
     used = program.step_inputs(1)
-    x = operators.take_rows()(Value(program, (8, 64), "float32"), program.step_inputs(8), used)
+    x = operators.take_rows(Value(program, (8, 64), "float32"), program.step_inputs(8), used)
     before = program.code([])[2]
     for _ in range(100):
-        x = operators.rms_norm()(x, used, WEIGHT, FEW)
+        x = operators.rms_norm(x, used, WEIGHT, FEW)
     assert program.code([])[2] <= before + 8 * 64
 
 
@@ -251,8 +251,8 @@ def test_a_step_that_takes_more_memory_than_offsets_reach() -> None:
     program = Program()
     used, weight = program.step_inputs(1), np.ones(1100, np.float32)
     table = Value(program, (8, 1100), "float32")
-    x = operators.take_rows()(table, program.step_inputs(1 << 20), used)
-    norm = operators.rms_norm()(x, used, weight, FEW)
-    result = operators.rms_norm()(norm, used, weight, FEW)
+    x = operators.take_rows(table, program.step_inputs(1 << 20), used)
+    norm = operators.rms_norm(x, used, weight, FEW)
+    result = operators.rms_norm(norm, used, weight, FEW)
     with pytest.raises(ConfigError, match=r"8,800 MiB.*at most 8,191: prefill_chunk is too large"):
         program.code([result])

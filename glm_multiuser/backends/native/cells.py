@@ -62,8 +62,6 @@ class Linear(nn.Cell):
         self.residual_factor = float_constants(residual_factor)
         self.inputs = inputs
         self.rounding = "" if inputs == "float32" else f"_{inputs}"
-        self.product = operators.linear("linear" + self.rounding)
-        self.sum = operators.linear("linear_add" + self.rounding)
 
     @property
     def row_bytes(self) -> int:
@@ -79,8 +77,9 @@ class Linear(nn.Cell):
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
         if residual is None:
-            return self.product(x, batch["used"], *self.operands)
-        return self.sum(x, batch["used"], *self.operands, residual, self.residual_factor)
+            return operators.linear("linear" + self.rounding)(x, batch["used"], *self.operands)
+        product = operators.linear("linear_add" + self.rounding)
+        return product(x, batch["used"], *self.operands, residual, self.residual_factor)
 
 
 class Embedding(nn.Cell):
@@ -105,11 +104,10 @@ class LayerNorm(nn.Cell):
         super().__init__()
         self.gamma, self.beta = ones(size, "gamma"), zeros(size, "beta")
         self.epsilon = float_constants(epsilon)
-        self.norm = operators.layer_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
         added = () if residual is None else (residual,)
-        return self.norm(x, batch["used"], self.gamma, self.beta, self.epsilon, *added)
+        return operators.layer_norm(x, batch["used"], self.gamma, self.beta, self.epsilon, *added)
 
 
 class RMSNorm(nn.Cell):
@@ -119,11 +117,10 @@ class RMSNorm(nn.Cell):
         super().__init__()
         self.weight = ones(size, "weight")
         self.epsilon = float_constants(epsilon)
-        self.norm = operators.rms_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch, residual: Optional[Tensor] = None) -> Tensor:
         added = () if residual is None else (residual,)
-        return self.norm(x, batch["used"], self.weight, self.epsilon, *added)
+        return operators.rms_norm(x, batch["used"], self.weight, self.epsilon, *added)
 
 
 class EntryNorm(nn.Cell):
@@ -134,11 +131,10 @@ class EntryNorm(nn.Cell):
         self.gamma, self.beta = ones(size, "gamma"), zeros(size, "beta")
         self.epsilon = float_constants(epsilon)
         self.layer = int_constants(layer)
-        self.norm = operators.layer_norm_of_layer()
 
     def construct(self, x: Tensor, batch: RaggedBatch) -> tuple[Tensor, RaggedBatch]:
         layerwise = batch["layerwise"]
-        normed, used = self.norm(
+        normed, used = operators.layer_norm_of_layer(
             x,
             layerwise["plan"],
             self.layer,
@@ -160,10 +156,9 @@ class QueryKeyNorm(nn.Cell):
         self.key_weight = ones(shape.head_dim, "key_weight")
         self.epsilon = float_constants(epsilon)
         self.heads = int_constants(shape.heads, shape.kv_heads)
-        self.norm = operators.query_key_norm()
 
     def construct(self, x: Tensor, batch: RaggedBatch) -> Tensor:
-        return self.norm(
+        return operators.query_key_norm(
             x, batch["used"], self.query_weight, self.key_weight, self.epsilon, self.heads
         )
 
@@ -191,14 +186,10 @@ class MLP(nn.Cell):
 class NextToken(nn.Cell):
     """The most likely next token of each row."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.best = operators.next_token()
-
     def construct(
         self, hidden: Tensor, logits: Tensor, batch: RaggedBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, finite = self.best(hidden, logits, batch["used"])
+        tokens, finite = operators.next_token(hidden, logits, batch["used"])
         return tokens, finite, logits
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from glm_multiuser.backends.native.program import Kernel
 
 
-def linear(finish: str = "linear") -> Kernel:
-    """(x [rows, in], used, weight, bias [out]) -> [rows, out]. `finish` may be "linear_add", which
-    also takes (residual [rows, out], factor [1]); with "_bfloat16" or "_int8" appended, x is
+def linear(name: str) -> Kernel:
+    """(x [rows, in], used, weight, bias [out]) -> [rows, out]. `name` is "linear", or "linear_add",
+    which also takes (residual [rows, out], factor [1]); with "_bfloat16" or "_int8" appended, x is
     rounded to that type. x may be packed inputs of this product."""
-    return Kernel(finish, lambda x, used, weight, bias, *rest: [(x[0], bias[0])])
+    return Kernel(name, lambda x, used, weight, bias, *rest: [(x[0], bias[0])])
 
 
 def linear_gelu(name: str, row_bytes: int) -> Kernel:
@@ -28,31 +28,24 @@ def embedding(width: int) -> Kernel:
     return Kernel("embedding", lambda ids, *rest: [(ids[0], width)])
 
 
-def take_rows() -> Kernel:
-    """(x [rows, size], indices int32 [taken], used) -> those rows [taken, size]."""
-    return Kernel("take_rows", lambda x, indices, used: [(indices[0], x[1])])
+take_rows = Kernel("take_rows", lambda x, indices, used: [(indices[0], x[1])])
+"""(x [rows, size], indices int32 [taken], used) -> those rows [taken, size]."""
 
+layer_norm = Kernel("layer_norm", lambda x, *rest: [x])
+"""(x [rows, size], used, gamma, beta, epsilon [1], optional residual like x) -> like x."""
 
-def layer_norm() -> Kernel:
-    """(x [rows, size], used, gamma, beta, epsilon [1], optional residual like x) -> like x."""
-    return Kernel("layer_norm", lambda x, *rest: [x])
+layer_norm_of_layer = Kernel(
+    "layer_norm_of_layer", lambda x, *rest: [x, (1,)], ("float32", "int32")
+)
+"""(x [rows, size], plan int32 [4], layer int32 [1], saved [*, size], gamma, beta, epsilon [1]) ->
+([rows, size], used int32 [1])."""
 
+rms_norm = Kernel("rms_norm", lambda x, *rest: [x])
+"""(x [rows, size], used, weight, epsilon [1], optional residual like x) -> [rows, size]."""
 
-def layer_norm_of_layer() -> Kernel:
-    """(x [rows, size], plan int32 [4], layer int32 [1], saved [*, size], gamma, beta, epsilon [1])
-    -> ([rows, size], used int32 [1])."""
-    return Kernel("layer_norm_of_layer", lambda x, *rest: [x, (1,)], ("float32", "int32"))
-
-
-def rms_norm() -> Kernel:
-    """(x [rows, size], used, weight, epsilon [1], optional residual like x) -> [rows, size]."""
-    return Kernel("rms_norm", lambda x, *rest: [x])
-
-
-def query_key_norm() -> Kernel:
-    """(x [rows, columns], used, query weight, key weight [head_dim], epsilon [1], heads int32 [2])
-    -> [rows, columns]."""
-    return Kernel("query_key_norm", lambda x, *rest: [x])
+query_key_norm = Kernel("query_key_norm", lambda x, *rest: [x])
+"""(x [rows, columns], used, query weight, key weight [head_dim], epsilon [1], heads int32 [2]) ->
+[rows, columns]."""
 
 
 def swiglu(name: str, row_bytes: int) -> Kernel:
@@ -62,11 +55,11 @@ def swiglu(name: str, row_bytes: int) -> Kernel:
     return Kernel(name, lambda x, used, following: [(x[0], x[1] // 2)], ("uint8",), row_bytes)
 
 
-def next_token() -> Kernel:
-    """(hidden [rows, hidden_size], logits [rows, vocab_size], used) -> argmax of the logits, int32
-    [rows]; 0 if the row is finite, otherwise NaN, [rows]."""
-    shapes = lambda hidden, *rest: [(hidden[0],), (hidden[0],)]  # noqa: E731
-    return Kernel("next_token", shapes, ("int32", "float32"))
+next_token = Kernel(
+    "next_token", lambda hidden, *rest: [(hidden[0],), (hidden[0],)], ("int32", "float32")
+)
+"""(hidden [rows, hidden_size], logits [rows, vocab_size], used) -> argmax of the logits, int32
+[rows]; 0 if the row is finite, otherwise NaN, [rows]."""
 
 
 def attention(width: int) -> Kernel:
