@@ -116,6 +116,7 @@ class GraphRunner(Runner):
 
     @property
     def compiles(self) -> int:
+        """Graphs compiled so far."""
         return self._retired_compiles + sum(map(compiled_graphs, self._entries()))
 
     @property

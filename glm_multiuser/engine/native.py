@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from glm_multiuser.engine.graph_runner import GraphRunner, Job
 from glm_multiuser.engine.layerwise_progress import LayerRange, LayerwiseProgress
 from glm_multiuser.engine.native_graph import NativeForward
 from glm_multiuser.engine.request import Request
-from glm_multiuser.engine.runner import HostResults
 from glm_multiuser.engine.step import Step
 from glm_multiuser.mindspore_internals import check_shared_memory, memory_of
 from glm_multiuser.models.multi_user import MultiUserModel
@@ -34,6 +34,18 @@ from glm_multiuser.sessions.session import CacheBytes
 
 INVARIANCE_ROWS = 16
 """Maximum number of rows that are compared with a single row when an engine starts."""
+
+
+@dataclass
+class HostResults:
+    """`RowResults` in host memory that the next step overwrites."""
+
+    tokens: Sequence[int]
+    finite: Sequence[bool]
+    host_logits: NDArray[Any]
+
+    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
+        return self.host_logits[list(rows)]
 
 
 class NativeRunner(GraphRunner):

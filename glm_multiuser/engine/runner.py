@@ -6,7 +6,6 @@ All methods run on the device thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -31,8 +30,6 @@ class RowResults(Protocol):
 
 class Runner(Protocol):
     """Runs a model for an engine; tests use a mock."""
-
-    vocab_size: int
 
     def chunk_sizes(self, prompts: Sequence[Request], decoding: int) -> Sequence[int]:
         """How many tokens of each of the first prompts to prefill in the next step, in which
@@ -79,19 +76,3 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Frees the graphs."""
-
-    @property
-    def compiles(self) -> int:
-        """Graphs compiled so far."""
-
-
-@dataclass
-class HostResults:
-    """`RowResults` in host memory that the next step overwrites."""
-
-    tokens: Sequence[int]
-    finite: Sequence[bool]
-    host_logits: NDArray[Any]
-
-    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
-        return self.host_logits[list(rows)]

@@ -21,8 +21,7 @@ MARKER = "☠"
 def nan() -> None:
     """Of the real model, on the device."""
     from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
-    from glm_multiuser.engine.native import NativeRunner
-    from glm_multiuser.engine.runner import HostResults
+    from glm_multiuser.engine.native import HostResults, NativeRunner
     from glm_multiuser.engine.step import Step
     from glm_multiuser.tokenizers import ChatGLMTokenizer
     from tests.poison import poison
@@ -42,8 +41,7 @@ def nan() -> None:
 
 
 def held() -> None:
-    from glm_multiuser.engine.native import NativeRunner
-    from glm_multiuser.engine.runner import HostResults
+    from glm_multiuser.engine.native import HostResults, NativeRunner
     from glm_multiuser.engine.step import Step
     from tests.server.held_steps import wait_for_steps
 
