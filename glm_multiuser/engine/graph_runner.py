@@ -1,23 +1,19 @@
-"""The common part of both runners: rows -> tensors -> compiled graph -> logits."""
+"""The common part of both runners: compiling graphs, and dropping them."""
 
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
-import mindspore as ms
-import numpy as np
-from mindspore import Tensor
 from numpy.typing import NDArray
 
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.compile_cache import CompileCache
-from glm_multiuser.engine.fingerprint import CACHES, fingerprint_of
+from glm_multiuser.engine.fingerprint import fingerprint_of
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.runner import Runner
 from glm_multiuser.garbage import collecting_new_objects_only
@@ -26,30 +22,6 @@ from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.progress import Progress
 from glm_multiuser.sessions.session import TOKEN_BYTES
-
-
-@dataclass
-class DeviceResults:
-    """`RowResults` whose logits are copied from the device only when they are read."""
-
-    tokens: Sequence[int]
-    finite: Sequence[bool]
-    device_logits: Tensor
-    device_rows: Sequence[int]
-
-    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
-        host: NDArray[Any] = self.device_logits.asnumpy()
-        return host[[self.device_rows[row] for row in rows]]
-
-    def only(self, rows: Sequence[int]) -> DeviceResults:
-        """Some rows of a graph's results, in this order."""
-        return DeviceResults(
-            [self.tokens[row] for row in rows],
-            [self.finite[row] for row in rows],
-            self.device_logits,
-            [self.device_rows[row] for row in rows],
-        )
-
 
 Job = tuple[str, Callable[[], Optional[NDArray[Any]]]]
 """A graph to compile: its description, and a function that compiles it and may return logits, which
@@ -64,6 +36,8 @@ class GraphRunner(Runner):
         engine: users, sequence length, and other settings that the layout depends on.
     """
 
+    users: int
+    chunk_length: ChunkLength
     kernel_level = ""
     _forward: Any = None
     """The entry cell of the model."""
@@ -80,8 +54,6 @@ class GraphRunner(Runner):
         self.graph_seconds = 0.0
         self.compile_seconds = 0.0
         self.batch_invariant = True
-        self.users = engine.users
-        self.chunk_length = ChunkLength(engine.seq_length, is_fixed=True)
         self._retired_compiles = 0
         self._positions: WeakKeyDictionary[Request, PrefixPositions] = WeakKeyDictionary()
         self._lay_out(engine.users)
@@ -124,21 +96,12 @@ class GraphRunner(Runner):
         """Memory of the keys and values of all layers and positions."""
         return self.cache_bytes(self.engine.seq_length)
 
-    def cache_bytes(self, tokens: int) -> int:
-        """The whole cache, regardless of `tokens`."""
-        caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
-        parameters = [one for cell in caches for one in cell.get_parameters()]
-        return sum(int(one.nbytes) for one in parameters if one.name.endswith(CACHES)) // self.users
-
     def slot_bytes(self, positions: int) -> int:
         per_position = self.cache_bytes_per_user // self.engine.seq_length
         return positions * (TOKEN_BYTES + per_position * self.model.config.is_causal)
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.model, self.engine, self.kernel_level)
-
-    def trim(self, slot: int, tokens: int) -> None:
-        """Nothing: MindSpore does not return memory."""
 
     @collecting_new_objects_only()
     def compile(self, progress: Progress) -> None:
@@ -175,17 +138,3 @@ class GraphRunner(Runner):
         self._retired_compiles = self.compiles
         self._forward = self._replace_cache = None
         gc.collect()
-
-    def _run_graph(self, *inputs: Any) -> DeviceResults:
-        """-> all rows of the graph's results; array inputs become int32 tensors."""
-        start = time.perf_counter()
-        tensors = [to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs]
-        tokens, finite, logits = self._forward(*tensors)
-        host_tokens = tokens.asnumpy().tolist()
-        host_finite = np.isfinite(finite.asnumpy()).tolist()
-        self.graph_seconds += time.perf_counter() - start
-        return DeviceResults(host_tokens, host_finite, logits, range(len(host_tokens)))
-
-
-def to_tensor(values: NDArray[Any]) -> Tensor:
-    return Tensor(values.astype(np.int32), ms.int32)

@@ -8,10 +8,13 @@ other requests.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
@@ -20,7 +23,8 @@ from glm_multiuser.backends.cell_layout import BLOCK_LENGTH, CellLayout
 from glm_multiuser.backends.portable.types import NUMPY_TYPES
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.compile_cache import CompileCache
-from glm_multiuser.engine.graph_runner import DeviceResults, GraphRunner, Job, to_tensor
+from glm_multiuser.engine.fingerprint import CACHES
+from glm_multiuser.engine.graph_runner import GraphRunner, Job
 from glm_multiuser.engine.graph_shapes import (
     MOST_PROMPTS,
     batch_sizes,
@@ -40,6 +44,29 @@ from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.step import PromptChunk, Step
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.sessions.session import CacheBytes
+
+
+@dataclass
+class DeviceResults:
+    """`RowResults` whose logits are copied from the device only when they are read."""
+
+    tokens: Sequence[int]
+    finite: Sequence[bool]
+    device_logits: Tensor
+    device_rows: Sequence[int]
+
+    def logits(self, rows: Sequence[int]) -> NDArray[Any]:
+        host: NDArray[Any] = self.device_logits.asnumpy()
+        return host[[self.device_rows[row] for row in rows]]
+
+    def only(self, rows: Sequence[int]) -> DeviceResults:
+        """Some rows of a graph's results, in this order."""
+        return DeviceResults(
+            [self.tokens[row] for row in rows],
+            [self.finite[row] for row in rows],
+            self.device_logits,
+            [self.device_rows[row] for row in rows],
+        )
 
 
 class PortableRunner(GraphRunner):
@@ -101,6 +128,16 @@ class PortableRunner(GraphRunner):
     def run(self, step: Step) -> DeviceResults:
         return self.prefill(step.prompts) if step.prompts else self.decode(step.decodes)
 
+    def _run_graph(self, *inputs: Any) -> DeviceResults:
+        """-> all rows of the graph's results; array inputs become int32 tensors."""
+        start = time.perf_counter()
+        tensors = [to_tensor(one) if isinstance(one, np.ndarray) else one for one in inputs]
+        tokens, finite, logits = self._forward(*tensors)
+        host_tokens = tokens.asnumpy().tolist()
+        host_finite = np.isfinite(finite.asnumpy()).tolist()
+        self.graph_seconds += time.perf_counter() - start
+        return DeviceResults(host_tokens, host_finite, logits, range(len(host_tokens)))
+
     def prefill(self, prompts: Mapping[int, PromptChunk]) -> DeviceResults:
         """Next tokens of prompts, by slot; result rows are in the order of `prompts`."""
         raise NotImplementedError
@@ -133,6 +170,15 @@ class PortableRunner(GraphRunner):
         results = self._run_graph(input_ids, position_ids, positions, users, blocks)
         return results.only([row_of[slot] for slot in requests])
 
+    def cache_bytes(self, tokens: int) -> int:
+        """The whole cache, regardless of `tokens`."""
+        caches = [cell for layer in self.model.layer_cells() for cell in layer.attend.kv_past]
+        parameters = [one for cell in caches for one in cell.get_parameters()]
+        return sum(int(one.nbytes) for one in parameters if one.name.endswith(CACHES)) // self.users
+
+    def trim(self, slot: int, tokens: int) -> None:
+        """Nothing: MindSpore does not return memory."""
+
     def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
         for block in range(self.layout.blocks_for(positions)):
             yield read_block(self.model, slot, block).reshape(-1).view(np.uint8)
@@ -163,6 +209,10 @@ class PortableRunner(GraphRunner):
         self._replace_cache(to_tensor(np.array(slot)), past, block).asnumpy()
 
 
+def to_tensor(values: NDArray[Any]) -> Tensor:
+    return Tensor(values.astype(np.int32), ms.int32)
+
+
 class WholePrefillRunner(PortableRunner):
     """Prefills whole prompts, several short ones of one padded length at once."""
 
@@ -172,6 +222,7 @@ class WholePrefillRunner(PortableRunner):
             length: prompt_counts(self.layout, length)
             for length in prompt_lengths(self.engine.seq_length)
         }
+        self.chunk_length = ChunkLength(self.engine.seq_length, is_fixed=True)
         self._alone: Optional[NDArray[Any]] = None
         """Logits of the last prompt that was run alone."""
 
