@@ -24,9 +24,7 @@ from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
 from glm_multiuser.version import own_version
 from glm_multiuser.weight_cache import WeightCache, cache_folder
-from glm_multiuser.weights import WeightSource, allocate, load_weights, weights_of
-
-__all__ = ["build_runner", "load_weights", "make_model", "weights_of"]
+from glm_multiuser.weights import WeightSource, allocate, weights_of
 
 logger = logging.getLogger(__name__)
 

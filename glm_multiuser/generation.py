@@ -74,7 +74,7 @@ class GenerationMixin(InputProcessor):
         """
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         request, answer = self._request(
-            prompt, events.put, history, user, params, reader, group, owner, matcher
+            prompt, events.put, user, history, params, reader, group, owner, matcher
         )
         return Handle(answer, events, self._enqueue(request, matcher))
 
@@ -103,7 +103,7 @@ class GenerationMixin(InputProcessor):
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         request, answer = self._request(
-            prompt, deliver, history, user, params, reader, group, owner, matcher
+            prompt, deliver, user, history, params, reader, group, owner, matcher
         )
         return AsyncHandle(answer, events, self._enqueue(request, matcher))
 

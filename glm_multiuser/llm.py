@@ -64,15 +64,14 @@ class MultiUserLLM(GenerationMixin):
         self._compiles_when_ready = runner.compiles
         self._known_fingerprint: Optional[str] = None
         is_causal = runner.model.config.is_causal
-        limits = config.max_queue, config.max_queue_per_user
-        store = open_store(config, self._fingerprint, is_causal)
         self._engine = Engine(
             runner,
             config.users,
-            *limits,
+            config.max_queue,
+            config.max_queue_per_user,
             reuse=config.cache_prompt and is_causal,
-            store=store,
             cache_limit=config.cache_limit,
+            store=open_store(config, self._fingerprint, is_causal),
         )
         max_length = self._engine.longest(config.seq_length)
         full = max_length == config.seq_length
