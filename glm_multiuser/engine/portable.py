@@ -161,8 +161,7 @@ class PortableRunner(GraphRunner):
             input_ids[row] = request.output_token_ids[-1]
             positions[row] = position
             requests_by_row[row] = request
-            used = self.layout.blocks_for(position + 1)
-            self._written_blocks[slot] = max(self._written_blocks[slot], used)
+            self._will_write(slot, self.layout.blocks_for(position + 1))
         used = self.layout.blocks_for(int(positions.max()) + 1)
         blocks = next(count for count in self._block_counts if count >= used)
         position_ids = self._position_ids(rows, requests_by_row)
@@ -189,12 +188,17 @@ class PortableRunner(GraphRunner):
             pieces
         ) < len(blocks):
             raise ValueError(f"a session has other pieces than the {len(blocks)} of a slot")
-        self._written_blocks[slot] = max(self._written_blocks[slot], len(blocks))
+        self._will_write(slot, len(blocks))
         for block, (zeros, piece) in enumerate(zip(blocks, pieces)):
             past = piece.view(NUMPY_TYPES[self.model.backend.dtype]).reshape(zeros.shape)
             self._replace(slot, block, Tensor(past))
             yield
         self._clear_after(slot, len(blocks))
+
+    def _will_write(self, slot: int, blocks: int) -> None:
+        """Called before the first `blocks` are written, so that a device error cannot leave unknown
+        memory behind."""
+        self._written_blocks[slot] = max(self._written_blocks[slot], blocks)
 
     def _clear_after(self, slot: int, blocks: int) -> None:
         """Clears the blocks of an earlier user after the first `blocks`."""
@@ -260,8 +264,7 @@ class WholePrefillRunner(PortableRunner):
         length = max(self._padded_length(request) for request in requests.values())
         replaced = self.layout.blocks_for(length)
         for slot in requests:
-            # Before the graph runs, so that a device error cannot leave unknown memory behind.
-            self._written_blocks[slot] = max(self._written_blocks[slot], replaced)
+            self._will_write(slot, replaced)
         count = next(size for size in self._prompt_counts[length] if size >= len(requests))
         slots = list(requests)
         # Remaining rows repeat the first prompt, in the same slot.
@@ -327,8 +330,7 @@ class ChunkedPrefillRunner(PortableRunner):
         length = next(length for length in self._chunk_lengths if length >= len(token_ids))
         used = self.layout.blocks_for(start + len(token_ids))
         blocks = next(count for count in self._block_counts if count >= used)
-        # Before the graph runs, so that a device error cannot leave unknown memory behind.
-        self._written_blocks[slot] = max(self._written_blocks[slot], blocks)
+        self._will_write(slot, blocks)
         results = self._run_chunk(slot, token_ids, start, length, blocks)
         self._clear_after(slot, blocks)
         return results.only([0])
