@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from glm_multiuser.config import AnyModelConfig, EngineConfig
-from glm_multiuser.device import PREFILL_CHUNK
 from glm_multiuser.engine.graph_shapes import (
     MOST_PROMPTS,
     batch_sizes,
@@ -47,9 +46,7 @@ def prompt_step(config: AnyModelConfig, engine: EngineConfig, number: int) -> in
 
 def prompt_rows(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Maximum of prompt tokens per graph."""
-    if not config.is_causal:
-        return engine.seq_length
-    return min(engine.prefill_chunk or PREFILL_CHUNK[engine.device_target], engine.seq_length)
+    return chunk_lengths(engine)[-1] if config.is_causal else engine.seq_length
 
 
 def mlp(config: AnyModelConfig, rows: int, number: int) -> int:
