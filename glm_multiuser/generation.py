@@ -129,7 +129,8 @@ class GenerationMixin(InputProcessor):
         # Token ids, because `process_response` needs the model's raw output. Stop strings apply to
         # the content, which ChatGLM3 and GLM-4 write after a line break.
         token_ids = self.prompt_token_ids(prompt, history)
-        reader = self._reader_of(prompt) if self._params_of(params).stop else None
+        params = self._params_of(params)
+        reader = self._reader_of(prompt) if params.stop else None
         result = self.submit(token_ids, user=user, params=params, reader=reader).result()
         if result.finish_reason == "error":
             raise result.error or GenerationError("the request failed")
@@ -137,7 +138,7 @@ class GenerationMixin(InputProcessor):
             raise EngineClosedError("the engine was closed before the answer was complete")
         answer = result.text
         # Processing could violate the grammar.
-        if self.tokenizer and self._params_of(params).grammar is None:
+        if self.tokenizer and params.grammar is None:
             answer = self.tokenizer.process_response(answer)
         added: list[Any] = [(prompt, answer)]
         if any(isinstance(item, dict) for item in history):
