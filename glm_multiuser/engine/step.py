@@ -33,6 +33,8 @@ class PromptChunk:
 class Step:
     """Chunks of prompts, and one token for every other running request, by slot.
 
+    `answered` and `scored` are right until `computed_tokens` of its requests include this step.
+
     Attributes:
         prompts: chunks of prompts that are prefilled.
         decodes: requests that get their next token.
