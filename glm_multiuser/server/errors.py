@@ -62,6 +62,8 @@ class APIError(GLMMultiUserError):
 
 
 BAD_REQUEST = "invalid_value"
+NO_THREADS = "thread_unsupported_request"
+"""Anthropic's own code, on which its client sends the whole conversation instead."""
 ANTHROPIC_PATH = "/v1/messages"
 NOT_READY_RETRY_SECONDS = 2.0
 
@@ -132,7 +134,10 @@ def anthropic_body(error: APIError) -> dict[str, Any]:
     """The error object of Anthropic's API, with our code."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, other)
-    return {"type": "error", "error": {"type": kind, "message": str(error), "code": error.code}}
+    described: dict[str, Any] = {"type": kind, "message": str(error), "code": error.code}
+    if error.code == NO_THREADS:
+        described["details"] = {"error_code": error.code}
+    return {"type": "error", "error": described}
 
 
 def plain_body(error: APIError) -> dict[str, Any]:

@@ -173,6 +173,21 @@ def test_the_results_of_tools(client: anthropic.Anthropic) -> None:
     assert text_of(final) == ""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_clients_own_loop_over_tools(client: anthropic.Anthropic, stream: bool) -> None:
+    """It asks for a stored conversation, and goes on without one when that is rejected."""
+
+    @anthropic.beta_tool
+    def get_time(city: str) -> str:
+        """The time there."""
+        return message(f"noon in {city}")
+
+    body: Any = {"model": MODEL, "max_tokens": 2000, "tools": [get_time], "stream": stream}
+    asked = user(call("get_time", city="北京"))
+    final = client.beta.messages.tool_runner(messages=asked, **body).until_done()
+    assert [block.text for block in final.content if block.type == "text"] == ["noon in 北京"]
+
+
 def test_what_changes_no_answer_is_accepted(client: anthropic.Anthropic) -> None:
     thought: Any = {"type": "thinking", "thinking": "hm", "signature": "x"}
     content = [thought, {"type": "text", "text": "b"}]

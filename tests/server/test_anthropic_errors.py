@@ -102,6 +102,18 @@ def test_a_wrong_field(client: anthropic.Anthropic, fields: Any, problem: str) -
         assert error.value.request_id
 
 
+def test_a_thread(client: anthropic.Anthropic) -> None:
+    """Anthropic's own code says that it is not supported."""
+    body = {"model": MODEL, "max_tokens": 5, "messages": HELLO, "thread": {"type": "create"}}
+    with pytest.raises(anthropic.BadRequestError) as error:
+        client.post(MESSAGES, body=body, cast_to=object)
+    described: Any = error.value.body
+    assert described["error"]["type"] == "invalid_request_error"
+    assert "thread is {'type': 'create'}; " in described["error"]["message"]
+    assert described["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    client.post(MESSAGES, body={**body, "thread": None}, cast_to=object)
+
+
 def test_a_body_that_is_no_json(server: InProcessServer) -> None:
     for path in (MESSAGES, COUNT):
         for body in (b'{"messages":', b"[]", b"", b"5", b"\xff", b"\x00"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional, Union
 
+from glm_multiuser.errors import shown
 from glm_multiuser.server.anthropic.requests import (
     CountTokensRequest,
     Message,
@@ -14,7 +15,7 @@ from glm_multiuser.server.anthropic.requests import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import BAD_REQUEST, NO_THREADS, APIError
 from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool
 from glm_multiuser.tokenizers.calls import write_json
 
@@ -33,8 +34,16 @@ def as_chat(body: CountTokensRequest) -> Chat:
     """Converts a request to a chat.
 
     Raises:
-        APIError: 400, misplaced blocks, or tool input that cannot be written as JSON.
+        APIError: 400, misplaced blocks, tool input that cannot be written as JSON, or a thread.
     """
+    if isinstance(body, MessagesRequest) and body.thread is not None:
+        raise APIError(
+            400,
+            NO_THREADS,
+            f"thread is {shown(body.thread)}; this server stores no conversations, so it must be "
+            "null, and messages the whole conversation",
+            "thread",
+        )
     messages, places = [], []
     if body.system:
         messages.append({"role": "system", "content": _text(body.system)})

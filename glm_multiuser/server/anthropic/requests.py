@@ -190,6 +190,7 @@ class MessagesRequest(CountTokensRequest, CommonFields):
     stop_sequences: Optional[list[StopText]] = Field(None, max_length=STOP_MAX)
     metadata: Optional[Metadata] = None
 
+    thread: Optional[dict[str, Any]] = Field(None, description="Rejected: nothing is stored.")
     container: Annotated[Any, Only()] = None
     diagnostics: Hint[dict[str, Any]] = None
     inference_geo: Hint[str] = None
