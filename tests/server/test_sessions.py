@@ -122,6 +122,34 @@ def test_a_session_of_an_unloaded_model_is_not_called_deleted(tmp_path: Path) ->
         assert not list(tmp_path.glob("*.session"))
 
 
+def test_a_file_that_cannot_be_removed(tmp_path: Path) -> None:
+    """The client learns it, and the sessions of other models are deleted."""
+    given = mock_settings(users=1, max_queue=64, names=("first", "second"), keys=KEYS)
+    folders = [tmp_path / model.name for model in given.models]
+    models = [
+        replace(model, engine=replace(model.engine, session_dir=str(folder)))
+        for model, folder in zip(given.models, folders)
+    ]
+    with served(replace(given, models=tuple(models))) as server:
+        red = Client(server, "red")
+        for model in models:
+            asked = {"model": model.name, "messages": [{"role": "user", "content": "x"}]}
+            red.request("POST", "/v1/chat/completions", {**asked, "user": "anna"})
+        wait_until(lambda: all(list(folder.glob("*.session")) for folder in folders))
+        (file,) = folders[0].glob("*.session")
+        file.unlink()
+        file.mkdir()  # cannot be removed as a file
+        answer = red.request("DELETE", "/v1/sessions/anna")
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+        assert error["code"] == "session_not_deleted"
+        assert "session 'anna' is not deleted" in error["message"]
+        assert str(tmp_path) not in error["message"]
+        assert not list(folders[1].glob("*.session"))
+        file.rmdir()
+        assert red.delete("anna")["deleted"] is True
+
+
 def test_status_and_metrics_count_sessions(tmp_path: Path) -> None:
     with served(settings_of(session_memory="1MiB", session_dir=str(tmp_path))) as server:
         red = Client(server, "red")

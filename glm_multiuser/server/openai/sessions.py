@@ -11,6 +11,7 @@ from typing import Literal, Optional
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from glm_multiuser.errors import SessionError
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.request_context import caller_of, service_of
 from glm_multiuser.server.responses import OPENAI_ERRORS
@@ -65,7 +66,7 @@ async def sessions(request: Request) -> SessionList:
 async def delete_session(request: Request, session: str) -> SessionDeleted:
     """Deletes a session of the caller's key, for all models: from its slot, memory and disk.
     Succeeds even if nothing is stored; 503 while a model that keeps sessions on disk is not ready,
-    and then nothing is deleted."""
+    and then nothing is deleted; 500 if a file cannot be removed, after all others."""
     service, caller = service_of(request), caller_of(request)
     user = caller.user(session)
     if user is None:
@@ -75,6 +76,18 @@ async def delete_session(request: Request, session: str) -> SessionDeleted:
         for model in service.models
         if model.state == "ready" or model.settings.engine.session_dir
     ]
+    failure: Optional[SessionError] = None
     for llm in models:
-        await asyncio.to_thread(llm.forget, user, owner=caller.owner)
+        try:
+            await asyncio.to_thread(llm.forget, user, owner=caller.owner)
+        except SessionError as error:
+            failure = error
+    if failure is not None:
+        raise APIError(
+            500,
+            "session_not_deleted",
+            f"session {session!r} is not deleted: a file of it cannot be removed; the server's log "
+            "says why",
+            field="id",
+        ) from failure
     return SessionDeleted(id=session)
