@@ -232,7 +232,7 @@ class MultiUserLLM(GenerationMixin):
 
         Raises:
             InvalidParameterError: an invalid user or owner.
-            UserBusyError: a request of the user is running.
+            UserBusyError, EngineClosedError: a request of the user is running; `close` was called.
             SessionError: this user has no session, the file cannot be written, or `cache_prompt` is
                 False.
         """
@@ -260,7 +260,7 @@ class MultiUserLLM(GenerationMixin):
 
         Raises:
             InvalidParameterError: an invalid user or owner.
-            UserBusyError: a request of the user is running.
+            UserBusyError, EngineClosedError: a request of the user is running; `close` was called.
             SessionError: the file is missing or damaged, or belongs to another model, other
                 weights, or settings that give different bits; or `cache_prompt` is False.
         """

@@ -242,10 +242,13 @@ class Engine(StepLoop):
 
         Raises:
             UserBusyError: with `only_idle`, the user has a running request.
+            EngineClosedError: with `only_idle`, the engine is closed or closing.
         """
 
         def forget() -> None:
             if only_idle:
+                if self._closing:
+                    raise EngineClosedError("the engine is closed; it loads no sessions")
                 self._check_idle(holder)
             with self._lock:
                 self._scheduler.forget(holder)

@@ -216,6 +216,16 @@ def test_a_closed_engine_removes_no_sessions(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.session"))
 
 
+def test_a_closed_engine_loads_no_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "a.session"
+    with causal_llm(1) as llm:
+        Conversation(0, "a").talk(llm)
+        llm.save_session("a", path)
+    with pytest.raises(EngineClosedError, match="it loads no sessions"):
+        llm.load_session("b", path)
+    assert llm.stats().sessions.in_memory == 0
+
+
 def test_sessions_put_in_by_hand_are_in_nobodys_way(tmp_path: Path) -> None:
     """A few may be read from disk at a time for requests that wait; these do not count."""
     path = tmp_path / "a.session"
