@@ -58,8 +58,8 @@ def parameters_of(given: dict[str, Any]) -> dict[str, object]:
     """Returns the parameters of a model's `config.pbtxt` for the command's options.
 
     Raises:
-        CheckpointError: no checkpoint there, or one of an unsupported model.
-        ConfigError: several checkpoints, or a value out of its range.
+        CheckpointError: as `loading.check_engine`.
+        ConfigError: several checkpoints, or as `loading.check_engine`.
     """
     places: Optional[list[str]] = given["checkpoint"]
     if places and len(places) > 1:
@@ -67,5 +67,5 @@ def parameters_of(given: dict[str, Any]) -> dict[str, object]:
     place = places[0] if places else str(loading.DEFAULT_CHECKPOINT)
     engine = EngineConfig(**pick(EngineConfig, given))
     checkpoint = loading.find_checkpoint(Path(place), engine.check_fits).absolute()
-    engine.check_fits(loading.model_config(checkpoint))
+    loading.check_engine(checkpoint, engine)
     return {"checkpoint": checkpoint, **vars(engine)}

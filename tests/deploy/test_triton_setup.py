@@ -143,6 +143,8 @@ def refused(*arguments: str) -> str:
         (("--checkpoint", "nowhere"), "no checkpoint at nowhere"),
         (("--kernels", "fast"), "kernels is 'fast'; it must be one of auto, native, portable"),
         (("--seq-length", "4096"), "seq_length is 4096; this model's max_sequence_length is 2048"),
+        (("--session-dir", "/dev/null"), "session_dir is '/dev/null', but sessions cannot be kept"),
+        (("--cache-memory", "1KiB"), "cache_memory is '1KiB'"),
         (("--port", "65535"), "port is 65535; Triton takes the next two"),
     ],
 )
