@@ -1,5 +1,6 @@
 """`glm-multiuser generate`: a file of prompts to a file of answers."""
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -67,7 +68,9 @@ def command(
         stack.enter_context(saying(lambda: f"interrupted: {rows.report(len(jobs))}"))
         llm = stack.enter_context(loading.open_llm(checkpoint, **settings))
         loading.check_grammar(llm, **grammar)
-        bar = stack.enter_context(screen.progress_bar())
+        # On a terminal the rows show the progress, and a bar would be drawn over them.
+        elsewhere = out is not None or not sys.stdout.isatty()
+        bar = stack.enter_context(screen.progress_bar(shown=elsewhere))
         left = jobs[rows.count :]
         answers = answer_all(llm, left, settings["users"])
         for row in bar.track(answers, total=len(left), description="prompts"):

@@ -79,8 +79,8 @@ def notice(text: str) -> None:
     messages().print(Text(text, style="dim"), soft_wrap=True)
 
 
-def progress_bar() -> Progress:
-    """Returns a progress bar on stderr, which is invisible unless stderr is a terminal."""
+def progress_bar(shown: bool = True) -> Progress:
+    """Returns a progress bar on stderr, invisible unless `shown` and stderr is a terminal."""
     console = messages()
     return Progress(
         TextColumn("{task.description}"),
@@ -90,7 +90,8 @@ def progress_bar() -> Progress:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        redirect_stdout=False,  # rich would print it on stderr
+        disable=not (shown and console.is_terminal),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
@@ -43,6 +45,33 @@ def test_a_closed_output_takes_everything(stream: str) -> None:
     ended = with_closed(stream, "generate")
     assert ended.returncode == 0
     assert ('"text": "cba"' in ended.stdout) == (stream == "2>")
+
+
+@pytest.mark.parametrize("rows_on_terminal", [False, True])
+def test_rows_go_to_stdout_while_stderr_is_a_terminal(
+    tmp_path: Path, rows_on_terminal: bool
+) -> None:
+    """As in `glm-multiuser generate prompts.txt > answers.jsonl`, which draws a bar meanwhile."""
+    (tmp_path / "prompts.txt").write_text("天气\nabc\n", encoding="utf-8")
+    answers = tmp_path / "answers.jsonl"
+    controller, terminal = os.openpty()
+    with answers.open("wb") as file:
+        command = subprocess.Popen(
+            [sys.executable, "-c", WITH_FAKE_MODEL, "generate", tmp_path / "prompts.txt"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "40"},
+            stdout=terminal if rows_on_terminal else file,
+            stderr=terminal,
+        )
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # the end of what a terminal shows
+        while part := os.read(controller, 4096):
+            shown += part
+    os.close(controller)
+    assert command.wait() == 0, shown.decode()
+    lines = (shown if rows_on_terminal else answers.read_bytes()).decode().splitlines()
+    assert [json.loads(line)["text"] for line in lines if line.startswith("{")] == ["气天", "cba"]
+    assert ("prompts" in shown.decode().replace("prompts.txt", "")) != rows_on_terminal
 
 
 def test_there_is_no_bar_on_a_closed_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
