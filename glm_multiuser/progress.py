@@ -32,7 +32,12 @@ def show_progress(progress: Optional[Progress]) -> Iterator[Progress]:
 
     text = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # rich would print on stderr what other threads print on stdout, and Python may crash when
+    # sys.stdout is replaced during a `print`.
+    with Bar(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
         task = bar.add_task("", total=None)
 
         def report(done: int, total: int, what: str) -> None:

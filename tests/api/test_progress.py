@@ -47,3 +47,18 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         shown(3, 4, "compiling")
     assert "compiling" in terminal.getvalue()
     assert "3/4" in terminal.getvalue()
+
+
+def test_others_print_where_they_did_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    stdout = sys.stdout
+    with show_progress(None) as shown:
+        shown(0, 4, "reading")
+        assert (sys.stdout, sys.stderr) == (stdout, terminal)
+        print("an answer")
+    assert capsys.readouterr().out == "an answer\n"
+    assert "an answer" not in terminal.getvalue()
