@@ -47,7 +47,7 @@ def command(
     params = loading.sampling_params(**pick(Sampling, settings), **grammar)
     # On a terminal Ctrl-C cancels an answer, elsewhere it ends the command.
     interrupts = raised() if sys.stdin.isatty() else nullcontext()
-    with loading.open_llm(checkpoint, **settings) as llm, interrupts:
+    with loading.open_llm(checkpoint, chat=True, **settings) as llm, interrupts:
         loading.check_grammar(llm, **grammar)
         conversations = Conversations(llm, params, screen.output())
         conversations.run()

@@ -46,7 +46,7 @@ def command(
     users = EngineConfig(**pick(EngineConfig, settings)).users  # checked before it is used
     asked = questions(users) if prompts is None else prompts_of(prompts, users)
     params = loading.sampling_params(**pick(Sampling, settings), temperature=0.0)
-    with loading.open_llm(checkpoint, **settings) as llm:
+    with loading.open_llm(checkpoint, chat=True, **settings) as llm:
         answers = [
             ChatAnswer(f"user {number}", question) for number, question in enumerate(asked, start=1)
         ]

@@ -83,6 +83,23 @@ def check_engine(folder: Path, engine: EngineConfig) -> None:
     check_folder(engine)
 
 
+def check_chat_format(folder: Path) -> None:
+    """Rejects a checkpoint that cannot be asked a question.
+
+    Raises:
+        CheckpointError: no tokenizer, or an unreadable one.
+        InvalidParameterError: a base model, without a chat format.
+    """
+    from glm_multiuser.tokenizers import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise CheckpointError(
+            f"{folder} has no tokenizer, so prompts must be token ids, which `generate` takes"
+        )
+    tokenizer.encode_prompt("Who are you?")
+
+
 def llm_class() -> type[MultiUserLLM]:
     """Imports the class late, because `--help` must not wait for MindSpore."""
     from glm_multiuser.llm import MultiUserLLM
@@ -90,8 +107,13 @@ def llm_class() -> type[MultiUserLLM]:
     return MultiUserLLM
 
 
-def open_llm(checkpoint: Path, **settings: Any) -> MultiUserLLM:
+def open_llm(checkpoint: Path, *, chat: bool = False, **settings: Any) -> MultiUserLLM:
     """Calls `MultiUserLLM.from_pretrained` with a notice on stderr, because it takes long.
+
+    Args:
+        checkpoint: as in `find_checkpoint`.
+        chat: whether all prompts are questions.
+        settings: of the engine; others are ignored.
 
     Raises:
         GLMMultiUserError: no such checkpoint, or an invalid setting.
@@ -99,6 +121,8 @@ def open_llm(checkpoint: Path, **settings: Any) -> MultiUserLLM:
     engine = EngineConfig(**pick(EngineConfig, settings))
     folder = find_checkpoint(checkpoint, engine.check_fits)
     check_engine(folder, engine)
+    if chat:
+        check_chat_format(folder)
     notice(f"loading {folder} and compiling its graphs for {engine.users} users ...")
     return llm_class().from_pretrained(str(folder), **vars(engine))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from glm_multiuser.cli import bench
 from tests.cli.fake import WITH_FAKE_MODEL, FakeLLM
 from tests.server.process import ROOT
 
+GOLDEN = ROOT / "tests" / "golden"
 NOWHERE = "/nonexistent/x.png"
 MODEL_COMMANDS = (
     *("demo", "chat", "generate", "serve", "selfcheck"),
@@ -103,6 +105,27 @@ def test_outputs_and_addresses(
     run: Callable[..., Any], opened: list[FakeLLM], command: str
 ) -> None:
     refused(run(*command.split(), stdin="a\n"), OUTPUTS[command])
+    assert opened == []
+
+
+@pytest.mark.parametrize("command", ["demo", "chat"])
+@pytest.mark.parametrize("base", [False, True])
+def test_a_model_that_cannot_be_asked_a_question(
+    run: Callable[..., Any],
+    opened: list[FakeLLM],
+    tmp_path_factory: pytest.TempPathFactory,
+    command: str,
+    base: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(GOLDEN / "llama" / name)
+    if base:
+        vocabulary = json.loads((GOLDEN / "tokenizer_json" / "llama_spm.json").read_text("utf-8"))
+        (folder / "tokenizer.json").write_text(json.dumps(vocabulary["tokenizer"]), "utf-8")
+        (folder / "generation_config.json").write_text('{"eos_token_id": 2}', "utf-8")
+    problem = "this checkpoint has no chat template" if base else f"{folder} has no tokenizer"
+    refused(run(command, "--checkpoint", folder, stdin="a\n"), problem)
     assert opened == []
 
 
