@@ -143,10 +143,14 @@ def json_grammar(file: Optional[Path]) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is unreadable, or not a JSON schema.
+        InvalidParameterError: llguidance is not installed.
     """
     if file is None:
         return {}
+    from glm_multiuser.structured.compiler import library
     from glm_multiuser.structured.grammar import Grammar
+
+    library()
 
     try:
         return {"grammar": Grammar.json_schema(file.read_text(encoding="utf-8-sig"))}

@@ -58,7 +58,7 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer: ChatTokenizer, vocab_size: int, stop_token_ids: Sequence[int]
     ) -> None:
-        self._library = _library()
+        self._library = library()
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         # A tokenizer may have more tokens than the model.
@@ -175,7 +175,12 @@ class GrammarCompiler:
         return _lark(name, as_lark(grammar.text))
 
 
-def _library() -> ModuleType:
+def library() -> ModuleType:
+    """Imports llguidance.
+
+    Raises:
+        InvalidParameterError: it is not installed.
+    """
     try:
         return import_module("llguidance")
     except ImportError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
@@ -67,6 +68,17 @@ def test_a_file_that_is_no_schema_is_rejected_before_a_model_is_opened(
     result = run(command, "--json-schema", file.with_name("none.json"), stdin="a\n")
     assert result.exit_code != 0
     assert "cannot read" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_missing_llguidance_is_found_before_a_model_is_opened(
+    run: Callable[..., Any], file: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    result = run(command, "--json-schema", file, stdin="a\n")
+    assert result.exit_code == 2
+    (message,) = result.stderr.splitlines()  # and no line about a model
+    assert message.startswith("error: grammar needs the package llguidance, which is not installed")
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
