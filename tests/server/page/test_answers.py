@@ -176,6 +176,34 @@ def test_no_word_is_lost(visit: Visit, markdown: str, shown: str) -> None:
     assert visit.answer().locator(":is(script, .failure)").count() == 0
 
 
+@pytest.mark.parametrize(
+    "formula",
+    [
+        r"\(x = \frac{-b \pm \sqrt{b^2-4ac}}{2a}\)",
+        r"\[ E_{1} = m_1 * c^2 * d_2 \\[2pt] \]",
+        r"$$\begin{pmatrix} a & b \\ c & d \end{pmatrix}$$",
+        "$a_1*b_2*c$",
+        "$$\na\n- b\n$$",
+    ],
+)
+def test_formulas_are_shown_as_they_are_written(visit: Visit, formula: str) -> None:
+    line = formula.replace("\n", " ")
+    markdown = f"**It is**\n{formula}\nin *LaTeX*, 而{line}是 $5, *not* $6 or `$x`."
+    visit.page.route(COMPLETIONS, answering(stream_of([markdown])))
+    visit.ask("?")
+    visit.wait_for_answer()
+    shown = f"It is\n{formula}\nin LaTeX, 而{line}是 $5, not $6 or $x."
+    assert re.sub(r"\n+", "\n", visit.answer().inner_text()) == shown
+
+
+def test_formulas_in_a_line_stay_in_their_paragraph(visit: Visit) -> None:
+    text = "It is $$a*b*c$$\nor \\[d*e*f\\]\nin short."
+    visit.page.route(COMPLETIONS, answering(stream_of([text])))
+    visit.ask("?")
+    visit.wait_for_answer()
+    assert visit.answer().locator("p").all_inner_texts() == [text]
+
+
 def test_short_chinese_cells_stay_on_one_line(visit: Visit) -> None:
     long = "适合长文档的处理，也适合翻译。" * 3
     table = f"|模型|参数量|说明|\n|-|-|-|\n|甲模型|三百二十亿|{long}|"

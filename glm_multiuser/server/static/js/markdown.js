@@ -6,6 +6,7 @@ import { Marked } from "../vendor/marked/marked.esm.js";
 import { tokenizer } from "./cjk.js";
 import { codeBlock } from "./code_block.js";
 import { element } from "./dom.js";
+import { formulas } from "./formulas.js";
 import { lowerHeadings } from "./headings.js";
 import { highlighted } from "./highlighting.js";
 import { literalSyntax } from "./literal_syntax.js";
@@ -32,6 +33,7 @@ const parser = new Marked({
   gfm: true,
   breaks: true,
   tokenizer: { ...tokenizer, ...literalSyntax },
+  extensions: formulas,
   hooks: { processAllTokens: showUnusedDefinitions },
   renderer: {
     // Shown as source, so no word of an answer gets lost.
