@@ -117,6 +117,34 @@ def test_chinese_and_english(visitor: Callable[..., Visit]) -> None:
     expect(missing).to_have_count(0)
 
 
+def test_what_is_not_shown_is_translated_too(visit: Visit) -> None:
+    page = visit.page
+    page.route(COMPLETIONS, answering(stream_of(["yes"])))
+    visit.ask("hello")
+    visit.wait_for_answer()
+    edit = page.locator(".asked button")
+
+    def choose_language(name: str) -> None:
+        page.locator("#open-settings").click()
+        page.locator("[name=language]").select_option(name)
+        page.locator("#settings [type=submit]").click()
+
+    choose_language("zh")
+    edit.click()
+    expect(page.locator(".question-editor [type=submit]")).to_have_text("发送")
+    choose_language("en")
+    page.route("**/status", status_of(models=[]))
+    page.get_by_role("button", name="Cancel").click()
+    expect(edit).to_have_accessible_name("Edit the question")
+    choose_language("zh")
+    expect(page.locator(".slots")).to_have_text("没有加载模型。")
+    page.unroute("**/status")
+    expect(page.locator(".slot").first).to_be_visible()
+    choose_language("en")
+    page.route("**/status", status_of(models=[]))
+    expect(page.locator(".slots")).to_have_text("No model is loaded.")
+
+
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_has_enough_contrast(

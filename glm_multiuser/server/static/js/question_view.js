@@ -1,7 +1,7 @@
 /** The view of a question; editing it continues the conversation from there. */
 
 import { element, iconButton, textButton } from "./dom.js";
-import { say } from "./i18n.js";
+import { describe, say } from "./i18n.js";
 import { isComposing } from "./input_method.js";
 
 export class QuestionView {
@@ -9,7 +9,7 @@ export class QuestionView {
   #onEdit;
   #canEdit = false;
   #open;
-  #send = say(element("button", { type: "submit", class: "button primary" }), "send");
+  #send = element("button", { type: "submit", class: "button primary" });
   #shown;
 
   /** `onEdit` receives the new question. */
@@ -46,7 +46,8 @@ export class QuestionView {
         "div",
         { class: "dialog-actions" },
         textButton("cancel", () => this.#close()),
-        this.#send,
+        // While it was out of the document, the language may have changed.
+        say(this.#send, "send"),
       ),
     );
     form.addEventListener("submit", (event) => {
@@ -78,6 +79,7 @@ export class QuestionView {
   }
 
   #close() {
+    describe(this.#open, "hint", "edit");
     this.node.replaceChildren(this.#shown);
     if (this.#canEdit) this.#open.focus();
     else this.node.closest("[role=log]")?.focus();

@@ -9,7 +9,7 @@ export class Slots {
   #headings = new Map();
   #lists = new Map();
   #rows = new Map();
-  #none = say(element("p", { class: "soft" }), "noSlots");
+  #none = element("p", { class: "soft" });
   node = element("div", { class: "slots" });
 
   /** `find` returns the conversation of a session, if it belongs to this page. */
@@ -31,7 +31,7 @@ export class Slots {
       );
       nodes.push(list);
     }
-    replaceIfOther(this.node, nodes.length > 0 ? nodes : [this.#none]);
+    replaceIfOther(this.node, nodes.length > 0 ? nodes : [say(this.#none, "noSlots")]);
   }
 
   #heading(model) {
