@@ -99,6 +99,20 @@ async (text) => {
 """
 """How many characters regular expressions go through to replace something in this text."""
 
+COUNT_LAYOUTS = """
+() => {
+  const { get } = Object.getOwnPropertyDescriptor(Element.prototype, "scrollHeight");
+  window.layouts = 0;
+  Object.defineProperty(Element.prototype, "scrollHeight", {
+    get() {
+      window.layouts += 1;
+      return get.call(this);
+    },
+  });
+}
+"""
+"""Counts how often a height is asked for, which computes the layout."""
+
 TEXTS = """
 async () => {
   const { en } = await import("/static/js/texts_en.js");

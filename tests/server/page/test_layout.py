@@ -8,7 +8,7 @@ from typing import Callable
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tests.server.page.scripts import ANSWERS_BY_HAND, MARKDOWN
+from tests.server.page.scripts import ANSWERS_BY_HAND, COUNT_LAYOUTS, MARKDOWN
 from tests.server.page.visit import (
     COMPLETIONS,
     NARROW,
@@ -118,6 +118,30 @@ def by_hand(visitor: Callable[..., Visit]) -> Visit:
     visit.context.add_init_script(f"{{{ANSWERS_BY_HAND}}}")
     visit.open()
     return visit
+
+
+def test_a_question_does_not_lay_out_each_earlier_one(by_hand: Visit) -> None:
+    page = by_hand.page
+    rounds = [{"question": "?", "answer": "yes", "state": "done"}] * 50
+    page.evaluate(
+        """(rounds) => {
+          const key = Object.keys(localStorage).find((name) => name.includes("conversation."));
+          const kept = JSON.parse(localStorage.getItem(key));
+          localStorage.setItem(key, JSON.stringify({ ...kept, rounds }));
+        }""",
+        rounds,
+    )
+    page.reload()
+    pane = page.locator(".pane:has(.round)")
+    expect(pane.locator(".round")).to_have_count(len(rounds))
+    page.evaluate(COUNT_LAYOUTS)
+    pane.locator(".composer textarea").fill("and now?")
+    pane.locator(".composer textarea").press("Enter")
+    page.wait_for_function("() => answers.length > 0")
+    page.evaluate("() => { answers[0].write('yes'); answers[0].end(); }")
+    pane.locator(".round:last-child [data-state=done]").wait_for()
+    assert page.evaluate("() => layouts") < len(rounds)
+    wait_for_end(pane.locator(".log"))
 
 
 def test_who_scrolls_up_slowly_during_an_answer_gets_away_from_its_end(by_hand: Visit) -> None:

@@ -88,7 +88,7 @@ export class Pane {
     new ResizeObserver(() => {
       // A keyboard that opens for an editor must not move it away.
       const isEdited = this.#log.querySelector(".question-editor :focus") !== null;
-      if (this.#views.size > 0 && !isEdited) this.#followEnd();
+      if (!isEdited) this.#followEnd();
     }).observe(this.#log);
   }
 
@@ -161,6 +161,8 @@ export class Pane {
 
   #showRound(round) {
     this.#views.get(round)?.update(this.#possible(round));
+    // Its text follows later.
+    if (round.state !== "streaming") this.#followEnd();
   }
 
   #showBusy() {
@@ -174,6 +176,8 @@ export class Pane {
 
   #updateViews() {
     for (const [round, view] of this.#views) view.update(this.#possible(round));
+    // Once: each call computes the layout.
+    this.#followEnd();
   }
 
   #possible(round) {
@@ -196,7 +200,7 @@ export class Pane {
   }
 
   #followEnd() {
-    if (!this.#followsEnd) return;
+    if (!this.#followsEnd || this.#views.size === 0) return;
     this.#log.scrollTop = this.#log.scrollHeight;
     this.#scrolledTo = this.#log.scrollTop;
   }

@@ -39,7 +39,7 @@ export class RoundView {
 
   /**
    * `onAgain` asks the question again; `onEdit` receives its replacement; `onGrow` is called when
-   * the node may have grown.
+   * more of a streaming answer is shown.
    */
   constructor(round, { onAgain, onEdit, onGrow }) {
     this.#round = round;
@@ -90,14 +90,20 @@ export class RoundView {
     // A failure has its own button for that.
     this.#again.hidden = !canRedo || state === "failed" || state === "elsewhere";
     this.#showUsage();
-    this.#onGrow();
   }
 
   #drawSoon() {
     this.#frame ||= requestAnimationFrame((now) => {
       this.#frame = 0;
-      if (now < this.#restUntil) this.#drawSoon();
-      else this.#draw();
+      if (now < this.#restUntil) {
+        this.#drawSoon();
+        return;
+      }
+      const begin = performance.now();
+      this.#draw();
+      this.#onGrow();
+      const end = performance.now();
+      this.#restUntil = end + REST * (end - begin);
     });
   }
 
@@ -110,12 +116,8 @@ export class RoundView {
     if (this.#drawn === answer && this.#drawnAsJson === asJson) return;
     this.#drawn = answer;
     this.#drawnAsJson = asJson;
-    const begin = performance.now();
     if (asJson) this.#text.replaceChildren(jsonView(answer));
     else showMarkdown(this.#text, answer);
-    this.#onGrow();
-    const end = performance.now();
-    this.#restUntil = end + REST * (end - begin);
   }
 
   #showLine(node, name, place = node) {
