@@ -161,6 +161,31 @@ def test_who_scrolls_up_slowly_during_an_answer_gets_away_from_its_end(by_hand: 
     wait_for_end(log)
 
 
+def test_answers_that_are_slow_to_draw_take_turns(visitor: Callable[..., Visit]) -> None:
+    visit = visitor(open_page=False)
+    page = visit.page
+    visit.context.add_init_script(f"{{{ANSWERS_BY_HAND}}}")
+    page.clock.install()
+    visit.open()
+    visit.ask_both("one", "two")
+    page.wait_for_function("() => answers.length > 1")
+    page.clock.pause_at(page.evaluate("() => Date.now() / 1000 + 10"))
+    page.evaluate(
+        """() => {
+          const now = performance.now.bind(performance);
+          let spent = 0;
+          performance.now = () => now() + (spent += 100);
+          for (const answer of answers) answer.write("text");
+        }"""
+    )
+    expect(page.locator("[data-state=streaming]")).to_have_count(2)
+    page.clock.run_for(20)
+    assert page.locator(".markdown p").all_text_contents() == ["text"]
+    page.clock.run_for(1000)
+    assert page.locator(".markdown p").all_text_contents() == ["text", "text"]
+    page.evaluate("() => { for (const answer of answers) answer.end(); }")
+
+
 def test_a_double_click_on_send_does_not_stop_the_answer(by_hand: Visit) -> None:
     by_hand.field().fill("hello")
     by_hand.pane().get_by_role("button", name="Send").dblclick()

@@ -12,16 +12,18 @@ import { jsonView, toolCallsView } from "./tool_calls_view.js";
 
 const MARKS = { stopped: "stopped", interrupted: "interrupted", elsewhere: "elsewhere" };
 const NOT_YET = { held: "held", waiting: "waiting" };
-// Ratio of idle time to drawing time: long answers are slow to draw, and other answers, keys and
-// buttons need their share.
+// Ratio of idle time to drawing time of all answers together: long ones are slow to draw, and keys
+// and buttons need their share.
 const REST = 3;
+// Milliseconds.
+const FRAME = 16;
+let restUntil = 0;
 
 export class RoundView {
   #round;
   #onAgain;
   #onGrow;
   #frame = 0;
-  #restUntil = 0;
   #drawn = "";
   #drawnAsJson = false;
   #shownFailure = null;
@@ -95,15 +97,15 @@ export class RoundView {
   #drawSoon() {
     this.#frame ||= requestAnimationFrame((now) => {
       this.#frame = 0;
-      if (now < this.#restUntil) {
+      // Answers that are quick to draw share a frame.
+      if (restUntil - now > FRAME) {
         this.#drawSoon();
         return;
       }
       const begin = performance.now();
       this.#draw();
       this.#onGrow();
-      const end = performance.now();
-      this.#restUntil = end + REST * (end - begin);
+      restUntil = Math.max(restUntil, now) + (1 + REST) * (performance.now() - begin);
     });
   }
 
