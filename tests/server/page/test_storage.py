@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.server.in_process import in_process_server, mock_settings
 from tests.server.page.scripts import ANSWERS_BY_HAND
-from tests.server.page.visit import COMPLETIONS, Visit, answering, stream_of, visitors
+from tests.server.page.visit import COMPLETIONS, Visit, answering, eventually, stream_of, visitors
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +117,17 @@ def test_another_tab_shows_that_an_answer_is_under_way(visit: Visit) -> None:
     expect(mark.nth(1)).to_have_text("Being answered in another tab.")
     visit.page.close()
     expect(mark.nth(1)).to_contain_text("Interrupted when the page was left.")
+
+
+def test_a_new_tab_shows_that_an_answer_is_under_way(visit: Visit) -> None:
+    visit.ask("hello")
+    eventually(lambda: "waiting" in json.dumps(visit.kept()), "it was not saved")
+    other = other_tab(visit)
+    mark = other.locator(".mark")
+    expect(mark).to_have_text("Being answered in another tab.")
+    write(visit.page, "yes", end=True)
+    expect(other.locator(".markdown")).to_have_text("yes")
+    expect(mark).to_be_hidden()
 
 
 def test_what_another_tab_clears_in_mid_stream_does_not_come_back(visit: Visit) -> None:

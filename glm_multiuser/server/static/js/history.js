@@ -6,6 +6,7 @@ import { KINDS } from "./failures.js";
 import { kept } from "./store.js";
 
 const SAVE_EVERY = 500;
+const WHO_ANSWERS = "whoAnswers";
 const UNDER_WAY = ["held", "waiting", "streaming", "elsewhere"];
 const STATES = ["done", "stopped", "interrupted", "failed", ...UNDER_WAY];
 const waiting = new Map();
@@ -42,8 +43,19 @@ export function keptConversation(id) {
     kept.reject(keyOf(id));
     return null;
   }
+  if (value.rounds.some(({ state }) => UNDER_WAY.includes(state))) askOtherTabs();
   return new Conversation({ id, ...read });
 }
+
+/** Another tab may be receiving what looks interrupted here: it then saves it again. */
+function askOtherTabs() {
+  kept.write(WHO_ANSWERS, true);
+  kept.remove(WHO_ANSWERS);
+}
+
+kept.watch((name) => {
+  if (name === WHO_ANSWERS) answering.forEach(keep);
+});
 
 /**
  * Parses a saved conversation; null if it is malformed.
@@ -85,11 +97,12 @@ export function keep(conversation) {
   if (leaving) return;
   if (conversation.busy) answering.add(conversation);
   else answering.delete(conversation);
-  write(conversation, conversation.rounds);
+  // Other tabs hear only of what is not the same.
+  write(conversation, conversation.rounds, conversation.busy ? Date.now() : undefined);
 }
 
-function write({ id, number, name, model }, rounds) {
-  kept.write(keyOf(id), { number, name, model, rounds });
+function write({ id, number, name, model }, rounds, savedAt) {
+  kept.write(keyOf(id), { number, name, model, rounds, savedAt });
 }
 
 /** Cancels a pending save, which would restore a conversation that another tab deleted. */
