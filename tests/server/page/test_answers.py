@@ -164,6 +164,7 @@ def test_only_what_changed_in_a_growing_answer_is_drawn_anew(visit: Visit) -> No
         ("[a.json](./a.json) [b](https://example.com/)", "[a.json](./a.json) b"),
         ("| a |\n|---|\n| 1 | 2 | 3 |\n| x \\| y |", "a\t\t\n1\t2\t3\nx | y"),
         ("a | b\n-|-\n1 | 2 | 3", "a\tb\t\n1\t2\t3"),
+        ("```pip install <name>\nx\n```", "pip install <name>\nCopy code\nx\n"),
     ],
 )
 def test_no_word_is_lost(visit: Visit, markdown: str, shown: str) -> None:

@@ -1,4 +1,4 @@
-/** A code block with its language and a copy button. */
+/** A code block with its language, and what else is written behind that, and a copy button. */
 
 import { copyTextButton } from "./copy_button.js";
 import { element } from "./dom.js";
@@ -6,7 +6,8 @@ import { element } from "./dom.js";
 /** Wraps `pre` in a frame; wide code scrolls inside it, also by keyboard. */
 export function codeBlock(pre) {
   const code = pre.firstElementChild ?? pre;
-  const language = /(?:^|\s)language-(\S+)/.exec(code.className)?.[1] ?? "";
+  const language = code.title;
+  code.removeAttribute("title");
   const frame = element("div", { class: "scroll", tabindex: 0 });
   const copy = copyTextButton("copyCode", () => code.textContent.replace(/\n$/, ""));
   const bar = element("div", { class: "code-bar" }, element("span", {}, language), copy);

@@ -42,7 +42,7 @@ const parser = new Marked({
     image: ({ text, href }) => `<span class="picture">${escaped(text || href)}</span>`,
     code: ({ text, lang }) => {
       const language = /^\S*/.exec(lang ?? "")[0];
-      const named = language && ` class="language-${escaped(language)}"`;
+      const named = language && ` class="language-${escaped(language)}" title="${escaped(lang)}"`;
       return `<pre><code${named}>${highlighted(text, language) ?? escaped(text)}\n</code></pre>`;
     },
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
