@@ -189,6 +189,16 @@ def test_what_another_tab_changes_leaves_an_open_editor_alone(visit: Visit) -> N
     expect(other.get_by_role("textbox", name="Question")).to_have_value("still typing")
 
 
+def test_a_name_that_stays_as_it_is_takes_no_title_away(visit: Visit) -> None:
+    other = other_tab(visit)
+    other.get_by_role("button", name="Rename").first.click()
+    visit.ask("first question")
+    expect(other.locator(".question")).to_have_text("first question")
+    other.keyboard.press("Enter")
+    expect(other.locator(".new-name")).to_have_count(0)
+    expect(other.locator(".pane-name").first).to_have_text("first question")
+
+
 def test_a_reload_before_a_new_answer_begins_leaves_the_old_one(visit: Visit) -> None:
     visit.ask("first")
     write(visit.page, "old answer", end=True)

@@ -41,7 +41,7 @@ export class PaneHeader {
     const before = document.activeElement;
     const field = element("input", { class: "new-name", dir: "auto", maxlength: LONGEST_NAME });
     describe(field, "label", "newName");
-    field.value = this.#name.textContent;
+    field.defaultValue = this.#name.textContent;
     let open = true;
     const end = (name) => {
       // Removing the field blurs it, which would end the edit twice.
@@ -52,13 +52,13 @@ export class PaneHeader {
       if (name !== null) this.#conversation.rename(name);
       if (document.activeElement === document.body) before?.focus();
     };
-    field.addEventListener("blur", () => end(this.#changed(field.value)));
+    field.addEventListener("blur", () => end(changed(field)));
     field.addEventListener("keydown", (event) => {
       if (isComposing(event)) return;
       if (event.key === "Enter") {
         // The refocused button would treat the key as a press.
         event.preventDefault();
-        end(this.#changed(field.value));
+        end(changed(field));
       }
       if (event.key === "Escape") {
         // The pane would stop the answer.
@@ -71,10 +71,11 @@ export class PaneHeader {
     this.#name.after(field);
     field.select();
   }
+}
 
-  /** The new name; with an empty one, the first question is the title again. */
-  #changed(typed) {
-    const name = typed.trim();
-    return name === this.#name.textContent ? null : name;
-  }
+/** The new name, or null; with an empty one, the first question is the title again. */
+function changed({ value, defaultValue }) {
+  const name = value.trim();
+  // Not the title of now: another tab may have changed that.
+  return name === defaultValue ? null : name;
 }
