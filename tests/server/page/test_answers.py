@@ -177,6 +177,21 @@ def test_no_word_is_lost(visit: Visit, markdown: str, shown: str) -> None:
     assert visit.answer().locator(":is(script, .failure)").count() == 0
 
 
+def test_a_picture_is_not_loaded_but_can_be_opened(visit: Visit) -> None:
+    picture, badge = "![](https://example.com/a.png)", "![badge](https://example.com/b.png)"
+    text = f"{picture} [{badge}](https://example.com/c) ![](data:image/png;base64,AA)"
+    visit.page.route(COMPLETIONS, answering(stream_of([text])))
+    visit.ask("?")
+    visit.wait_for_answer()
+    links = visit.answer().get_by_role("link")
+    expect(links).to_have_text(["https://example.com/a.png", "badge"])
+    for link, address in zip(links.all(), ("https://example.com/a.png", "https://example.com/c")):
+        expect(link).to_have_attribute("href", address)
+        expect(link).to_have_attribute("rel", "noopener noreferrer")
+        expect(link).to_have_attribute("target", "_blank")
+    expect(visit.answer().locator(".picture")).to_have_count(3)
+
+
 @pytest.mark.parametrize(
     "formula",
     [

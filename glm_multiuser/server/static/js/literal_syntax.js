@@ -2,7 +2,7 @@
 
 import { Tokenizer } from "../vendor/marked/marked.esm.js";
 
-const ADDRESS = /^(?:https?|mailto):/i;
+export const ADDRESS = /^(?:https?|mailto):/i;
 const CELLS = /(?<!\\)\|/;
 
 /** Tokenizer extension for Marked, which asks its own tokenizer only where a result is false. */

@@ -9,7 +9,7 @@ import { element } from "./dom.js";
 import { formulas } from "./formulas.js";
 import { lowerHeadings } from "./headings.js";
 import { highlighted } from "./highlighting.js";
-import { literalSyntax } from "./literal_syntax.js";
+import { ADDRESS, literalSyntax } from "./literal_syntax.js";
 
 const purifier = globalThis.DOMPurify(window);
 const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd)\s*\/?>$/i;
@@ -21,7 +21,7 @@ const RULES = {
   ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
-  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOWED_URI_REGEXP: ADDRESS,
   ADD_URI_SAFE_ATTR: ["align", "start"],
   RETURN_DOM_FRAGMENT: true,
 };
@@ -39,7 +39,10 @@ const parser = new Marked({
     // Shown as source, so no word of an answer gets lost.
     html: ({ text, block }) => (HARMLESS_TAG.test(text.trim()) ? text : literal(text, block)),
     // Loading it would reveal to a third party that the answer is being read.
-    image: ({ text, href }) => `<span class="picture">${escaped(text || href)}</span>`,
+    image: ({ text, href }) => {
+      const address = ADDRESS.test(href) ? ` title="${escaped(href)}"` : "";
+      return `<span class="picture"${address}>${escaped(text || href)}</span>`;
+    },
     code: ({ text, lang }) => {
       const language = /^\S*/.exec(lang ?? "")[0];
       const named = language && ` class="language-${escaped(language)}" title="${escaped(lang)}"`;
@@ -49,10 +52,11 @@ const parser = new Marked({
   },
 });
 
+const ELSEWHERE = { target: "_blank", rel: "noopener noreferrer" };
+
 purifier.addHook("afterSanitizeAttributes", (node) => {
   if (node.nodeName !== "A") return;
-  node.setAttribute("target", "_blank");
-  node.setAttribute("rel", "noopener noreferrer");
+  for (const [name, value] of Object.entries(ELSEWHERE)) node.setAttribute(name, value);
 });
 
 /**
@@ -91,6 +95,13 @@ function fragmentOf(markdown) {
     const frame = element("div", { class: "scroll", tabindex: 0 });
     node.replaceWith(frame);
     frame.append(node);
+  }
+  for (const picture of fragment.querySelectorAll(".picture[title]")) {
+    // There are no links in links.
+    if (picture.closest("a")) continue;
+    const link = element("a", { class: "picture", href: picture.title, ...ELSEWHERE });
+    link.append(...picture.childNodes);
+    picture.replaceWith(link);
   }
   for (const block of fragment.children) block.dir ||= "auto";
   return fragment;
