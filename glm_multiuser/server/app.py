@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -137,6 +137,8 @@ async def on_defect(request: Request, error: Exception) -> Response:
 
 async def on_invalid(request: Request, error: Exception) -> Response:
     """Handles a body that is not JSON, or has a field of the wrong type."""
+    if isinstance(error.__cause__, ValueError):
+        return _unread(request, error.__cause__)
     problems = error.errors() if isinstance(error, RequestValidationError) else []
     first: dict[str, Any] = problems[0] if problems else {}
     # The first part of the location is "body" or "query".
@@ -147,11 +149,11 @@ async def on_invalid(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Handles unknown paths, wrong methods, and unreadable bodies."""
     status_code = error.status_code if isinstance(error, HTTPException) else 500
+    if status_code == 400 and isinstance(error.__cause__, (ValueError, RecursionError)):
+        return _unread(request, error.__cause__)
     detail = error.detail if isinstance(error, HTTPException) else ""
     codes = {404: "not_found", 405: "method_not_allowed"}
     message = f"{request.method} {request.url.path}: {detail}"
-    if status_code == 400 and isinstance(error.__cause__, (ValueError, RecursionError)):
-        message = _why_unread(error.__cause__, request.headers.get("content-encoding"))
     api_error = APIError(status_code, codes.get(status_code, BAD_REQUEST), message)
     response = error_response(request.url.path, api_error)
     if status_code == 405:
@@ -159,12 +161,13 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def _why_unread(cause: BaseException, encoding: Optional[str]) -> str:
-    """Error message for an unreadable body; FastAPI's own omits the cause."""
+def _unread(request: Request, cause: BaseException) -> Response:
+    """Response to an unreadable body; FastAPI's own error omits the cause."""
     message = f"body: must be JSON in UTF-8: {cause}"
-    if encoding is None:
-        return message
-    return f"{message}; Content-Encoding is {shown(encoding)}, it can only be left out here"
+    encoding = request.headers.get("content-encoding")
+    if encoding is not None:
+        message += f"; Content-Encoding is {shown(encoding)}, it can only be left out here"
+    return error_response(request.url.path, APIError(400, BAD_REQUEST, message))
 
 
 def _methods(request: Request) -> list[str]:

@@ -144,8 +144,7 @@ def problem_of(problem: Mapping[str, Any], place: Sequence[Any]) -> tuple[Option
         problem: one of `ValidationError.errors()`.
         place: location of the field.
     """
-    # If the body is not JSON, the location is a position in it.
-    parts = [] if problem.get("type") == "json_invalid" else [*map(str, place)]
+    parts = [*map(str, place)]
     if problem.get("type") == "extra_forbidden":
         unknown = ".".join([*_without_types(parts[:-1]), *parts[-1:]])
         return unknown, f"{unknown}: unknown field"

@@ -245,6 +245,7 @@ def test_a_full_queue_refuses_all_choices_or_none() -> None:
     ("body", "headers", "told"),
     [
         ('{"prompt": "你好"}'.encode("gbk"), {}, "must be JSON in UTF-8: 'utf-8' codec"),
+        (b"{'prompt': 'a'}", {}, "enclosed in double quotes: line 1 column 2"),
         (b'{"prompt": ' + b"[" * 100_000, {}, "must be JSON in UTF-8: maximum recursion depth"),
         (zlib.compress(b"{}"), {"content-encoding": "deflate"}, "Content-Encoding is 'deflate'"),
     ],
