@@ -255,16 +255,26 @@ def test_fields_of_vllm(server: InProcessServer, fields: dict[str, Any], pattern
             "response_format",
             "type is 'text'; only type 'json_object' can have schema",
         ),
-        ({"extra_body": {"guided_regex": "(("}}, "structured_outputs", "cannot be served"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "(("}}},
+            "structured_outputs",
+            "cannot be served",
+        ),
+        ({"extra_body": {"guided_regex": "(("}}, "guided_regex", "cannot be served"),
         (
             {"extra_body": {"guided_json": "[" * 65}},
-            "structured_outputs",
+            "guided_json",
             "65 levels of lists and objects; it may have at most 64",
         ),
         (
             {"extra_body": {"guided_json": {}, "guided_regex": "a"}},
-            "structured_outputs",
+            "guided_regex",
             "it may have one of them",
+        ),
+        (
+            {"extra_body": {"guided_choice": ["a"]}, "response_format": FORMAT},
+            "guided_choice",
+            "beside response_format; give one of them",
         ),
         ({"tool_choice": "required"}, "tool_choice", "at least 1 tool"),
         (

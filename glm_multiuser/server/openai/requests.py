@@ -31,6 +31,7 @@ from glm_multiuser.server.openai.fields import (
 )
 from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
 from glm_multiuser.server.openai.structured import (
+    FieldGrammar,
     ResponseFormat,
     SchemaOrText,
     StructuredOutputs,
@@ -115,9 +116,23 @@ class BaseRequest(Extensions):
     logit_bias: LogitBias = None
 
     @property
+    def structured(self) -> Optional[FieldGrammar]:
+        """The grammar of vLLM's fields, if any. Raises as `answer_grammar`."""
+        return structured_grammar(
+            {
+                "structured_outputs": self.structured_outputs,
+                "guided_json": StructuredOutputs(json=self.guided_json),
+                "guided_regex": StructuredOutputs(json=None, regex=self.guided_regex),
+                "guided_choice": StructuredOutputs(json=None, choice=self.guided_choice),
+                "guided_grammar": StructuredOutputs(json=None, grammar=self.guided_grammar),
+            }
+        )
+
+    @property
     def grammar_field(self) -> str:
         """The field that the grammar comes from, for error messages."""
-        return "structured_outputs"
+        structured = self.structured
+        return structured.field if structured else "structured_outputs"
 
     def answer_grammar(self) -> Optional[Grammar]:
         """Returns the grammar of the answers, if any.
@@ -125,13 +140,8 @@ class BaseRequest(Extensions):
         Raises:
             InvalidParameterError: an invalid grammar; names its field.
         """
-        guided = StructuredOutputs(
-            json=self.guided_json,
-            regex=self.guided_regex,
-            choice=self.guided_choice,
-            grammar=self.guided_grammar,
-        )
-        return structured_grammar(self.structured_outputs, guided)
+        structured = self.structured
+        return structured.grammar if structured else None
 
     @property
     def choices(self) -> int:
@@ -205,7 +215,7 @@ class ChatRequest(BaseRequest):
 
     @property
     def grammar_field(self) -> str:
-        if super().answer_grammar() is not None:
+        if self.structured:
             return super().grammar_field
         return "tools" if self.forces_call or self.response_format is None else "response_format"
 
@@ -214,7 +224,7 @@ class ChatRequest(BaseRequest):
         content = response_grammar(self.response_format)
         called = tool_grammar(tools, call_mode(self.tool_choice), content)
         return only_one(
-            super().answer_grammar(), called or content, "tools" if called else "response_format"
+            self.structured, called or content, "tools" if called else "response_format"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
 
 from pydantic import Field
 
@@ -131,19 +131,32 @@ def response_grammar(wanted: Optional[ResponseFormat]) -> Optional[Grammar]:
         return Grammar.json_schema(wanted.json_schema.content)
 
 
-def structured_grammar(*given: Optional[StructuredOutputs]) -> Optional[Grammar]:
+class FieldGrammar(NamedTuple):
+    """A grammar, and the field of the request that asks for it."""
+
+    field: str
+    grammar: Grammar
+
+
+def structured_grammar(given: Mapping[str, Optional[StructuredOutputs]]) -> Optional[FieldGrammar]:
     """Returns the grammar of `structured_outputs` and vLLM's older fields.
+
+    Args:
+        given: by the names of these fields.
 
     Raises:
         InvalidParameterError: several grammars, or an unsupported one.
     """
-    with _field("structured_outputs"):
-        grammars = [one for outputs in given if outputs for one in outputs.grammars()]
-        if len(grammars) > 1:
-            raise InvalidParameterError(
-                f"it asks for {', '.join(one.kind for one in grammars)}; it may have one of them"
-            )
-        return grammars[0] if grammars else None
+    found: list[FieldGrammar] = []
+    for name, outputs in given.items():
+        with _field(name):
+            found += [FieldGrammar(name, one) for one in (outputs.grammars() if outputs else ())]
+            if len(found) > 1:
+                kinds = ", ".join(one.grammar.kind for one in found)
+                raise InvalidParameterError(
+                    f"the request asks for {kinds}; it may have one of them"
+                )
+    return found[0] if found else None
 
 
 def callable_tools(tools: Sequence[Tool], choice: Optional[ToolChoice]) -> list[Tool]:
@@ -202,19 +215,25 @@ def tool_grammar(
 
 
 def only_one(
-    structured: Optional[Grammar], other: Optional[Grammar], field: str
+    structured: Optional[FieldGrammar], other: Optional[Grammar], field: str
 ) -> Optional[Grammar]:
     """Returns the given grammar, if any.
+
+    Args:
+        structured: of `structured_grammar`.
+        other: of another field.
+        field: its name.
 
     Raises:
         InvalidParameterError: both are given.
     """
     if structured and other:
         raise InvalidParameterError(
-            f"structured_outputs asks for a {structured.kind} beside {field}; give one of them",
-            field="structured_outputs",
+            f"{structured.field} asks for a {structured.grammar.kind} beside {field}; "
+            "give one of them",
+            field=structured.field,
         )
-    return structured or other
+    return structured.grammar if structured else other
 
 
 def _check_offered(name: str, names: Sequence[str]) -> None:
