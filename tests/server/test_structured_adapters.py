@@ -160,6 +160,11 @@ def test_a_call_that_is_cut_off(messages: anthropic.Anthropic, responses: openai
         model=MODEL, input="q", max_output_tokens=1, previous_response_id=response.id, user="me"
     )
     assert after.previous_response_id == response.id
+    conversation: Any = [*question("q"), *response.output, *question("q")]
+    sent_back = responses.responses.create(model=MODEL, input=conversation, max_output_tokens=1)
+    assert sent_back.usage
+    assert after.usage
+    assert sent_back.usage.input_tokens == after.usage.input_tokens
 
 
 def test_what_cannot_be_served_is_named(

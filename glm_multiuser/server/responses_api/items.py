@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 from glm_multiuser.server.bodies import Lenient, LongList, type_tag
 from glm_multiuser.server.openai.adapter import chat_call
@@ -29,12 +29,13 @@ class MessageItem(Lenient):
 
 
 class CallItem(Lenient):
-    """A call in an answer; `arguments` is the text of a JSON object."""
+    """A call in an answer; `arguments` is the text of a JSON object, unless it is incomplete."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
+    status: Optional[str] = None
 
 
 class CallOutputItem(Lenient):
@@ -73,7 +74,8 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], lis
     """Returns the messages of a chat, and the location of each in the input.
 
     Calls are added to the preceding assistant message, and text between calls and their results to
-    the message with the calls.
+    the message with the calls. An incomplete call is omitted, because its arguments are not valid
+    JSON.
     """
     messages: list[dict[str, Any]] = []
     places: list[str] = []
@@ -81,7 +83,7 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], lis
         if isinstance(item, MessageItem):
             text = _text(item.content)
             if item.role == "assistant" and messages and messages[-1].get("tool_calls"):
-                messages[-1]["content"] = (messages[-1]["content"] or "") + text
+                messages[-1]["content"] += text
             else:
                 messages.append({"role": item.role, "content": text})
         elif isinstance(item, CallOutputItem):
@@ -89,9 +91,10 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], lis
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
         elif isinstance(item, CallItem):
             if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-            call = chat_call(item.call_id, item.name, item.arguments)
-            messages[-1].setdefault("tool_calls", []).append(call)
+                messages.append({"role": "assistant", "content": ""})
+            if item.status != "incomplete":
+                call = chat_call(item.call_id, item.name, item.arguments)
+                messages[-1].setdefault("tool_calls", []).append(call)
         places += [f"input[{number}]"] * (len(messages) - len(places))
     return messages, places
 
