@@ -218,3 +218,21 @@ def test_text_may_come_behind_the_calls_of_its_turn(responses: dict[str, openai.
     ]
     assert [answer.output_text for answer in answers] == ["08:30", "08:30"]
     assert answers[0].usage == answers[1].usage
+
+
+def test_a_model_without_tools_rejects_calls() -> None:
+    asked: Any = question("q")
+    called: Any = {"type": "function_call", "call_id": "1", "name": "get_time", "arguments": "{}"}
+    use: Any = {"type": "tool_use", "id": "1", "name": "get_time", "input": {}}
+    turns: Any = [*asked, {"role": "assistant", "content": [use]}, *asked]
+    with in_process_server() as server:
+        with (
+            sync_client(server.url) as client,
+            pytest.raises(openai.BadRequestError, match=r"input\[1\] has a function_call; this"),
+        ):
+            client.responses.create(model=MODEL, input=[*asked, called])
+        with (
+            anthropic_client(server.url) as other,
+            pytest.raises(anthropic.BadRequestError, match=r"messages\[1\] has a tool_use; this"),
+        ):
+            other.messages.create(model=MODEL, max_tokens=5, messages=turns)

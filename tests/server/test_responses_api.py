@@ -296,7 +296,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}]},
-        "input[0]",
+        "input.0.arguments",
     ),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": 101}, "temperature"),

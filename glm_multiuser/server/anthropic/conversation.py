@@ -26,6 +26,7 @@ NAMES = {
     "response_format": "output_config.format",
     "user": "metadata.user_id",
     "tool_call_id": "tool_use_id",
+    "tool_calls": "tool_use",
 }
 MODES = {"auto": "auto", "any": "required", "none": "none"}
 

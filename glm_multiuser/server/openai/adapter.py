@@ -23,7 +23,7 @@ from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.server.openai.requests import ChatRequest
 from glm_multiuser.server.request_context import service_of
 
-CALL_ID = "tool_call_id"
+CALL_ID, CALLS = "tool_call_id", "tool_calls"
 MESSAGE = re.compile(r"messages(?:\[(\d+)\]|\.(\d+))")
 KEEPS_ALL = "would drop content; here a prompt that is too long is rejected"
 RUNS_NO_TOOL = (
@@ -149,10 +149,11 @@ class Chat:
 
     def _rename(self, text: str) -> str:
         """Replaces the field that the text begins with by the other protocol's name, and after a
-        place the name of a call's id. Other words may be the client's own."""
+        place the names of calls and of their ids. Other words may be the client's own."""
         place = self._place(text)
         if place is not None:
             text = MESSAGE.sub(lambda _: place, text, count=1)
+            text = text.replace(f" has {CALLS};", f" has a {self.names[CALLS]};", 1)
             return text.replace(f" has {CALL_ID} ", f" has {self.names[CALL_ID]} ", 1)
         first = re.match(rf"({'|'.join(self.names)})\b", text)
         return text if first is None else self.names[first[1]] + text[first.end() :]

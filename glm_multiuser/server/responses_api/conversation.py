@@ -17,6 +17,7 @@ NAMES = {
     "response_format": "text.format",
     "logprobs": "include",
     "tool_call_id": "call_id",
+    "tool_calls": "function_call",
 }
 
 

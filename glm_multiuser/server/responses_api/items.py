@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
+from pydantic import ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
 from glm_multiuser.server.bodies import Lenient, LongList, type_tag
 from glm_multiuser.server.openai.adapter import chat_call
 from glm_multiuser.server.openai.fields import Hint, OrText, one_of
+from glm_multiuser.tokenizers.calls import DEEPEST, read_json_arguments
+
+INCOMPLETE = "incomplete"
+"""Status of a call that was cut off."""
 
 
 class TextPart(Lenient):
@@ -34,8 +41,20 @@ class CallItem(Lenient):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
     status: Optional[str] = None
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, arguments: str, info: ValidationInfo) -> str:
+        is_cut = info.data.get("status") == INCOMPLETE
+        if arguments and not is_cut and read_json_arguments(arguments) is None:
+            raise PydanticCustomError(
+                "arguments",
+                "must be the text of a JSON object of at most {levels} levels",
+                {"levels": DEEPEST},
+            )
+        return arguments
 
 
 class CallOutputItem(Lenient):
@@ -92,7 +111,7 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], lis
         elif isinstance(item, CallItem):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            if item.status != "incomplete":
+            if item.status != INCOMPLETE:
                 call = chat_call(item.call_id, item.name, item.arguments)
                 messages[-1].setdefault("tool_calls", []).append(call)
         places += [f"input[{number}]"] * (len(messages) - len(places))
