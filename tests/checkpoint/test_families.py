@@ -186,12 +186,18 @@ def test_rope_scaling_in_every_spelling(
         assert config.max_sequence_length == positions
 
 
+def test_rows_per_head_of_chatglm2_are_rejected(tmp_path: Path) -> None:
+    expected = "multi_query_attention is False; only true is computed here"
+    without = {name: one for name, one in CHATGLM2.items() if name != "multi_query_attention"}
+    for values in (without, {**CHATGLM2, "multi_query_attention": False}):
+        with pytest.raises(CheckpointError, match=expected):
+            config_of(tmp_path, values)
+
+
 def test_published_sizes_of_chatglm3(tmp_path: Path) -> None:
     config = config_of(tmp_path, {**CHATGLM2, "rope_ratio": 50, "eos_token_id": [3, 4]})
     assert config.rope_theta == 500000.0
     assert config.eos_token_ids == (3, 4)
-    every_head = config_of(tmp_path, {**CHATGLM2, "multi_query_attention": False})
-    assert every_head.num_key_value_heads == 4
     assert not config_of(tmp_path, {**CHATGLM2, "add_qkv_bias": False}).qkv_bias
 
 

@@ -17,6 +17,7 @@ from glm_multiuser.errors import ConfigError
 from glm_multiuser.model_config import CausalConfig
 
 COMPUTED = {
+    "multi_query_attention": True,
     "rmsnorm": True,
     "post_layer_norm": True,
     "apply_residual_connection_post_layernorm": False,
@@ -32,14 +33,14 @@ COMPUTED = {
 
 def read_config(values: Mapping[str, Any]) -> CausalConfig:
     """See `Layout`; missing fields have the defaults of configuration_chatglm.py."""
-    only(values, COMPUTED)
+    # The published code's default is false, and its rows of `query_key_value` are then per head.
+    only({"multi_query_attention": False, **values}, COMPUTED)
     rope_ratio = positive(values, "rope_ratio", 1.0)
     # The only published model of this layout that divides positions by it; chatglm3-6b-32k, GLM-4
     # and all others multiply the base of the frequencies by it.
     if rope_ratio != 1 and "chatglm2" in str(values.get("_name_or_path")).lower():
         raise ConfigError(f"rope_ratio is {rope_ratio} in a ChatGLM2; only 1 is computed there")
     heads, head_dim = whole(values, "num_attention_heads"), whole(values, "kv_channels")
-    grouped = switch(values, "multi_query_attention", False)
     vocab_size = whole(values, "padded_vocab_size")
     return CausalConfig(
         family="chatglm2",
@@ -47,7 +48,7 @@ def read_config(values: Mapping[str, Any]) -> CausalConfig:
         hidden_size=whole(values, "hidden_size"),
         num_layers=whole(values, "num_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=whole(values, "multi_query_group_num") if grouped else heads,
+        num_key_value_heads=whole(values, "multi_query_group_num"),
         head_dim=head_dim,
         inner_hidden_size=whole(values, "ffn_hidden_size"),
         max_sequence_length=whole(values, "seq_length"),
