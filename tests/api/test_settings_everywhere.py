@@ -168,6 +168,7 @@ def test_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_server, "find_tritonserver", lambda: None)
     monkeypatch.setattr(logs, "configure_logging", lambda as_json: None)
     monkeypatch.setattr(triton_run, "serve", lambda parameters, *_: given.append(parameters))
+    monkeypatch.setattr(cli_loading, "check_engine", lambda *_: None)
     place = ["--backend", "triton", "--checkpoint", str(FOLDER), "--port", "0"]
     run_command("serve", *place, *words(ENGINE, VALUES))
     (parameters,) = given
