@@ -35,10 +35,13 @@ class ResponseStore:
         self._bytes_of: Counter[str] = Counter()
 
     def put(self, user: str, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
-        """Stores a response of this user."""
+        """Stores a response of this user, unless it is larger than the limit."""
         stored = StoredResponse(json.dumps(response).encode(), json.dumps(messages).encode())
+        size = sum(map(len, stored))
+        if size > self._limit:
+            return  # all others of its key would make room for it, and it would be lost, too
         self._stored[user, response["id"]] = stored
-        self._bytes_of[_key_of(user)] += sum(map(len, stored))
+        self._bytes_of[_key_of(user)] += size
         while sum(self._bytes_of.values()) > self._limit:
             ((key, _),) = self._bytes_of.most_common(1)
             self._forget(next(name for name in self._stored if _key_of(name[0]) == key))

@@ -415,9 +415,13 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
     assert not has(None, "1")
     put("red/a", "large", size=300)
     assert not has("red/a", "large")
+    assert has("red/b", "8"), "others make no room for what is too large"
     assert has("blue/a", "1")
     store.delete("blue/a", "1")
     for user in ("blue/a", None):
         with pytest.raises(APIError, match="response_id is '1'; this session has no such response"):
             store.delete(user, "1")
+    for number in range(9):
+        if has("red/b", str(number)):
+            store.delete("red/b", str(number))
     assert sum(store._bytes_of.values()) == 0
