@@ -129,10 +129,17 @@ def group(leader: int) -> list[int]:
     return found
 
 
-def work(process: int) -> float:
-    """Processor seconds of a process so far: unlike a wait, no longer on a busy machine."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def work(leader: int) -> float:
+    """Processor seconds of a process group so far, with processes of it that have ended: unlike a
+    wait, no longer on a busy machine."""
+    ticks = 0
+    for one in group(leader):
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def work_of_children() -> float:
