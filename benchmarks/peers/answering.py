@@ -46,7 +46,8 @@ def peak_mb(who: int = resource.RUSAGE_SELF) -> float:
 
 def decode_rate(tokens: list[list[float]]) -> float:
     """tok/s from each user's token times while all users decode: after the last first token, up to
-    the earliest last token.
+    the earliest last token. A token counts for the part of the gap before it that lies in that
+    time, because the tokens of a step are read one after the other.
 
     Raises:
         ValueError: there was no such time.
@@ -55,4 +56,12 @@ def decode_rate(tokens: list[list[float]]) -> float:
     end = min(moments[-1] for moments in tokens)
     if end <= start:
         raise ValueError("at no time were all users decoding: --new-tokens has to be more")
-    return sum(start < moment <= end for moments in tokens for moment in moments) / (end - start)
+    gaps = [gap for moments in tokens for gap in zip(moments, moments[1:])]
+    return sum(share(*gap, start, end) for gap in gaps) / (end - start)
+
+
+def share(earlier: float, later: float, start: float, end: float) -> float:
+    """The part of a gap that lies between `start` and `end`."""
+    if earlier == later:
+        return float(start < later <= end)
+    return max(0.0, min(later, end) - max(earlier, start)) / (later - earlier)

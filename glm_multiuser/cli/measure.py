@@ -9,7 +9,9 @@ the engine to the user):
   has no gap, so prefill is excluded (unlike TPOT of some tools).
 - **tok_s**: all generated tokens / (last token of all - first `submit`), including prefill.
 - **decode_tok_s**: tokens read while every user was decoding (after the last user's first token, up
-  to the first user's last token) / that time. None if there was no such time.
+  to the first user's last token) / that time. A token counts for the part of the gap before it that
+  lies in that time, because the tokens of a step are read one after the other. None if there was no
+  such time.
 - **fairness**: Jain's index of the per-user tok/s, (sum x)^2 / (n * sum x^2): 1 if all are
   equal, 1/n if one user has everything. R. Jain, D. Chiu, W. Hawe, "A quantitative measure of
   fairness and discrimination for resource allocation in shared computer systems", DEC-TR-301, 1984.
@@ -97,8 +99,15 @@ def decode_rate(requests: Sequence[RequestTimes]) -> Optional[float]:
     end = min(request.tokens[-1] for request in requests)
     if end <= start:
         return None
-    read = sum(start < moment <= end for request in requests for moment in request.tokens)
-    return read / (end - start)
+    gaps = [gap for request in requests for gap in zip(request.tokens, request.tokens[1:])]
+    return sum(share(*gap, start, end) for gap in gaps) / (end - start)
+
+
+def share(earlier: float, later: float, start: float, end: float) -> float:
+    """The part of a gap that lies between `start` and `end`."""
+    if earlier == later:
+        return float(start < later <= end)
+    return max(0.0, min(later, end) - max(earlier, start)) / (later - earlier)
 
 
 def random_prompts(

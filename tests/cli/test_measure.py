@@ -64,6 +64,13 @@ def test_rates() -> None:
     assert measure.total_rate(two_users()) == pytest.approx(8 / 5)
     # After 2 s and up to 4 s: two tokens of each user, in two seconds.
     assert measure.decode_rate(two_users()) == pytest.approx(2.0)
+    # Whichever user's token of a step is read first.
+    for delay in (0.25, -0.25):
+        later = RequestTimes(0.5, tuple(moment + delay for moment in (2.0, 3.0, 4.0, 5.0)))
+        assert measure.decode_rate([two_users()[0], later]) == pytest.approx(2.0)
+    # Two tokens that are read at once.
+    at_once = [RequestTimes(0.0, (0.0, 2.0, 2.0, 3.0)), RequestTimes(0.0, (1.0, 2.0, 3.0))]
+    assert measure.decode_rate(at_once) == pytest.approx(4.5 / 2)
 
 
 def test_decode_rate_is_none_when_the_users_never_decode_together() -> None:

@@ -154,5 +154,10 @@ def test_weights_of_four_bits_bring_their_scales() -> None:
 def test_decoding_counts_while_everybody_decodes() -> None:
     decode_rate = import_module("answering").decode_rate
     assert decode_rate([[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]]) == 4 / 2
+    # Whichever user's token of a step is read first.
+    assert decode_rate([[0.25, 1.25, 2.25, 3.25], [1.0, 2.0, 3.0, 4.0]]) == pytest.approx(4 / 2)
+    assert decode_rate([[0.0, 1.0, 2.0, 3.0], [1.25, 2.25, 3.25]]) == pytest.approx(4 / 2)
+    # Two tokens that are read at once.
+    assert decode_rate([[0.0, 2.0, 2.0, 3.0], [1.0, 2.0, 3.0]]) == pytest.approx(4.5 / 2)
     with pytest.raises(ValueError, match="new-tokens"):
         decode_rate([[0.0, 1.0], [2.0, 3.0]])
