@@ -26,7 +26,11 @@ class Closeable(Protocol):
 
 def event(data: Any, name: Optional[str] = None) -> bytes:
     """Encodes an event with JSON data. ASCII: some clients end a line at U+2028 or U+0085."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return encoded_event(json.dumps(data, separators=(",", ":"), allow_nan=False), name)
+
+
+def encoded_event(text: str, name: Optional[str] = None) -> bytes:
+    """Makes an event of JSON text."""
     content = b"data: " + text.encode("ascii") + b"\n\n"
     return content if name is None else b"event: " + name.encode("ascii") + b"\n" + content
 

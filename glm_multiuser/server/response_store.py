@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from glm_multiuser.server.errors import APIError
+from glm_multiuser.server.large_json import encode_large
 from glm_multiuser.server.settings import Limits
 
 
@@ -36,7 +37,7 @@ class ResponseStore:
 
     def put(self, user: str, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
         """Stores a response of this user, unless it is larger than the limit."""
-        stored = StoredResponse(json.dumps(response).encode(), json.dumps(messages).encode())
+        stored = StoredResponse(encode_large(response).encode(), json.dumps(messages).encode())
         size = sum(map(len, stored))
         if size > self._limit:
             return  # all others of its key would make room for it, and it would be lost, too

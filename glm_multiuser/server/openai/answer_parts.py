@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, Optional
 
 from glm_multiuser.answer import GenerationResult, Piece
-from glm_multiuser.server.events import event
+from glm_multiuser.server.events import encoded_event, event
+from glm_multiuser.server.large_json import encode_large
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 
 Event = dict[str, Any]
@@ -69,7 +71,11 @@ class AnswerEvents(AsyncIterable[Event]):
     async def encoded(self) -> AsyncIterator[bytes]:
         """Yields the events, encoded for an event stream."""
         async for one in self:
-            yield event(one, one["type"])
+            kind = one["type"]
+            if self._logprobs and not kind.endswith(".delta"):  # those of the whole answer
+                yield encoded_event(await asyncio.to_thread(encode_large, one), kind)
+            else:
+                yield event(one, kind)
 
     async def read(self) -> None:
         """Reads the answer to its end. Raises as iterating does."""

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
 
 from glm_multiuser.answer import CallDelta, GenerationResult, Piece
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.large_json import LargeJSONResponse
 from glm_multiuser.server.openai.conversation import conversation
 from glm_multiuser.server.openai.generation_group import GenerationGroup, start
 from glm_multiuser.server.openai.logprobs import chat_logprobs
@@ -42,9 +42,9 @@ async def chat_completions(request: Request, body: ChatRequest) -> Any:
         return stream(group, ChatChunks(group, body), body.include_usage)
     answers = await group.whole(request)
 
-    def respond() -> JSONResponse:
+    def respond() -> LargeJSONResponse:
         choices = [_choice(index, *one, group, body) for index, one in enumerate(answers)]
-        return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+        return LargeJSONResponse({**group.head, "choices": choices, "usage": group.usage()})
 
     # Log-probabilities of long answers take a second to write.
     return await asyncio.to_thread(respond) if body.logprobs else respond()

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
 
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.large_json import LargeJSONResponse
 from glm_multiuser.server.openai.echo import echoed, read_prompts
 from glm_multiuser.server.openai.fields import Prompt
 from glm_multiuser.server.openai.generation_group import (
@@ -59,14 +59,14 @@ async def completions(request: Request, body: CompletionRequest) -> Any:
         return stream(group, CompletionChunks(group, body, prompts), body.include_usage)
     answers = await group.whole(request)
 
-    def respond() -> JSONResponse:
+    def respond() -> LargeJSONResponse:
         kept = [
             (prompt, answer)
             for place, prompt in enumerate(prompts)
             for answer in _best(answers, place, body)
         ]
         choices = [_choice(index, *one, group, body) for index, one in enumerate(kept)]
-        return JSONResponse({**group.head, "choices": choices, "usage": group.usage()})
+        return LargeJSONResponse({**group.head, "choices": choices, "usage": group.usage()})
 
     # Log-probabilities of long prompts take a second to write.
     return respond() if body.logprobs is None else await asyncio.to_thread(respond)

@@ -10,6 +10,7 @@ from typing import Any, Callable
 from glm_multiuser.answer import Piece
 from glm_multiuser.server.errors import APIError, openai_body
 from glm_multiuser.server.events import EventStream, event
+from glm_multiuser.server.large_json import encode_large
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 
 DONE = b"data: [DONE]\n\n"
@@ -32,14 +33,15 @@ async def _events(
     # Chunks differ only in their choice, except the last, so the rest is encoded once.
     before, after = event({**group.head, "choices": ["here"], **usage}).split(b'"here"')
 
-    def chunks(index: int, piece: Piece) -> list[bytes]:
+    def chunks(index: int, piece: Piece, encode: Callable[[object], str]) -> list[bytes]:
         choices = choices_of(index, piece)
-        return [before + _encode(choice).encode("ascii") + after for choice in choices]
+        return [before + encode(choice).encode("ascii") + after for choice in choices]
 
     async for index, piece in group.pieces():
-        # Log-probabilities of a long prompt take a second to write.
-        long = piece.prompt_logprobs is not None
-        made = await asyncio.to_thread(chunks, index, piece) if long else chunks(index, piece)
+        if piece.prompt_logprobs is None:
+            made = chunks(index, piece, _encode)
+        else:  # those of a long prompt take a second to write
+            made = await asyncio.to_thread(chunks, index, piece, encode_large)
         for one in made:
             yield one
     if include_usage:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Optional
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.events import EventStream
+from glm_multiuser.server.large_json import LargeJSONResponse
 from glm_multiuser.server.request_context import caller_of, session_of
 from glm_multiuser.server.response_store import ResponseStore
 from glm_multiuser.server.responses import OPENAI_ERRORS
@@ -50,7 +52,8 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     if body.stream:
         return EventStream(answer.encoded(), group.generations, answer.error_event)
     await group.run(request, answer.read())
-    return JSONResponse(answer.response)
+    # Log-probabilities of long answers take a second to write.
+    return await asyncio.to_thread(LargeJSONResponse, answer.response)
 
 
 @router.post("/v1/responses/input_tokens", responses=OPENAI_ERRORS)
