@@ -7,6 +7,7 @@ import fcntl
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match=r"no C\+\+ compiler: c\+\+, g\+\+, clang\+\+ not found"):
         build(tmp_path / "native.so")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere linkers refuse it")
+def test_a_compiler_for_c(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles C++, too, but the library would not load."""
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    monkeypatch.setenv("CXX", "gcc")
+    target = tmp_path / "native.so"
+    with pytest.raises(BuildError, match="gcc"):
+        build(target, ["-O0"], ["plain"])
+    assert not target.exists()
 
 
 @needs_compiler
@@ -84,7 +97,7 @@ def test_levels_that_are_not_for_this_processor_compile(
     names: Collection[str], tmp_path: Path
 ) -> None:
     others = [name for name in LEVEL_FLAGS if name in names and name not in levels_here()]
-    build(tmp_path / "native.so", ["-O0"], others)
+    build(tmp_path / "native.so", ["-O0"], ["plain", *others])
 
 
 @needs_compiler

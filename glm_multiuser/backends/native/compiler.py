@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ FLAGS += ["-ffp-contract=off"]
 # require a recent glibc. A static libgcc would as well; the shared one is compatible and always
 # present.
 STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
+# A compiler for C, such as gcc, would link a library without libstdc++, which does not load.
+COMPLETE = ["-Wl,-z,defs"] if sys.platform.startswith("linux") else []
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
@@ -115,7 +118,7 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
         pieces += [(f"{name}.cpp", name, have) for name in once]
         objects = list(pool.map(lambda piece: compiled(*piece), pieces))
         linked = target.with_name(f"{target.name}.new")
-        link = [*compiler, *FLAGS, *extra, "-shared", *objects, "-o", str(linked)]
+        link = [*compiler, *FLAGS, *extra, *COMPLETE, "-shared", *objects, "-o", str(linked)]
         try:
             _run([*link, *STATIC])
         except BuildError:  # some systems package the static libstdc++ separately
