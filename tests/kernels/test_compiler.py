@@ -67,6 +67,35 @@ def test_a_compiler_that_lacks_the_newest_instructions(
     assert not any("avx512" in name or name == "amx" for name in levels_of(tmp_path, LEVEL_FLAGS))
 
 
+def compiler_that_warns(script: Path, of: str) -> str:
+    """The compiler, which warns if an argument has this pattern; for `CXX`."""
+    real, warning = shlex.join(compiler._compiler()), "echo unused >&2; [ $1 != -Werror ] || exit 1"
+    script.write_text(f'#!/bin/sh\ncase "$*" in {of}) {warning};; esac\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@needs_compiler
+def test_a_compiler_that_warns_of_an_option_in_cxx(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clang does, of one for linking, such as `-fuse-ld=lld`, wherever it links nothing."""
+    usual, other = tmp_path / "usual", tmp_path / "other"
+    usual.mkdir()
+    other.mkdir()
+    here = levels_of(usual, levels_here())
+    monkeypatch.setenv("CXX", compiler_that_warns(tmp_path / "clang", "*"))
+    assert levels_of(other, levels_here()) == here
+
+
+@needs_compiler
+def test_a_compiler_that_only_warns_of_instructions(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler_that_warns(tmp_path / "clang", "*-mavx*"))
+    assert levels_of(tmp_path, LEVEL_FLAGS) == {"plain"}
+
+
 @needs_compiler
 def test_levels_that_this_processor_runs(sources: Path, tmp_path: Path) -> None:
     here = levels_here()
