@@ -43,6 +43,12 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         build(tmp_path / "native.so")
 
 
+def test_a_name_whose_quotes_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/opt/o'neill/g++")
+    with pytest.raises(BuildError, match=r"CXX is \"/opt/o'neill/g\+\+\": No closing quotation"):
+        levels_here()
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere linkers refuse it")
 def test_a_compiler_for_c(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compiles C++, too, but the library would not load."""

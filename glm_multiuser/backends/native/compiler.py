@@ -130,7 +130,11 @@ def build(target: Path, extra: Sequence[str] = (), levels: Optional[Sequence[str
 
 
 def _compiler() -> list[str]:
-    wanted = shlex.split(os.environ.get("CXX", ""))
+    named = os.environ.get("CXX", "")
+    try:
+        wanted = shlex.split(named)
+    except ValueError as error:
+        raise BuildError(f"no C++ compiler: CXX is {named!r}: {error}") from error
     for command in [wanted] if wanted else [["c++"], ["g++"], ["clang++"]]:
         if shutil.which(command[0]):
             return command
