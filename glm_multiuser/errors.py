@@ -95,6 +95,9 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # an int beyond Python's limit of digits
         text = f"<{type(value).__name__}>"
+    # NumPy 1 writes its scalars as Python writes numbers, which the message may ask for.
+    if type(value).__module__ == "numpy" and "(" not in text:
+        text = f"np.{type(value).__name__}({text})"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

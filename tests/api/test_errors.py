@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 import glm_multiuser
@@ -66,3 +68,23 @@ def test_an_error_of_a_request_carries_its_field(kind: type[errors.RequestError]
     copied = pickle.loads(pickle.dumps(error))
     assert (type(copied), str(copied), copied.field) == (type(error), str(error), "top_k")
     assert kind("something else").field is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("seed", np.int64(5), "seed is np.int64(5); it must be an integer, between 0 and "),
+        ("temperature", np.float32(0.5), "temperature is np.float32(0.5); it must be a number"),
+        ("ignore_eos", np.bool_(True), "ignore_eos is np.bool_(True); it must be True or False"),
+        ("stop_token_ids", np.array([1]), "stop_token_ids is array([1]); it must be a list"),
+    ],
+)
+def test_a_message_tells_numbers_of_numpy_from_python_s(field: str, value: Any, text: str) -> None:
+    with pytest.raises(errors.InvalidParameterError, match=re.escape(text)):
+        glm_multiuser.SamplingParams(**{field: value})
+
+
+def test_a_setting_that_is_a_number_of_numpy() -> None:
+    text = "users is np.int64(3); it must be between 1 and 1024"
+    with pytest.raises(errors.ConfigError, match=re.escape(text)):
+        glm_multiuser.EngineConfig(users=np.int64(3))  # type: ignore[arg-type]
