@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Callable, Generic, Optional, TypeVar
 
 from glm_multiuser.answer import AnswerCollector, GenerationResult, Piece, Usage
+from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.request import Event
 from glm_multiuser.errors import GenerationError, check_seconds
 
@@ -90,12 +91,13 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
 
         Raises:
             GenerationError: the request failed; earlier pieces stay valid.
+            EngineClosedError: in a forked process, where no more pieces arrive.
         """
         if self._answer.result is not None:
             raise StopIteration
         if self._unread:
             return self._unread.popleft()
-        return self._next(self._events.get())
+        return self._next(self._event())
 
     def result(self, timeout: Optional[float] = None) -> GenerationResult:
         """Waits for the result. A failed request has finish_reason "error", and its error.
@@ -106,6 +108,7 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
         Raises:
             TimeoutError: the request is still running; it continues, and can be iterated without
                 missing a piece.
+            EngineClosedError: in a forked process, where no more pieces arrive.
         """
         if timeout is not None:
             timeout = check_seconds("timeout", timeout)
@@ -113,7 +116,7 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
         while self._answer.result is None:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                event = self._events.get(timeout=remaining)
+                event = self._event(remaining)
             except queue.Empty:
                 raise TimeoutError(
                     f"the request is still running after {timeout:g} seconds"
@@ -121,6 +124,11 @@ class Handle(RunningRequest[queue.SimpleQueue[Event]], Iterator[Piece]):
             self._unread.append(self._take(event))
         self._unread.clear()
         return self._answer.result
+
+    def _event(self, timeout: Optional[float] = None) -> Event:
+        if self._events.empty():
+            DEVICE_THREAD.check_process()
+        return self._events.get(timeout=timeout)
 
 
 class AsyncHandle(RunningRequest[asyncio.Queue[Event]], AsyncIterator[Piece]):

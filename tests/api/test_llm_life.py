@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any, Callable
@@ -270,13 +271,16 @@ def test_a_forked_process_is_told(llm: MultiUserLLM, busy: bool) -> None:
     gate = Gate()
     runner_of(llm).before = gate
     running = [llm.submit("who", params=GREEDY)] if busy else []
+    reading = [call for one in running for call in (one.result, one.__next__)]
     calls: list[Callable[[], object]] = [
         lambda: llm.submit("who", params=GREEDY),
         *(llm.check_queue, llm.stats, llm.slots, llm.close, lambda: llm.forget("who")),
+        *reading,
     ]
     child = os.fork()
     if not child:
         told = 0
+        signal.alarm(60)  # a call that waits for ever
         try:
             for call in calls:
                 try:
