@@ -28,7 +28,7 @@ from glm_multiuser.server.settings import Limits
 router = APIRouter(tags=["step"])
 
 WAIT_SECONDS = 10.0
-"""A call returns after this time even without new text: the request may still be queued."""
+"""A call returns after this time even without a token: the request may still be queued."""
 REMEMBERED = 4096
 """Number of ended generations whose names are still rejected."""
 
@@ -79,7 +79,7 @@ class Entry:
         self._error: Optional[GLMMultiUserError] = None
 
     async def receive(self, generation: Generation) -> None:
-        """Waits for new text, at most `WAIT_SECONDS`, and collects all that has arrived.
+        """Waits for a piece, at most `WAIT_SECONDS`, and collects all that has arrived.
 
         Raises:
             GLMMultiUserError: the generation failed.
