@@ -46,6 +46,13 @@ class DeviceThread:
                 "start it with multiprocessing's 'spawn', and open its own"
             )
 
+    def check_open(self) -> None:
+        """Raises EngineClosedError if a new call or request would wait for ever: in a forked
+        process, and when this one is about to end."""
+        self.check_process()
+        if self._stopping:
+            raise EngineClosedError("the device thread has ended, as this process is about to")
+
     @property
     def _forked(self) -> bool:
         return self._thread is not None and self._process != os.getpid()
@@ -57,8 +64,7 @@ class DeviceThread:
             return function()
         future: Future[Result] = Future()
         with self._changed:
-            if self._stopping:
-                raise RuntimeError("the device thread has ended, as this process is about to")
+            self.check_open()
             self._start()
             self._calls.append((future, function))  # type: ignore[arg-type]
             self._changed.notify()

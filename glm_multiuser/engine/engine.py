@@ -83,11 +83,11 @@ class Engine(StepLoop):
         """Adds a request to the queue; with `wait`, blocks until there is room.
 
         Raises:
-            EngineClosedError: the engine is closed or closing.
+            EngineClosedError: the engine is closed or closing, or the process is about to end.
             QueueFullError: `max_queue` requests are waiting.
             UserBusyError: `max_queue_per_user` requests of this user are waiting.
         """
-        self._device_thread.check_process()
+        self._device_thread.check_open()
         with self._lock:
             if wait:
                 self._lock.wait_for(lambda: self._closing or self._refusal(request) is None)
@@ -106,7 +106,7 @@ class Engine(StepLoop):
         Raises:
             EngineClosedError, QueueFullError: as `submit` does.
         """
-        self._device_thread.check_process()
+        self._device_thread.check_open()
         with self._lock:
             refusal = self._refusal_of_group(group)
         if refusal is not None:

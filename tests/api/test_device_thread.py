@@ -17,6 +17,7 @@ import pytest
 
 from glm_multiuser import device_thread
 from glm_multiuser.device_thread import DeviceThread
+from glm_multiuser.errors import EngineClosedError
 
 PATIENCE = 60.0
 
@@ -184,7 +185,7 @@ def test_it_stops_after_the_step_that_runs() -> None:
     assert thread.stopped
     assert thread._thread is not None
     assert not thread._thread.is_alive()
-    with pytest.raises(RuntimeError, match="the device thread has ended"):
+    with pytest.raises(EngineClosedError, match="the device thread has ended"):
         thread.call(lambda: None)
 
 

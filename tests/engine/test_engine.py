@@ -208,10 +208,25 @@ def test_close_without_patience_cancels_what_is_left(
 def test_close_after_the_process_began_to_end_returns_at_once() -> None:
     thread = DeviceThread()
     engine, runner = threaded_engine(thread, 1, lambda call: None)
-    thread.stop()
-    engine.submit(Asked([1]).request)
+
+    def end() -> None:
+        engine.submit(Asked([1], **LONG).request)
+        thread.stop()
+
+    thread.call(end)
     engine.close(drain=PATIENCE)
     assert not runner.closed
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_no_request_is_accepted_after_the_process_began_to_end(wait: bool) -> None:
+    thread = DeviceThread()
+    engine, _ = threaded_engine(thread, 1, lambda call: None, max_queue=0)
+    thread.stop()
+    with pytest.raises(EngineClosedError, match="this process is about to"):
+        engine.submit(Asked([1]).request, wait)
+    with pytest.raises(EngineClosedError, match="this process is about to"):
+        engine.check_queue("")
 
 
 # Several engines
