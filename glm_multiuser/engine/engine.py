@@ -225,6 +225,7 @@ class Engine(StepLoop):
             return None
 
     def _check_idle(self, holder: Hashable) -> None:
+        self._drop_cancelled()  # for the user, a cancelled request has ended, as at a stop string
         with self._lock:
             busy = self._scheduler.has_begun(holder)
         if busy:

@@ -159,6 +159,17 @@ def test_a_user_whose_request_is_paused_is_busy() -> None:
         engine.forget(name, only_idle=True)
 
 
+def test_a_user_whose_request_is_cancelled_is_not_busy() -> None:
+    engine, _ = hand_engine(1, chunk=8)
+    asked = Asked([1, 2], "a", **GREEDY)
+    engine.submit(asked.request)
+    engine.step()
+    engine.cancel(asked.request)  # as a handle does at a stop string
+    engine.forget("a", only_idle=True)
+    assert asked.wait().reason == "cancelled"
+    assert engine.export("a") is None
+
+
 def test_a_session_has_its_users_name_again_after_forget() -> None:
     engine, _ = hand_engine(1, chunk=8, store=SessionStore(memory=1 << 20))
     running, waiting = Asked([1, 2], "bob", **GREEDY), Asked([1, 2, 3], "bob", **GREEDY)
