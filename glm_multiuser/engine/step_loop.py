@@ -243,6 +243,7 @@ class StepLoop:
     def _resize(self, users: int, progress: Progress) -> None:
         if self._closing:
             raise EngineClosedError("the engine is closed; its size cannot change")
+        self._drop_cancelled()  # their sessions are saved with those of other idle users
         running, old_users = self._scheduler.running, self._scheduler.slots.count
         # Before anything changes, because there may not be enough memory for it.
         saved = {

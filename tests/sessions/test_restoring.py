@@ -170,6 +170,17 @@ def test_a_user_whose_request_is_cancelled_is_not_busy() -> None:
     assert engine.export("a") is None
 
 
+def test_a_resize_saves_the_session_of_a_cancelled_request() -> None:
+    engine, _ = hand_engine(1, chunk=8, store=SessionStore(memory=1 << 20))
+    asked = Asked([1, 2], "a", **GREEDY)
+    engine.submit(asked.request)
+    engine.step()
+    engine.cancel(asked.request)  # as a handle does at a stop string
+    engine.resize(1, lambda *args: None)
+    assert [(one.user, one.place) for one in engine.session_infos(b"")] == [("a", "memory")]
+    assert asked.wait().reason == "cancelled"
+
+
 def test_a_session_has_its_users_name_again_after_forget() -> None:
     engine, _ = hand_engine(1, chunk=8, store=SessionStore(memory=1 << 20))
     running, waiting = Asked([1, 2], "bob", **GREEDY), Asked([1, 2, 3], "bob", **GREEDY)
