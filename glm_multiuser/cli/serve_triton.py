@@ -35,7 +35,7 @@ def run(context: typer.Context) -> None:
             )
     try:
         from glm_multiuser.deploy.triton_run import serve
-        from glm_multiuser.deploy.triton_server import choose_ports, find_tritonserver
+        from glm_multiuser.deploy.triton_server import address_of, choose_ports, find_tritonserver
         from glm_multiuser.server.logs import configure_logging
     except ImportError as error:
         raise ConfigError(
@@ -44,7 +44,7 @@ def run(context: typer.Context) -> None:
         ) from error
     find_tritonserver()
     parameters = parameters_of(given)
-    host = given["host"]
+    host = address_of(given["host"])
     ports = choose_ports(host, given["port"])
     screen.notice(
         f"Triton on http://{host}:{ports.http} (gRPC {host}:{ports.grpc}, "

@@ -34,6 +34,20 @@ class Ports:
     metrics: int
 
 
+def address_of(host: str) -> str:
+    """Returns the IPv4 address of a host; `tritonserver` resolves no names and never gets ready.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"host is {host!r}; it must be an IPv4 address or a name of one: {error}"
+        ) from error
+
+
 def choose_ports(host: str, port: int) -> Ports:
     """Returns `port` and the next two, like Triton's 8000, 8001, 8002; for 0, any free ones.
 

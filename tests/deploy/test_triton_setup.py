@@ -17,11 +17,12 @@ from tritonclient.utils import deserialize_bytes_tensor
 from typer.testing import CliRunner
 
 from glm_multiuser.cli import app
-from glm_multiuser.deploy import triton_supervisor
+from glm_multiuser.deploy import triton_run, triton_supervisor
 from glm_multiuser.deploy.triton_parameters import engine_arguments
 from glm_multiuser.deploy.triton_repository import MODELS, find_repository, write_repository
 from glm_multiuser.deploy.triton_supervisor import Supervisor
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.server import logs
 from glm_multiuser.server.kserve.signature import INPUTS, OUTPUTS
 from tests.server.process import ROOT
 
@@ -146,11 +147,22 @@ def refused(*arguments: str) -> str:
         (("--session-dir", "/dev/null"), "session_dir is '/dev/null', but sessions cannot be kept"),
         (("--cache-memory", "1KiB"), "cache_memory is '1KiB'"),
         (("--port", "65535"), "port is 65535; Triton takes the next two"),
+        (("--host", "::1"), "host is '::1'; it must be an IPv4 address or a name of one"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(arguments: tuple[str, ...], message: str) -> None:
     pytest.importorskip("pytriton", reason="needs pip install 'glm-multiuser[triton]'")
     assert message in refused(*arguments)
+
+
+def test_a_host_name_is_resolved_for_tritonserver(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pytriton", reason="needs pip install 'glm-multiuser[triton]'")
+    hosts = []
+    monkeypatch.setattr(triton_run, "serve", lambda parameters, host, ports: hosts.append(host))
+    monkeypatch.setattr(logs, "configure_logging", lambda as_json: None)
+    command = ["serve", "--backend", "triton", "--host", "localhost", "--port", "0"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert hosts == ["127.0.0.1"]
 
 
 def test_another_backend_is_refused() -> None:
