@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.server.bodies import problem_of
 from glm_multiuser.server.keys import read_keys
 from glm_multiuser.server.settings import Limits, ServerSettings, model_settings
 from glm_multiuser.settings import check, pick, setting, settings_of
@@ -48,7 +49,8 @@ class Scale:
             )
 
 
-STRICT = ConfigDict(extra="forbid")
+# YAML has a size in bytes as a number.
+STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 WITHOUT = {
     "device_id": "Ray gives each one a device",
     **dict.fromkeys(
@@ -91,8 +93,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ServerSettings, Scale]
         given = vars(arguments_model().model_validate(arguments))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"args: {name}: {first['msg']}") from None
+        raise ConfigError(f"args: {problem_of(first, first['loc'])[1]}") from None
     places = given["checkpoint"]
     engine = EngineConfig(**pick(EngineConfig, given))
     server = pick(ServerSettings, given)

@@ -270,17 +270,24 @@ def test_a_replica_has_a_thread_for_each_of_its_cores(
     ("arguments", "word"),
     [
         ({}, "checkpoint"),
-        ({"checkpoint": "m", "userz": 3}, "userz"),
+        ({"checkpoint": "m", "userz": 3}, "userz: unknown field"),
         ({"checkpoint": "m", "users": 0}, "users"),
         ({"checkpoint": "m", "limits": {"sky": 1}}, "sky"),
         ({"checkpoint": "m", "replicas": 0}, "replicas"),
         ({"checkpoint": "m", "replicas": 3, "max_replicas": 2}, "max_replicas"),
         ({"checkpoint": "m", "cpus": 0}, "cpus"),
+        ({"checkpoint": "m", "weight_cache": False}, "weight_cache: .*string, not False"),
+        ({"checkpoint": "m", "limits": {"choices": "two"}}, r"limits\.choices: .*, not 'two'"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         read_arguments(arguments)
+
+
+def test_a_size_may_be_a_number_of_bytes() -> None:
+    settings, _ = read_arguments({"checkpoint": "m", "cache_memory": 8 << 20})
+    assert settings.models[0].engine.cache_limit == 8 << 20
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
