@@ -29,8 +29,8 @@ def open_tracer(endpoint: Optional[str] = None) -> Optional[RequestTracer]:
             configured by the `OTEL_*` variables.
 
     Raises:
-        ConfigError: the extra is not installed, or an endpoint, exporter or protocol is not
-            supported.
+        ConfigError: the extra is not installed, an endpoint, exporter or protocol is not
+            supported, or OpenTelemetry rejects another variable.
     """
     exporter = os.environ.get(EXPORTER) or ("otlp" if _first_of(ENDPOINTS) else "none")
     if endpoint is not None:
@@ -51,11 +51,14 @@ def open_tracer(endpoint: Optional[str] = None) -> Optional[RequestTracer]:
         os.environ.setdefault(name, value)
     try:
         from glm_multiuser.server.spans import RequestTracer, provider_for
+
+        return RequestTracer(provider_for(exporter, endpoint))
     except ImportError as error:
         raise ConfigError(
             f"traces need {error.name}; install it with pip install 'glm-multiuser[otel]'"
         ) from error
-    return RequestTracer(provider_for(exporter, endpoint))
+    except ValueError as error:
+        raise ConfigError(f"OpenTelemetry rejects an OTEL_* variable: {error}") from error
 
 
 def _first_of(names: tuple[str, ...]) -> Optional[str]:

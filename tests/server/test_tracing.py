@@ -338,6 +338,22 @@ def test_what_is_not_supported_is_said(
         open_tracer()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "99999", "max_export_batch_size must be"),
+        ("OTEL_ATTRIBUTE_COUNT_LIMIT", "few", "OTEL_ATTRIBUTE_COUNT_LIMIT must be .* but got few"),
+    ],
+)
+def test_what_opentelemetry_rejects_is_said(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"rejects an OTEL_. variable: {told}"):
+        open_tracer()
+
+
 def test_an_endpoint_that_is_none_is_said() -> None:
     with pytest.raises(ConfigError, match="otlp_endpoint is 'localhost:4318'; it must begin"):
         open_tracer("localhost:4318")
