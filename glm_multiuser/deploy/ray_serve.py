@@ -96,7 +96,7 @@ class RayIngress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         record = self._ingress.metrics.record_response
-        return _without_request_id(wrap_middleware(self._ingress, self._settings, record))
+        return _behind_proxy(wrap_middleware(self._ingress, self._settings, record))
 
 
 class RayReplicas:
@@ -183,16 +183,22 @@ async def _late(
     return late
 
 
-def _without_request_id(app: ASGIApp) -> ASGIApp:
-    """Removes the request id header, which Ray's proxy adds itself."""
+def _behind_proxy(app: ASGIApp) -> ASGIApp:
+    """Adapts the application to Ray's proxy, which adds the request id header itself."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_or_end() -> Message:
+            try:
+                return await receive()
+            except RayError:  # the proxy cancels requests of clients that have disconnected
+                return {"type": "http.disconnect"}
+
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
                 del MutableHeaders(scope=message)[REQUEST_ID_HEADER]
             await send(message)
 
-        await app(scope, receive, send_on)
+        await app(scope, receive_or_end, send_on)
 
     return answer
 

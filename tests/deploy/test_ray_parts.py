@@ -15,6 +15,7 @@ from typing import Any, Optional
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
 from typer.testing import CliRunner
 
 from glm_multiuser.cli import app
@@ -264,6 +265,31 @@ def test_a_replica_has_a_thread_for_each_of_its_cores(
     assert _environment(cpus)["GLM_MULTIUSER_THREADS"] == threads
     monkeypatch.setenv("GLM_MULTIUSER_THREADS", "7")
     assert _environment(cpus)["GLM_MULTIUSER_THREADS"] == "7"
+
+
+def test_a_client_that_disconnects_while_it_sends_is_no_failure() -> None:
+    """Ray's proxy raises this from `receive`; the guard would log it with a traceback."""
+    pytest.importorskip("ray.serve", reason="needs the extra [ray]")
+    from ray.exceptions import TaskCancelledError
+
+    from glm_multiuser.deploy.ray_serve import _behind_proxy
+
+    received: list[Message] = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        received.append(await receive())
+
+    async def cancelled() -> Message:
+        raise TaskCancelledError
+
+    async def send(message: Message) -> None:
+        pytest.fail("a response to nobody")
+
+    async def ask() -> None:
+        await _behind_proxy(inside)({"type": "http"}, cancelled, send)
+
+    asyncio.run(ask())
+    assert received == [{"type": "http.disconnect"}]
 
 
 @pytest.mark.parametrize(
