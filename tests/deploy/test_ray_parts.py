@@ -258,7 +258,7 @@ def test_the_file_for_a_cluster_builds() -> None:
 def test_a_replica_has_a_thread_for_each_of_its_cores(
     monkeypatch: pytest.MonkeyPatch, cpus: float, threads: str
 ) -> None:
-    pytest.importorskip("ray", reason="needs the extra [ray]")
+    pytest.importorskip("ray.serve", reason="needs the extra [ray]")
     from glm_multiuser.deploy.ray_serve import _environment
 
     monkeypatch.delenv("GLM_MULTIUSER_THREADS", raising=False)
