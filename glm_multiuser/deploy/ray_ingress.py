@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from glm_multiuser.deploy.ray_broadcast import IngressMetrics, is_broadcast, merge_responses
 from glm_multiuser.deploy.ray_replica import ReplicaRequest, ReplicaResponse
 from glm_multiuser.deploy.ray_response import Rejected, RelayedResponse, ReplicaLost
-from glm_multiuser.deploy.ray_route import STEP_PATH, STORED_PATH, Route, user_of
+from glm_multiuser.deploy.ray_route import STEP_PATH, STORED_PATH, Route, is_stored, user_of
 from glm_multiuser.server.admission import Admission
 from glm_multiuser.server.errors import APIError, error_response
 from glm_multiuser.server.keys import Caller
@@ -104,8 +104,9 @@ class Ingress:
         if path == STEP_PATH:
             route = replace(route, holder=self._holders.get(user, ""))
             request = replace(request, holder=route.holder)
+        stays = is_stored(path, request.body)
         for attempt in range(ATTEMPTS):
-            response = RelayedResponse(send, route, last=attempt == ATTEMPTS - 1)
+            response = RelayedResponse(send, route, attempt == ATTEMPTS - 1, stays)
             try:
                 await self._relay(request, response, end - time.monotonic(), seconds)
             except Rejected:

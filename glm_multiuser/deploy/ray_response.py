@@ -33,13 +33,15 @@ class RelayedResponse:
         send: to the client.
         route: of the request.
         last: whether this is the last attempt, which relays a rejection.
+        stays: whether no other replica is tried because this one is full.
     """
 
-    def __init__(self, send: Send, route: Route, last: bool) -> None:
+    def __init__(self, send: Send, route: Route, last: bool, stays: bool) -> None:
         self.route = route
         self.started = self.complete = False
         self._send = send
         self._last = last
+        self._stays = stays
         self._head: Message = {}
 
     @property
@@ -97,7 +99,7 @@ class RelayedResponse:
             return False
         if self.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
             return True
-        full = self.status == http.HTTPStatus.TOO_MANY_REQUESTS
+        full = self.status == http.HTTPStatus.TOO_MANY_REQUESTS and not self._stays
         return full and _code_of(first.get("body", b"")) == "queue_full"
 
 

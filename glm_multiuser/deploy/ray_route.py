@@ -16,7 +16,8 @@ from glm_multiuser.server.kserve.infer_codec import JSON_LENGTH, decompress, spl
 from glm_multiuser.server.request_context import session_named
 
 STEP_PATH = "/llm/generate"
-STORED_PATH = "/v1/responses/"
+RESPONSES_PATH = "/v1/responses"
+STORED_PATH = f"{RESPONSES_PATH}/"
 """Path prefix of stored responses."""
 
 
@@ -65,6 +66,12 @@ def user_of(path: str, headers: Headers, body: bytes, caller: Caller, most: int)
         return f"{caller.key}/{_member(_json(body), 'cache_id')}"
     session = session_named(headers) or _session_in(path, headers, body, most)
     return caller.user(session) or ""
+
+
+def is_stored(path: str, body: bytes) -> bool:
+    """Whether a request needs stored responses, which are in its user's replica only."""
+    fields = _json(body) if path == RESPONSES_PATH else None
+    return bool(_member(fields, "previous_response_id") or _member(fields, "store"))
 
 
 def _session_in(path: str, headers: Headers, body: bytes, most: int) -> Optional[str]:

@@ -173,6 +173,17 @@ def test_a_full_or_ending_replica_passes_on(status_code: tuple[int, str]) -> Non
     assert replicas.routes == [Route("red/u"), Route("red/u", excluded=("a",))]
 
 
+@pytest.mark.parametrize("needed", [{"store": True}, {"previous_response_id": "resp_1"}])
+def test_a_full_replica_keeps_what_needs_its_stored_responses(needed: dict[str, Any]) -> None:
+    """Elsewhere `previous_response_id` is unknown: 400, which no client sends again."""
+    replicas = FakeReplicas(a=refuses(429, "queue_full"), b=says("b"))
+    ask = ("/v1/responses", {"user": "u", **needed})
+    (answer,) = visit(replicas, ask)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    (answer,) = visit(FakeReplicas(a=refuses(503, "shutting_down"), b=says("b")), ask)
+    assert answer.json() == {"said": "b"}
+
+
 def test_when_all_are_full_their_own_refusal_is_the_answer() -> None:
     replicas = FakeReplicas(a=refuses(429, "queue_full"), b=refuses(429, "queue_full"))
     (answer,) = visit(replicas, CHAT)
