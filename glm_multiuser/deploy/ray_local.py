@@ -89,7 +89,8 @@ def serve_replicas(settings: ServerSettings, replicas: int, listening: socket.so
                 # Replicas that were not replaced keep serving.
                 logger.error("update failed", extra={FIELDS: {**fields, "error": str(error)}})
             else:
-                logger.info("ready", extra={FIELDS: fields})
+                if not received.end.is_set():
+                    logger.info("ready", extra={FIELDS: fields})
             received.any.wait()
             if received.end.is_set():
                 break

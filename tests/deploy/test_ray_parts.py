@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import signal
 import sys
 import threading
 from collections import namedtuple
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
@@ -21,6 +23,8 @@ from typer.testing import CliRunner
 from glm_multiuser.cli import app
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.keys import Caller
+from glm_multiuser.server.run import listen
+from glm_multiuser.server.settings import ServerSettings
 from tests.engine.mock_runner import Call, MockRunner
 from tests.server.asking import KEYS, RED, long_prompts
 from tests.server.in_process import MODEL, PATIENCE, mock_llm, mock_settings
@@ -28,9 +32,9 @@ from tests.server.in_process import MODEL, PATIENCE, mock_llm, mock_settings
 if sys.version_info < (3, 10):
     pytest.skip("Ray Serve needs Python 3.10", allow_module_level=True)
 
+from glm_multiuser.deploy import ray_local
 from glm_multiuser.deploy.ray_arguments import Scale, read_arguments
 from glm_multiuser.deploy.ray_broadcast import IngressMetrics, is_broadcast, merge_responses
-from glm_multiuser.deploy.ray_local import require_ray
 from glm_multiuser.deploy.ray_replica import Replica, ReplicaRequest, ReplicaResponse
 from glm_multiuser.deploy.ray_route import Route, user_of
 
@@ -316,16 +320,31 @@ def test_a_size_may_be_a_number_of_bytes() -> None:
     assert settings.models[0].engine.cache_limit == 8 << 20
 
 
+def test_a_stop_while_the_replicas_start_does_not_call_them_ready(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stopped(settings: ServerSettings, scale: Scale, end: threading.Event) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        assert end.is_set()
+
+    monkeypatch.setattr(ray_local, "local_ray", lambda host, port, cores: nullcontext())
+    monkeypatch.setattr(ray_local, "deploy", stopped)
+    monkeypatch.setattr(ray_local, "drain", lambda seconds: None)
+    with caplog.at_level("INFO"):
+        ray_local.serve_replicas(mock_settings(), 2, listen("127.0.0.1", 0))
+    assert [one.getMessage() for one in caplog.records] == ["draining", "ended"]
+
+
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'glm-multiuser\[ray\]'"):
-        require_ray()
+        ray_local.require_ray()
 
 
 def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", Version(3, 9))
     with pytest.raises(ConfigError, match=r"needs Python 3\.10 or newer; this is 3\.9"):
-        require_ray()
+        ray_local.require_ray()
 
 
 def test_a_device_of_all_replicas_is_refused() -> None:
