@@ -220,6 +220,22 @@ def test_text_may_come_behind_the_calls_of_its_turn(responses: dict[str, openai.
     assert answers[0].usage == answers[1].usage
 
 
+@pytest.mark.parametrize("status", [{}, {"status": "incomplete"}])
+def test_a_call_that_was_cut_off_can_be_sent_back_with_a_result(
+    responses: dict[str, openai.OpenAI], status: dict[str, str]
+) -> None:
+    def after(arguments: str) -> Any:
+        called = {"type": "function_call", "call_id": "1", "name": "get_time", **status}
+        result = {"type": "function_call_output", "call_id": "1", "output": message("not JSON")}
+        turns: Any = [*question("q"), {**called, "arguments": arguments}, result]
+        tools: Any = test_responses_api.TOOLS
+        return responses[CHATGLM3].responses.create(model=MODEL, input=turns, tools=tools)
+
+    told = after('{"city": "Lon')
+    assert told.output_text == "not JSON"
+    assert told.usage == after("{}").usage
+
+
 def test_a_model_without_tools_rejects_calls() -> None:
     asked: Any = question("q")
     called: Any = {"type": "function_call", "call_id": "1", "name": "get_time", "arguments": "{}"}

@@ -238,17 +238,6 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
         "input.1.output.0.type",
         ("'input_image'", "'input_text'"),
     ),
-    (
-        {
-            "input": [
-                {"role": "user", "content": "x"},
-                {"type": "function_call", "call_id": "1", "name": "f", "arguments": ""},
-                {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{"},
-            ]
-        },
-        "input.2.arguments",
-        ("JSON object of at most 64 levels, not '{'",),
-    ),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", ("True",)),
     ({"background": True}, "background", ("True", "not implemented")),
     ({"top_logprobs": 3}, "top_logprobs", ("without message.output_text.logprobs in include",)),

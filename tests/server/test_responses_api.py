@@ -294,10 +294,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
         "input[0] has call_id",
     ),
-    (
-        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}]},
-        "input.0.arguments",
-    ),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": 101}, "temperature"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),

@@ -233,6 +233,24 @@ def test_the_model_hears_of_allowed_tools_only(echo: InProcessServer) -> None:
         assert said in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Lon', "[]", '{"a": NaN}', "[" * 100_000])
+def test_a_call_without_readable_arguments_can_be_sent_back(
+    echo: InProcessServer, arguments: str
+) -> None:
+    def after(arguments: str) -> Any:
+        called = {"id": "1", "function": {"name": "get_weather", "arguments": arguments}}
+        messages = [
+            *question("x"),
+            {"role": "assistant", "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "1", "content": message("not JSON")},
+        ]
+        return ask_both_ways(echo.url, CHAT, messages=messages, tools=TOOLS)
+
+    told = after(arguments)
+    assert told.choices[0].text == "not JSON"
+    assert told.usage == after("{}").usage
+
+
 @pytest.mark.parametrize("call_ids", [["nobody's"], ["1", "1"], ["1", "2", "3"]])
 def test_a_result_needs_a_call(echo: InProcessServer, call_ids: list[str]) -> None:
     calls = [

@@ -7,6 +7,7 @@ from typing import Any
 
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.openai.messages import ChatMessage
+from glm_multiuser.tokenizers.calls import read_json_arguments
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -52,8 +53,20 @@ def _as_library_message(message: ChatMessage) -> dict[str, Any]:
         written["tool_calls"] = [
             {
                 "type": call.type,
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
             }
             for call in message.tool_calls
         ]
     return written
+
+
+def _arguments(given: str) -> str:
+    """Returns the arguments, or an empty object instead of what is no JSON object.
+
+    Agents send a call that was cut off back in every later turn, so an error would end the
+    conversation. OpenAI's and vLLM's servers accept it, too.
+    """
+    return given if read_json_arguments(given) is not None else "{}"

@@ -46,15 +46,12 @@ def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
 
 
 def messages_after(chat: Chat, output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the messages that precede those of the next request: all but instructions.
-
-    A truncated call is omitted, because its arguments are not valid JSON.
-    """
+    """Returns the messages that precede those of the next request: all but instructions."""
     texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
     calls = [
         chat_call(item["call_id"], item["name"], item["arguments"])
         for item in output
-        if item["type"] == "function_call" and item["status"] == "completed"
+        if item["type"] == "function_call"
     ]
     answer = {"role": "assistant", "content": "".join(texts), "tool_calls": calls or None}
     messages = chat.fields["messages"][chat.places.count("instructions") :]

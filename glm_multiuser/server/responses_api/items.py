@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Optional, Union
-
-from pydantic import ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from typing import Annotated, Any, Literal, Union
 
 from glm_multiuser.server.bodies import Lenient, LongList, type_tag
 from glm_multiuser.server.openai.adapter import chat_call
 from glm_multiuser.server.openai.fields import Hint, OrText, one_of
-from glm_multiuser.tokenizers.calls import DEEPEST, read_json_arguments
-
-INCOMPLETE = "incomplete"
-"""Status of a call that was cut off."""
 
 
 class TextPart(Lenient):
@@ -36,25 +29,12 @@ class MessageItem(Lenient):
 
 
 class CallItem(Lenient):
-    """A call in an answer; `arguments` is the text of a JSON object, unless it is incomplete."""
+    """A call in an answer; `arguments` is the text of a JSON object, unless it was cut off."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
-    status: Optional[str] = None
     arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _check_arguments(cls, arguments: str, info: ValidationInfo) -> str:
-        is_cut = info.data.get("status") == INCOMPLETE
-        if arguments and not is_cut and read_json_arguments(arguments) is None:
-            raise PydanticCustomError(
-                "arguments",
-                "must be the text of a JSON object of at most {levels} levels",
-                {"levels": DEEPEST},
-            )
-        return arguments
 
 
 class CallOutputItem(Lenient):
@@ -93,8 +73,7 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], lis
     """Returns the messages of a chat, and the location of each in the input.
 
     Calls are added to the preceding assistant message, and text between calls and their results to
-    the message with the calls. An incomplete call is omitted, because its arguments are not valid
-    JSON.
+    the message with the calls.
     """
     messages: list[dict[str, Any]] = []
     places: list[str] = []
@@ -111,9 +90,8 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], lis
         elif isinstance(item, CallItem):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            if item.status != INCOMPLETE:
-                call = chat_call(item.call_id, item.name, item.arguments)
-                messages[-1].setdefault("tool_calls", []).append(call)
+            call = chat_call(item.call_id, item.name, item.arguments)
+            messages[-1].setdefault("tool_calls", []).append(call)
         places += [f"input[{number}]"] * (len(messages) - len(places))
     return messages, places
 
