@@ -233,6 +233,15 @@ def test_the_model_hears_of_allowed_tools_only(echo: InProcessServer) -> None:
         assert said in response.json()["error"]["message"]
 
 
+def test_markers_of_a_cache_are_not_in_the_prompt(echo: InProcessServer) -> None:
+    marker = {"cache_control": {"type": "ephemeral"}}
+    outside = {**TOOLS[0], **marker}
+    inside = {**TOOLS[1], "function": {**TOOLS[1]["function"], **marker}}
+    marked = ask_both_ways(echo.url, CHAT, messages=question(CALL), tools=[outside, inside])
+    assert marked.choices[0].tool_calls == [("get_weather", ARGUMENTS)]
+    assert marked.usage == ask_both_ways(echo.url, CHAT, messages=question(CALL), tools=TOOLS).usage
+
+
 @pytest.mark.parametrize("arguments", ['{"city": "Lon', "[]", '{"a": NaN}', "[" * 100_000])
 def test_a_call_without_readable_arguments_can_be_sent_back(
     echo: InProcessServer, arguments: str

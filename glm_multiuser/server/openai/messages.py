@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.server.bodies import Lenient, LongList, Strict
-from glm_multiuser.server.openai.fields import Only, OptionalContent
+from glm_multiuser.server.openai.fields import Hint, Only, OptionalContent
 
 TOOLS_MAX = 128
 
@@ -73,7 +73,13 @@ class ChatMessage(Lenient):
         return content
 
 
-class ToolFunction(Strict):
+class CachedPart(Strict):
+    """Base class of a tool and its function: LiteLLM leaves Anthropic's cache marker in either."""
+
+    cache_control: Hint[dict[str, Any]] = None
+
+
+class ToolFunction(CachedPart):
     """A function that the model may call; with `strict`, arguments always fit `parameters`."""
 
     name: str
@@ -82,7 +88,7 @@ class ToolFunction(Strict):
     strict: Optional[bool] = None
 
 
-class Tool(Strict):
+class Tool(CachedPart):
     """A tool that the model may call."""
 
     type: Literal["function"]
