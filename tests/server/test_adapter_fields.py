@@ -240,7 +240,6 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", ("True",)),
     ({"background": True}, "background", ("True", "not implemented")),
-    ({"top_logprobs": 3}, "top_logprobs", ("without message.output_text.logprobs in include",)),
     ({"context_management": [{"type": "compaction"}]}, "context_management", ("compaction", "[]")),
     ({"extra_body": {"client_meta": {}}}, "client_meta", ("unknown field",)),
     # Hints of another type.

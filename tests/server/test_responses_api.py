@@ -161,6 +161,12 @@ def test_the_answer_is_that_of_the_chat() -> None:
         assert item.type == "message"
         part: Any = item.content[0].to_dict()
         assert part["logprobs"] == chat.choices[0].logprobs["content"]
+        without = both_ways(client, "hello", instructions="be", top_logprobs=2)
+        assert without.output_text == response.output_text
+        assert without.top_logprobs == 2
+        (item,) = without.output
+        assert item.type == "message"
+        assert item.content[0].to_dict()["logprobs"] == []
 
 
 def test_a_stream_has_every_event_in_its_order() -> None:
@@ -304,7 +310,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"reasoning": {"effort": 5}}, "reasoning.effort"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"top_logprobs": 21}, "top_logprobs"),
     ({"store": True}, "store"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"metadata": {"x": "y" * 513}}, "metadata.x"),

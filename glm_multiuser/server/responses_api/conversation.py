@@ -33,13 +33,14 @@ def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
     messages, places = chat_messages(body.input)
     choice = body.tool_choice
     fields = {
-        **body.chat_fields("model", "parallel_tool_calls", "stop", "top_logprobs", "user"),
+        **body.chat_fields("model", "parallel_tool_calls", "stop", "user"),
         "messages": [*instructions, *before, *messages],
         "tools": [chat_tool(tool, tool.parameters) for tool in body.tools or ()] or None,
         "tool_choice": choice.as_chat() if isinstance(choice, BaseModel) else choice,
         "response_format": _response_format(body.text_format),
         "max_tokens": body.max_output_tokens,
         "logprobs": body.logprobs or None,
+        "top_logprobs": body.top_logprobs if body.logprobs else None,
     }
     known = ["instructions"] * len(instructions) + ["previous_response_id"] * len(before)
     return Chat(fields, NAMES, [*known, *places])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from glm_multiuser.server.bodies import (
@@ -150,7 +150,9 @@ class ResponseRequest(CommonFields):
     text: Optional[TextConfig] = None
     reasoning: Optional[Reasoning] = None
     include: Optional[LongList[str]] = Field(None, description=f"{LOGPROBS}; others are ignored.")
-    top_logprobs: LogprobsCount = Field(None, description=f"Needs `include` with {LOGPROBS}.")
+    top_logprobs: LogprobsCount = Field(
+        None, description=f"Without effect unless `include` has {LOGPROBS}."
+    )
     metadata: Optional[Metadata] = None
     store: Optional[bool] = Field(None, description="Needs a session; default: false.")
     previous_response_id: Optional[str] = Field(None, description="Stored in the same session.")
@@ -174,15 +176,6 @@ class ResponseRequest(CommonFields):
     prompt_cache_retention: Hint[str] = None
     safety_identifier: Hint[str] = None
     stream_options: Hint[dict[str, Any]] = None
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _check_logprobs(cls, count: Optional[int], info: ValidationInfo) -> Optional[int]:
-        if count and LOGPROBS not in (info.data.get("include") or ()):
-            raise PydanticCustomError(
-                "top_logprobs", f"without {LOGPROBS} in include it can only be 0"
-            )
-        return count
 
     @property
     def text_format(self) -> TextFormat:
