@@ -285,6 +285,7 @@ def test_a_stop_that_cannot_be_is_named(stop: Any, place: str) -> None:
         ("", ""),
         ([{"type": "text", "text": "你"}, {"type": "text", "text": "好"}], "你好"),
         ([{"type": "text", "text": "a", "prompt_cache_breakpoint": {}}], "a"),
+        ([], ""),
     ],
 )
 def test_content_is_a_text_or_parts_of_one(content: Any, text: str) -> None:
@@ -296,7 +297,6 @@ def test_content_is_a_text_or_parts_of_one(content: Any, text: str) -> None:
     [
         None,
         5,
-        [],
         ["a"],
         {"type": "text", "text": "a"},
         [{"type": "text"}],

@@ -209,7 +209,7 @@ def _joined(value: Any) -> Any:
     """Returns the text of a message's content, if any."""
     if value is None or isinstance(value, str):
         return value
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         raise PydanticCustomError("content", "must be a text or a list of text parts")
     texts = [part.get("text") if _is_text_part(part) else None for part in value]
     for place, text in enumerate(texts):
@@ -239,7 +239,7 @@ OptionalContent = Annotated[
         {
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "items": _TEXT_PART, "minItems": 1},
+                {"type": "array", "items": _TEXT_PART},
                 {"type": "null"},
             ]
         }
