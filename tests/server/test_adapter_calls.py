@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 import anthropic
 import openai
@@ -37,6 +37,13 @@ PARALLEL = [
     (QWEN, "\n".join(TAGGED), ""),
     (QWEN, "\n".join(["both", *TAGGED]), "both"),
 ]
+NAMESPACE: Any = {
+    "type": "namespace",
+    "name": "clock",
+    "description": "Tells the time.",
+    "tools": [{**tool, "description": "d"} for tool in test_responses_api.TOOLS],
+}
+WITH_NAMESPACE: Any = [*test_responses_api.TOOLS, NAMESPACE]
 NO_CALLS = {
     "in a code block": (CHATGLM3, message(f"Write:\n```\n{WEATHER}\n```")),
     "in a sentence": (CHATGLM3, message(f"I would call {WEATHER} now.")),
@@ -252,3 +259,54 @@ def test_a_model_without_tools_rejects_calls() -> None:
             pytest.raises(anthropic.BadRequestError, match=r"messages\[1\] has a tool_use; this"),
         ):
             other.messages.create(model=MODEL, max_tokens=5, messages=turns)
+
+
+@pytest.mark.parametrize(("family", "write"), [(CHATGLM3, call), (QWEN, tagged_call)])
+def test_a_call_of_a_function_in_a_namespace(
+    responses: dict[str, openai.OpenAI], family: str, write: Callable[..., str]
+) -> None:
+    client = responses[family]
+    body: Any = {"model": MODEL, "tools": WITH_NAMESPACE, "user": family}
+    asked: Any = question(write("clock__get_time", city="x"))
+    first = client.responses.create(input=asked, store=True, **body)
+    assert first.to_dict()["tools"][-1] == NAMESPACE
+    events = list(client.responses.create(input=asked, stream=True, **body))
+    items = [event.item for event in events if hasattr(event, "item")]
+    assert len(items) == 2
+    for item in (*first.output, *items):
+        called = item.to_dict()
+        assert (called["namespace"], called["name"]) == ("clock", "get_time")
+
+    (item,) = first.output
+    assert item.type == "function_call"
+    result = test_responses_api.output_of(item.call_id, message("8:30"))
+    sent_back = client.responses.create(input=[*asked, item.to_dict(), result], **body)
+    stored = client.responses.create(input=[result], previous_response_id=first.id, **body)
+    assert sent_back.output_text.strip() == stored.output_text.strip() == "8:30"
+    assert sent_back.usage is not None
+    assert stored.usage is not None
+    assert sent_back.usage.input_tokens == stored.usage.input_tokens
+
+
+def test_functions_of_one_name_in_two_namespaces(responses: dict[str, openai.OpenAI]) -> None:
+    says = together(TIME, call("clock__get_time", city="x"))
+    answer = responses[CHATGLM3].responses.create(model=MODEL, input=says, tools=WITH_NAMESPACE)
+    called = [item.to_dict() for item in answer.output]
+    assert [one["name"] for one in called] == ["get_time", "get_time"]
+    assert [one.get("namespace") for one in called] == [None, "clock"]
+
+
+def test_the_prompt_has_the_description_of_a_namespace_once(
+    responses: dict[str, openai.OpenAI],
+) -> None:
+    weather, time = test_responses_api.TOOLS
+    functions: Any = [
+        {**weather, "name": "clock__get_weather", "description": "Tells the time.\n\nd"},
+        {**time, "name": "clock__get_time", "description": "d"},
+    ]
+    create = responses[QWEN].responses.create
+    grouped, flat = (
+        create(model=MODEL, input="a", tools=tools).usage for tools in ([NAMESPACE], functions)
+    )
+    assert grouped is not None
+    assert grouped == flat

@@ -203,6 +203,16 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
         ("'custom'", '"function"'),
     ),
     (
+        {
+            "tools": [
+                function(),
+                {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "c"}]},
+            ]
+        },
+        "tools.1.tools.0.type",
+        ("'custom'", '"function"'),
+    ),
+    (
         {"tool_choice": {"type": "web_search_preview"}},
         "tool_choice",
         ("'web_search_preview'", "allowed_tools"),

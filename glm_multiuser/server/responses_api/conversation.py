@@ -7,9 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool
+from glm_multiuser.server.openai.adapter import Chat, chat_call
 from glm_multiuser.server.responses_api.items import chat_messages
 from glm_multiuser.server.responses_api.requests import ResponseRequest, TextFormat
+from glm_multiuser.server.responses_api.tools import chat_name, chat_tools
 
 NAMES = {
     "messages": "input",
@@ -35,7 +36,7 @@ def as_chat(body: ResponseRequest, before: Sequence[dict[str, Any]]) -> Chat:
     fields = {
         **body.chat_fields("model", "parallel_tool_calls", "stop", "user"),
         "messages": [*instructions, *before, *messages],
-        "tools": [chat_tool(tool, tool.parameters) for tool in body.tools or ()] or None,
+        "tools": chat_tools(body.tools or ()) or None,
         "tool_choice": choice.as_chat() if isinstance(choice, BaseModel) else choice,
         "response_format": _response_format(body.text_format),
         "max_tokens": body.max_output_tokens,
@@ -50,7 +51,9 @@ def messages_after(chat: Chat, output: Sequence[Mapping[str, Any]]) -> list[dict
     """Returns the messages that precede those of the next request: all but instructions."""
     texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
     calls = [
-        chat_call(item["call_id"], item["name"], item["arguments"])
+        chat_call(
+            item["call_id"], chat_name(item["name"], item.get("namespace")), item["arguments"]
+        )
         for item in output
         if item["type"] == "function_call"
     ]

@@ -15,6 +15,7 @@ from glm_multiuser.server.openai.answer_parts import AnswerEvents, Event
 from glm_multiuser.server.openai.generation_group import GenerationGroup
 from glm_multiuser.server.openai.logprobs import chat_logprobs
 from glm_multiuser.server.responses_api.requests import ResponseRequest
+from glm_multiuser.server.responses_api.tools import called_functions, shown_tools
 from glm_multiuser.tokenizers.calls import read_json_arguments
 
 ECHOED = {
@@ -22,7 +23,6 @@ ECHOED = {
     *("top_logprobs", "top_p", "user"),
 }
 """Request fields that the response repeats."""
-TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
 OnEnd = Callable[[dict[str, Any]], None]
 
 
@@ -43,6 +43,7 @@ class ResponseEvents(AnswerEvents):
         self.response = _begun(body, group.head)
         self._output: list[dict[str, Any]] = self.response["output"]
         self._tokens = group.tokens()
+        self._called = called_functions(body.tools or ())
         self._on_end = on_end
         self._numbers = itertools.count()
 
@@ -75,7 +76,8 @@ class ResponseEvents(AnswerEvents):
 
     def begin_call(self, name: str) -> Iterable[Event]:
         ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex}"}
-        yield self._begin_item({**ids, "type": "function_call", "name": name, "arguments": ""})
+        called = self._called.get(name, {"name": name})
+        yield self._begin_item({**ids, "type": "function_call", **called, "arguments": ""})
 
     def add_arguments(self, text: str) -> Iterable[Event]:
         self._output[-1]["arguments"] += text
@@ -149,7 +151,7 @@ def _begun(body: ResponseRequest, head: Mapping[str, Any]) -> dict[str, Any]:
         "store": bool(body.store),
         "text": {"format": body.text_format.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": given["tool_choice"] or "auto",
-        "tools": [tool.model_dump(include=TOOL_FIELDS) for tool in body.tools or ()],
+        "tools": shown_tools(body.tools or ()),
         "truncation": "disabled",
         "usage": None,
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 from glm_multiuser.server.bodies import Lenient, LongList, type_tag
 from glm_multiuser.server.openai.adapter import chat_call
 from glm_multiuser.server.openai.fields import Hint, OrText, one_of
+from glm_multiuser.server.responses_api.tools import chat_name
 
 
 class TextPart(Lenient):
@@ -34,6 +35,7 @@ class CallItem(Lenient):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: Optional[str] = None
     arguments: str
 
 
@@ -90,7 +92,8 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[dict[str, Any]], lis
         elif isinstance(item, CallItem):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            call = chat_call(item.call_id, item.name, item.arguments)
+            name = chat_name(item.name, item.namespace)
+            call = chat_call(item.call_id, name, item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
         places += [f"input[{number}]"] * (len(messages) - len(places))
     return messages, places

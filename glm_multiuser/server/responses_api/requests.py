@@ -22,7 +22,7 @@ from glm_multiuser.server.bodies import (
     few_fields,
     type_tag,
 )
-from glm_multiuser.server.openai.adapter import KEEPS_ALL, RUNS_NO_TOOL, CommonFields, DescribedTool
+from glm_multiuser.server.openai.adapter import KEEPS_ALL, CommonFields
 from glm_multiuser.server.openai.fields import (
     Hint,
     Only,
@@ -34,22 +34,10 @@ from glm_multiuser.server.openai.messages import TOOLS_MAX
 from glm_multiuser.server.openai.requests import LogprobsCount
 from glm_multiuser.server.openai.structured import CHOICE_TYPES, CallMode
 from glm_multiuser.server.responses_api.items import InputItem
+from glm_multiuser.server.responses_api.tools import Tool
 
 LOGPROBS = "message.output_text.logprobs"
 STORE_WHY = "is not implemented: responses are kept with `store` and a session only"
-
-
-class FunctionTool(DescribedTool):
-    """A function that the model may call."""
-
-    type: Annotated[Any, Only("function", why=RUNS_NO_TOOL)]
-    name: Annotated[str, ValidJSON]
-    description: Annotated[Optional[str], ValidJSON] = None
-    parameters: Annotated[Optional[dict[str, Any]], ValidJSON] = Field(
-        None, description="A JSON schema."
-    )
-
-    output_schema: Hint[dict[str, Any]] = None
 
 
 class NamedFunction(Strict):
@@ -144,7 +132,7 @@ class ResponseRequest(CommonFields):
     ]
     instructions: Optional[str] = None
     max_output_tokens: MaxTokens = None
-    tools: Optional[list[FunctionTool]] = Field(None, max_length=TOOLS_MAX)
+    tools: Optional[list[Tool]] = Field(None, max_length=TOOLS_MAX)
     tool_choice: Optional[ToolChoice] = None
     parallel_tool_calls: Optional[bool] = None
     text: Optional[TextConfig] = None
