@@ -234,7 +234,11 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
         ("unknown field",),
     ),
     ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", ("not 'tool'",)),
-    (after({"type": "item_reference", "id": "msg_1"}), "input.1", ("'item_reference'", "message")),
+    (
+        after({"type": "item_reference", "id": "msg_1"}),
+        "input.1",
+        ("'item_reference'", "message", "whole if store is false"),
+    ),
     (after({"type": "web_search_call"}), "input.1", ("'web_search_call'", "function_call")),
     (
         {"input": [{"role": "user", "content": PICTURE}]},

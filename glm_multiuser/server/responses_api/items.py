@@ -64,8 +64,9 @@ InputItem = Annotated[
         Annotated[ReasoningItem, type_tag("reasoning")],
     ],
     one_of(
-        "this server reads no other items; it must be of type message, function_call, "
-        "function_call_output or reasoning",
+        "this server reads no other items, and no references to items, which clients send whole "
+        "if store is false; it must be of type message, function_call, function_call_output or "
+        "reasoning",
         default="message",
     ),
 ]
