@@ -13,7 +13,8 @@ from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.settings import check, setting
 
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
+ORIGIN = re.compile(r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
+"""What browsers send; any other text would equal no `Origin`."""
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
@@ -167,7 +168,8 @@ class ServerSettings:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ConfigError(
                     f"cors_origins has {origin!r}; an origin is scheme://host or "
-                    "scheme://host:port, without a path, or * for every one"
+                    "scheme://host:port as browsers send it, in lower-case ASCII, without a "
+                    "default port, a wildcard and a path, or * for every one"
                 )
         for host in self.allowed_hosts:
             if not HOST_NAME.fullmatch(host):
