@@ -211,12 +211,16 @@ class StreamChat:
             if tokenizer is None:
                 raise InvalidParameterError("tokenizer is None; it is what makes text of token ids")
             self._check_user(qi)
-            inputs = np.asarray(origin_inputs)
-            if inputs.shape not in ((inputs.size,), (1, inputs.size)):
+            token_ids = [*check_token_ids(_prompt_of(origin_inputs), self.config.vocab_size)]
+            if not isinstance(max_length, Integral):
                 raise InvalidParameterError(
-                    f"origin_inputs has shape {inputs.shape}; it must be [length] or [1, length]"
+                    f"max_length is {shown(max_length)}; it must be a whole number"
                 )
-            token_ids = [*check_token_ids(inputs.reshape(-1).tolist(), self.config.vocab_size)]
+            stops = tuple(np.atleast_1d(eos_token_id).tolist())
+            if not all(isinstance(one, int) for one in stops):
+                raise InvalidParameterError(
+                    f"eos_token_id is {shown(eos_token_id)}; it must be one token id or several"
+                )
             prompt_length, most = len(token_ids), min(max_length, self.layout.seq_length)
             if prompt_length == 0:
                 raise InvalidParameterError("origin_inputs has 0 tokens; it must have at least 1")
@@ -225,7 +229,6 @@ class StreamChat:
                     f"the prompt has {prompt_length} tokens; with max_length {max_length} and "
                     f"caches that hold {self.layout.seq_length} it may have at most {most - 1}"
                 )
-            stops = tuple(np.atleast_1d(eos_token_id).tolist())
             params = SamplingParams(
                 temperature=0.0 if top_k == 1 else 1.0,
                 top_k=top_k,
@@ -251,6 +254,20 @@ class StreamChat:
                     streamer.put([choice.token_id])
                 yield detokenizer.push([choice.token_id])
         yield detokenizer.flush()
+
+
+def _prompt_of(origin_inputs: object) -> list[int]:
+    """Returns the entries of a single prompt, not validated; raises InvalidParameterError for
+    several."""
+    must = "it must be [length] or [1, length]"
+    try:
+        inputs = np.asarray(origin_inputs)
+    except ValueError:  # rows of different lengths
+        raise InvalidParameterError(f"origin_inputs is {shown(origin_inputs)}; {must}") from None
+    if inputs.shape not in ((inputs.size,), (1, inputs.size)):
+        raise InvalidParameterError(f"origin_inputs has shape {inputs.shape}; {must}")
+    entries: list[int] = inputs.reshape(-1).tolist()
+    return entries
 
 
 class GLMForMultiUser(GLMForPreTraining, StreamChat):

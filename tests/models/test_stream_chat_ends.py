@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -141,6 +142,7 @@ def test_a_prompt_that_leaves_no_room_or_is_empty(
             [[5, 6], [5, 6]],
             r"origin_inputs has shape \(1, 2, 2\); it must be \[length\] or \[1, length\]",
         ),
+        ([[5, 6], [7]], r"origin_inputs is \[\[\[5, 6\], \[7\]\]\]; it must be \[length\]"),
         ([5.7, 6.2], r"prompt\[0\] is 5\.7; token ids are whole numbers"),
     ],
 )
@@ -149,6 +151,25 @@ def test_several_prompts_and_fractions_are_refused(
 ) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         next(pieces_of(Scripted([12]), tokenizer, prompt))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_length", None),
+        ("max_length", 8.5),
+        ("eos_token_id", None),
+        ("eos_token_id", "</s>"),
+        ("eos_token_id", [25, "</s>"]),
+    ],
+)
+def test_a_length_and_end_tokens_are_whole_numbers(
+    tokenizer: ChatTokenizer, setting: str, value: object
+) -> None:
+    settings: dict[str, Any] = {"max_length": 16, "eos_token_id": 25, setting: value}
+    pieces = Scripted([12])._stream_chat([5], 1, 1.0, 1.0, tokenizer=tokenizer, **settings)
+    with pytest.raises(InvalidParameterError, match=rf"{setting} is {re.escape(repr(value))}; "):
+        next(pieces)
 
 
 def test_the_streamer_hears_of_the_end_if_the_stream_is_closed(tokenizer: ChatTokenizer) -> None:
