@@ -55,12 +55,18 @@ def one_token(user):
     return "".join(text)
 
 
+try:
+    next(model._stream_chat([[5, 6], [59, 60]], 1, 1.0, 1.0, 8, -1, tokenizer=Tokenizer()))
+    refusal = ""
+except ValueError as error:
+    refusal = str(error)
 registry = MindFormerRegister.registry
 enable(4)
 print(json.dumps({
     "users": [config.users, GLMConfig().users],
     "pasts": len(model.transformer.layers[0].kv_past),
     "answers": [one_token(0), one_token(2)],
+    "refusal": refusal,
     "registered": [
         registry["models"]["GLMChatModel"] is GLMChatModel,
         registry["config"]["GLMConfig"] is GLMConfig,
@@ -94,6 +100,7 @@ def test_a_small_model_prefills_for_two_users(tmp_path: Path) -> None:
     assert found["users"] == [3, 4]
     assert found["pasts"] == 3
     assert found["answers"][0] == found["answers"][1] != ""
+    assert found["refusal"].startswith("origin_inputs has shape (2, 2), one prompt has ")
     assert found["registered"] == [True, True]
     assert installed_tree() == before
     assert list(temporary.glob("glm_multiuser-*")) == []

@@ -29,4 +29,4 @@ def test_they_pass(version: str, tmp_path: Path, request: pytest.FixtureRequest)
         encoding="utf-8",
     )
     assert ended.returncode == 0, ended.stdout
-    assert "12 passed" in ended.stdout, ended.stdout
+    assert "13 passed" in ended.stdout, ended.stdout
