@@ -117,9 +117,14 @@ class StreamChat:
             raise ConfigError(
                 "layout has 0 users; make the model with layout=CellLayout.plan(users, seq_length)"
             )
-        if not isinstance(user, (Integral, Tensor)):
-            raise InvalidParameterError(f"user is {shown(user)}; it must be an int or a Tensor")
-        number = int(user)
+        value: object = user
+        if isinstance(user, Tensor) and user.size == 1:
+            value = user.asnumpy().item()
+        if not isinstance(value, Integral):
+            raise InvalidParameterError(
+                f"user is {shown(user)}; it must be an int or a Tensor of one integer"
+            )
+        number = int(value)
         if not 0 <= number < self.layout.users:
             raise InvalidParameterError(
                 f"user is {number}; the users of this model are 0 to {self.layout.users - 1}"

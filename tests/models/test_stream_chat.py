@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -228,9 +229,10 @@ def test_a_user_out_of_range_is_refused(user: int) -> None:
             model._incremental_infer([5, 6], 1, True, user=index)
 
 
-@pytest.mark.parametrize("user", [1.5, "1", None])
+@pytest.mark.parametrize("user", [1.5, "1", None, Tensor(1.5), Tensor([0, 1])], ids=str)
 def test_a_user_is_a_whole_number(small: GLMForMultiUser, user: object) -> None:
-    with pytest.raises(InvalidParameterError, match=f"user is {user!r}; it must be an int"):
+    message = f"user is {user!r}; it must be an int"
+    with pytest.raises(InvalidParameterError, match=re.escape(message)):
         small._incremental_infer([5, 6], 1, True, user=user)
 
 
