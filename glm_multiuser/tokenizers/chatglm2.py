@@ -72,17 +72,19 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
     """
 
     calls_are_json = False
+    version = 3
     _around_arguments = (f"{OPENING}tool_call(**", f")\n{CLOSING}")
 
     def __init__(self, file: Union[str, Path], *, version: int = 3) -> None:
         if version not in SPECIAL_TOKENS:
             raise ConfigError(f"version is {version!r}; it must be 2 or 3")
-        self._set_version(version)
+        self.version = version
+        self._strips_answers = version == 3
         pieces = SentencePieceFile(file)
         if pieces.find("[gMASK]") is not None:
             raise CheckpointError(
                 f"{file} has a piece '[gMASK]', as the file ice_text.model of ChatGLM-6B has; "
-                f"{self._family} needs a file without special tokens"
+                f"ChatGLM{version} needs a file without special tokens"
             )
         pieces.refuse_as_text("</s>")
         vocabulary = pieces.vocabulary()
@@ -91,11 +93,6 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         self.special = special
         ends = [] if version == 2 else [special["<|user|>"], special["<|observation|>"]]
         self.stop_token_ids = (pieces.eos_id, *ends)
-
-    def _set_version(self, version: int) -> None:
-        self.version = version
-        self._strips_answers = version == 3
-        self._family = f"ChatGLM{version}"
 
     @classmethod
     def from_folder(
@@ -123,7 +120,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
         """
         ids = [self.special["[gMASK]"], self.special["sop"]]
         if self.version == 2:
-            refuse_tools(tools, self._family)
+            refuse_tools(tools, "ChatGLM2")
             questions, answers = questions_and_answers(messages, continue_final_message)
             rounds = [
                 f"[Round {number}]\n\n问：{question}\n\n答：{answer}"
@@ -141,7 +138,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
 
     def answer_reader(self, tools: Objects = (), *, continued: bool = False) -> AnswerReader:
         if self.version == 2:
-            refuse_tools(tools, self._family)
+            refuse_tools(tools, "ChatGLM2")
             return AnswerReader()
         return HeaderAnswerReader(
             tools, read_python_call, continued=continued, around=self._around_arguments
@@ -149,7 +146,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
 
     def call_rule(self, name: str, arguments: str) -> str:
         if self.version == 2:
-            refuse_tools([name], self._family)
+            refuse_tools([name], "ChatGLM2")
         return super().call_rule(name, arguments)
 
     def process_response(self, text: str) -> str:
@@ -167,7 +164,6 @@ class ChatGLM3WithSpecialTokens(ChatGLM2Tokenizer):
     """Tokenizer of ChatGLM3 from a vocabulary that has all of its special tokens, as GGUF files."""
 
     def __init__(self, vocabulary: Vocabulary, stop_token_ids: tuple[int, ...]) -> None:
-        self._set_version(3)
         HeaderTokenizer.__init__(self, vocabulary)
         self.stop_token_ids = stop_token_ids
 

@@ -20,8 +20,6 @@ from glm_multiuser.tokenizers.messages import Message, read_messages, read_tools
 from glm_multiuser.tokenizers.text import Objects
 from glm_multiuser.tokenizers.tiktoken_file import read_tiktoken_file
 
-VOCABULARY_FILE = "tokenizer.model"
-
 SPECIAL_TOKENS = (
     *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"),
     *ROLE_TOKENS.values(),
