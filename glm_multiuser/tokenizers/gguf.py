@@ -23,7 +23,7 @@ from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from glm_multiuser.tokenizers.folder import ENDS, TURN_ENDS
 from glm_multiuser.tokenizers.sentencepiece_file import SentencePieceFile
 from glm_multiuser.tokenizers.tokenizer_json import PATTERN as QWEN2_PATTERN
-from glm_multiuser.tokenizers.tokenizer_json import vocabulary_of
+from glm_multiuser.tokenizers.tokenizer_json import byte_level, vocabulary_of
 
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
@@ -201,8 +201,6 @@ def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
     pre = PRE_TOKENIZERS[name]
     hidden, shown = pieces.of_type(CONTROL, UNKNOWN), pieces.of_type(USER_DEFINED)
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    split = {"type": "Split", "pattern": {"Regex": pre.pattern}, "behavior": "Isolated"}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     return {
         "version": "1.0",
         "normalizer": None,
@@ -211,11 +209,7 @@ def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
             {**plain, "content": one, "id": token_id, "special": one in hidden}
             for one, token_id in {**hidden, **shown}.items()
         ],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{**split, "invert": False}, {**level, "use_regex": pre.gpt2}],
-        },
-        "decoder": level,
+        **byte_level(pre.pattern, gpt2=pre.gpt2),
         "model": {
             "type": "BPE",
             "vocab": {**pieces.of_type(NORMAL, BYTE), **hidden, **shown},

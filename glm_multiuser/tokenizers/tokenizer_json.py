@@ -260,6 +260,15 @@ def _byte_level_pieces(ids: Mapping[str, int]) -> dict[int, bytes]:
     }
 
 
+def byte_level(pattern: str, *, gpt2: bool = False) -> dict[str, Any]:
+    """Returns `pre_tokenizer` and `decoder` of a byte-level `tokenizer.json`, which splits texts by
+    `pattern`, and with `gpt2` the rest by GPT-2's pattern."""
+    matches = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    steps = [{**matches, "invert": False}, {**level, "use_regex": gpt2}]
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, "decoder": level}
+
+
 def _older_content(folder: Path) -> dict[str, Any]:
     """Builds the content of `tokenizer.json` from Qwen2's older files."""
     written = read_tokenizer_config(folder).get("tokenizer_class")
@@ -276,16 +285,10 @@ def _older_content(folder: Path) -> dict[str, Any]:
             f"tokenizer_config.json in {folder} has no added_tokens_decoder; without "
             f"{VOCABULARY_FILE} it must name the special tokens and their ids"
         )
-    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated"}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     return {
         "added_tokens": added,
         "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{**split, "invert": False}, {**level, "use_regex": False}],
-        },
-        "decoder": level,
+        **byte_level(PATTERN),
         "model": {
             "type": "BPE",
             "vocab": read_json_object(folder / OLDER_FILES[0]),
