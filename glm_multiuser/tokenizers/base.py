@@ -18,6 +18,11 @@ NEVER_MERGED = "\U0010fffd"
 """A character in no vocabulary: it becomes bytes, which never merge with the text after them."""
 
 
+def encode_without_prefix(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """Encodes text without the space that a vocabulary may put before it."""
+    return encode(NEVER_MERGED + text)[len(encode(NEVER_MERGED)) :]
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The content of a vocabulary file.
@@ -236,9 +241,8 @@ class ChatTokenizer(ABC):
     def encode_inside(self, text: str) -> list[int]:
         """Ids of raw text in the middle of an answer: no space is put before it."""
         encode = self._vocabulary.encode
-        if not self._vocabulary.first_pieces:
-            return encode(text)
-        return encode(NEVER_MERGED + text)[len(encode(NEVER_MERGED)) :]
+        adds_space = bool(self._vocabulary.first_pieces)
+        return encode_without_prefix(encode, text) if adds_space else encode(text)
 
     def token_table(self, size: int) -> list[bytes]:
         """The bytes of the ids 0 to `size` - 1 as a grammar sees them, b"" for unknown ones.

@@ -16,6 +16,7 @@ from typing import Union
 from glm_multiuser.tokenizers.answers import AnswerReader
 from glm_multiuser.tokenizers.base import ChatTokenizer
 from glm_multiuser.tokenizers.folder import read_tokenizer_config
+from glm_multiuser.tokenizers.headers import TRAINING_TIME
 from glm_multiuser.tokenizers.messages import questions_and_answers, refuse_tools
 from glm_multiuser.tokenizers.sentencepiece_file import SentencePieceFile
 from glm_multiuser.tokenizers.text import Objects
@@ -129,7 +130,7 @@ class ChatGLM6BTokenizer(ChatTokenizer):
         Strips outer whitespace, fills in a placeholder of the training data, and makes ASCII
         punctuation next to a Chinese character full-width.
         """
-        text = text.strip().replace("[[训练时间]]", "2023年")
+        text = text.strip().replace(*TRAINING_TIME)
         for narrow, wide in PUNCTUATION.items():
             mark = re.escape(narrow)
             text = re.sub(f"([\u4e00-\u9fff]){mark}", rf"\g<1>{wide}", text)

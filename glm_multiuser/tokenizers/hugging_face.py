@@ -68,16 +68,14 @@ class HuggingFaceTokenizer(ChatTokenizer):
         self._hidden = [name for name in names if self.special[name] not in vocabulary.pieces]
 
     @classmethod
-    def from_folder(
-        cls, folder: Union[str, Path], vocabulary: Optional[Vocabulary] = None
-    ) -> HuggingFaceTokenizer:
-        """Loads the chat template, and the vocabulary unless it is given.
+    def from_folder(cls, folder: Union[str, Path]) -> HuggingFaceTokenizer:
+        """Loads the vocabulary and the chat template.
 
         Raises:
             CheckpointError: a missing or broken file.
         """
         folder = Path(folder)
-        vocabulary = vocabulary or read_hugging_face_files(folder)
+        vocabulary = read_hugging_face_files(folder)
         stops = end_token_ids(folder, vocabulary.special)
         return cls(vocabulary, ChatTemplate.from_folder(folder), stops)
 

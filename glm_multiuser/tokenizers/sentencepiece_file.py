@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -13,7 +14,7 @@ import sentencepiece
 from glm_multiuser.checkpoint.files import reading
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.tokenizers.added_tokens import read_added_tokens, words_of
-from glm_multiuser.tokenizers.base import NEVER_MERGED, Vocabulary
+from glm_multiuser.tokenizers.base import Vocabulary, encode_without_prefix
 from glm_multiuser.tokenizers.folder import (
     ENDS,
     added_tokens_decoder,
@@ -83,10 +84,6 @@ class SentencePieceFile:
         ids: list[int] = self._pieces.encode(text)
         return ids
 
-    def encode_without_prefix(self, text: str) -> list[int]:
-        """Encodes text without the space prefix that the file may add."""
-        return self.encode(NEVER_MERGED + text)[len(self.encode(NEVER_MERGED)) :]
-
     def find(self, piece: str) -> Optional[int]:
         """Returns the id of a piece, or None."""
         # sentencepiece returns the id of <unk> for a missing piece.
@@ -155,7 +152,7 @@ def read_llama_model(folder: Path) -> Vocabulary:
             pieces.refuse_as_text(name)
     special = {name: one for name, one in special.items() if name not in ordinary}
     first_only = read_tokenizer_config(folder).get("legacy") is False
-    later = pieces.encode_without_prefix
+    later = partial(encode_without_prefix, pieces.encode)
 
     def after_word(text: str) -> list[int]:
         return later(text) if first_only or text[:1] == " " else pieces.encode(text)
