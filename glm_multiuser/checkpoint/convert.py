@@ -33,19 +33,13 @@ from glm_multiuser.checkpoint.safetensors_file import save_safetensors
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
 from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.progress import Progress
-from glm_multiuser.tokenizers import TOKENIZER_FILES
-from glm_multiuser.tokenizers.folder import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE
+from glm_multiuser.tokenizers import FILES_READ
 from glm_multiuser.tokenizers.gguf_files import write_gguf_tokenizer
 
 HUGGINGFACE, MINDFORMERS = "huggingface", "mindformers"
 
 MINDFORMERS_CONFIG = "mindformers_config.json"
 """The arguments of MindFormers' configuration class, except the path of the weights."""
-
-COPIED = (
-    *TOKENIZER_FILES,
-    *(SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, "generation_config.json"),
-)
 
 WEIGHT_FILES = (".ckpt", ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 """Suffixes of weight files."""
@@ -157,7 +151,7 @@ def convert(
             write_json(new / "config.json", config)
             if gguf is not None:
                 write_gguf_tokenizer(gguf, new)
-            for name in COPIED if gguf is None else ():
+            for name in FILES_READ if gguf is None else ():
                 for beside in (config_file.parent, folder):  # the latter replaces the former
                     for file in filter(Path.is_file, beside.glob(name)):
                         copy = new / file.relative_to(beside)

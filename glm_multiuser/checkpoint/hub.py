@@ -20,8 +20,7 @@ from glm_multiuser.checkpoint.families import read_model_config
 from glm_multiuser.checkpoint.huggingface import SHARDS, has_weights, read_shard_names
 from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError, shown
-from glm_multiuser.tokenizers import TOKENIZER_FILES
-from glm_multiuser.tokenizers.folder import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE
+from glm_multiuser.tokenizers import FILES_READ
 
 NAME = re.compile(
     r"(?P<prefix>modelscope:)?(?P<repository>\w[\w.-]*/\w[\w.-]*)(?<!\.gguf)"
@@ -30,10 +29,7 @@ NAME = re.compile(
 )
 """owner/name or owner/name/file.gguf, with an optional hub prefix."""
 
-SMALL_FILES = (
-    *("config.json", "generation_config.json"),
-    *(*TOKENIZER_FILES, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE),
-)
+SMALL_FILES = ("config.json", *FILES_READ)
 PART = re.compile(r"-\d{5}-of-(\d{5}\.gguf)$")
 """End of the name of a split GGUF file."""
 

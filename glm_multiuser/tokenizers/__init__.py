@@ -19,7 +19,12 @@ from glm_multiuser.tokenizers.calls import ToolCall
 from glm_multiuser.tokenizers.chat_template import MORE_TEMPLATES, TEMPLATE_FILE, ChatTemplate
 from glm_multiuser.tokenizers.chatglm2 import ChatGLM2Tokenizer
 from glm_multiuser.tokenizers.chatglm_6b import ChatGLM6BTokenizer
-from glm_multiuser.tokenizers.folder import end_token_ids, read_tokenizer_config
+from glm_multiuser.tokenizers.folder import (
+    ADDED_TOKENS_FILE,
+    SPECIAL_TOKENS_FILE,
+    end_token_ids,
+    read_tokenizer_config,
+)
 from glm_multiuser.tokenizers.gguf import read_gguf_tokenizer
 from glm_multiuser.tokenizers.glm4 import GLM4Tokenizer, GLM40414Tokenizer
 from glm_multiuser.tokenizers.hugging_face import HuggingFaceTokenizer
@@ -64,6 +69,9 @@ TOKENIZER_FILES = (
     MORE_TEMPLATES,
 )
 """Names and patterns; any of these names marks a folder with a tokenizer."""
+
+FILES_READ = (*TOKENIZER_FILES, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, "generation_config.json")
+"""Names and patterns of all files that a tokenizer is made from."""
 
 
 def load_tokenizer(folder: Union[str, Path]) -> Optional[ChatTokenizer]:
