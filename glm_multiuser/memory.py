@@ -27,12 +27,7 @@ from glm_multiuser.backends.native.group_packing import packing_of
 from glm_multiuser.backends.native.kv_layout import held_bytes, scale_bytes
 from glm_multiuser.backends.native.packing import BLOCK_BYTES
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.config import (
-    MOST_USERS,
-    AnyModelConfig,
-    CausalConfig,
-    EngineConfig,
-)
+from glm_multiuser.config import MOST_USERS, AnyModelConfig, EngineConfig
 from glm_multiuser.device import (
     PREFILL_CHUNK_NATIVE,
     PROCESS_BYTES,
@@ -66,13 +61,8 @@ def weight_bytes_read(config: AnyModelConfig, engine: EngineConfig) -> int:
     """Bytes of weights that a decode step reads: all but the embedding, of which it reads rows."""
     table = (config.vocab_size, config.hidden_size)
     embedding = next(name for name, shape in parameter_shapes(config).items() if shape == table)
-    unread = 0 if is_tied(config) else _parameter_bytes(embedding, table, engine)
+    unread = 0 if config.tied else _parameter_bytes(embedding, table, engine)
     return weight_bytes(config, engine) - unread
-
-
-def is_tied(config: AnyModelConfig) -> bool:
-    """Whether the output layer shares the embedding's weights."""
-    return isinstance(config, CausalConfig) and config.tied
 
 
 def _parameter_bytes(name: str, shape: tuple[int, ...], engine: EngineConfig) -> int:

@@ -44,6 +44,7 @@ class ChatGLM6BConfig:
     """Depth in the DeepNorm factor sqrt(2 * depth); None: `num_layers`."""
 
     family = "chatglm_6b"
+    tied = False
     is_causal = False
     """Whether attention is causal; in ChatGLM-6B it is bidirectional within the prompt."""
 

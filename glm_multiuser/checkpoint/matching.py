@@ -30,7 +30,6 @@ from glm_multiuser.checkpoint.placement import (
 from glm_multiuser.checkpoint.stored_tensor import Array, RowIndex, StoredTensor
 from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError
-from glm_multiuser.model_config import CausalConfig
 
 NO_WEIGHT = re.compile(r"\.rotary(_pos)?_emb\.inv_freq$")
 """Buffers in published checkpoints; the rotary tables are computed instead."""
@@ -162,7 +161,7 @@ def match(
         stored = open_folder(source).items()
         tensors = {name: tensor for name, tensor in stored if not NO_WEIGHT.search(name)}
         places = placements_of_names(config, tensors)
-        if isinstance(config, CausalConfig) and config.tied:
+        if config.tied:
             _check_tied(tensors, places)
     needed = {name: one.shape(shapes) for name, one in places.items() if one and one.name in shapes}
     # A parameter without a tensor in this layout is expected under its own name.

@@ -95,7 +95,7 @@ def operations_per_token(config: AnyModelConfig, context: int) -> int:
     """Returns two per element of the matrices, and four per position that a query attends to."""
     shapes = parameter_shapes(config).values()
     matrices = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
-    if not memory.is_tied(config):
+    if not config.tied:
         matrices -= config.vocab_size * config.hidden_size
     attention = config.num_layers * config.num_attention_heads * config.head_dim * context
     return 2 * matrices + 4 * attention
