@@ -13,7 +13,6 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -27,7 +26,6 @@ from glm_multiuser.errors import ConfigError, InvalidParameterError, QueueFullEr
 from glm_multiuser.garbage import leave_out_imports
 from glm_multiuser.handle import Handle
 from glm_multiuser.llm import MultiUserLLM
-from glm_multiuser.server.generation_request import sampling_of
 from glm_multiuser.server.kserve.questions import Question, fields_of, question_of, rows_of
 from glm_multiuser.server.kserve.signature import INPUTS, Element
 from glm_multiuser.server.logs import FIELDS, configure_logging
@@ -90,8 +88,7 @@ class TritonPythonModel:
             if is_probe and self._is_busy():
                 raise QueueFullError(BUSY)
             rows = [fields_of(row) for row in given]
-            sampling = partial(sampling_of, self._llm.default_params)
-            questions = [question_of(fields, sampling) for fields in rows]
+            questions = [question_of(fields, self._llm.default_params) for fields in rows]
             # Rows of one request run concurrently; in the slot of a session, they could not.
             session = rows[0].session if len(rows) == 1 else None
             for question in questions:

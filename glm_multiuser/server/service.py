@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.admission import Admission
 from glm_multiuser.server.compiling import GrammarQueue
 from glm_multiuser.server.errors import (
@@ -20,7 +19,7 @@ from glm_multiuser.server.errors import (
     deadline_error,
 )
 from glm_multiuser.server.generation import Generation, OnEnd
-from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
+from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.loading import OpenLLM, open_llm
 from glm_multiuser.server.logs import FIELDS
@@ -105,14 +104,6 @@ class Service:
         states = {model.state for model in self.models}
         answers = "ready" in states and "restarting" not in states
         return self.state == "ready" and self.live and answers
-
-    def sampling(self, model: Model, **given: Any) -> SamplingParams:
-        """Returns the checkpoint's defaults, overridden by a request's values that are not None.
-
-        Raises:
-            InvalidParameterError: a value is out of range.
-        """
-        return sampling_of(model.llm.default_params, **given)
 
     async def start(
         self,

@@ -25,7 +25,7 @@ from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import APIError, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
 
@@ -65,8 +65,8 @@ async def answer(request: Request, body: SimpleRequest) -> Any:
     """
     service = service_of(request)
     model = service.models.get(body.model)
-    params = service.sampling(
-        model,
+    params = sampling_of(
+        model.llm.default_params,
         max_tokens=body.max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,

@@ -19,7 +19,7 @@ from glm_multiuser.server.bodies import History, MaxLength, Temperature, TopP, a
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
@@ -223,7 +223,7 @@ async def _start(request: Request, caller: Caller, body: StepRequest) -> Generat
     service = service_of(request)
     model = service.models.get(body.model_name)
     temperature = 0.0 if body.do_sample is False else body.temperature
-    params = service.sampling(model, temperature=temperature, top_p=body.top_p)
+    params = sampling_of(model.llm.default_params, temperature=temperature, top_p=body.top_p)
     wanted = GenerationRequest(
         body.query, as_history(body.history or ()), params=params, max_length=body.max_length
     )

@@ -94,7 +94,7 @@ class Fields(Parameters):
     ] = None
 
     def sampling(self) -> dict[str, Any]:
-        """Returns arguments of `Service.sampling`; `max_token` takes precedence."""
+        """Returns arguments of `sampling_of`; `max_token` takes precedence."""
         return {
             "temperature": self.temperature,
             "max_tokens": self.max_token or self.max_tokens,

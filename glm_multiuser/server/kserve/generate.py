@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any, Optional
 
 from fastapi import APIRouter, Request, Response
@@ -75,7 +74,7 @@ async def _start(
     inside = body.parameters.model_dump(exclude_unset=True) if body.parameters else {}
     fields = fields_of({**beside, **inside})
     service = service_of(request)
-    question = question_of(fields, partial(service.sampling, model))
+    question = question_of(fields, model.llm.default_params)
     (generation,) = await service.start(
         caller_of(request),
         model,

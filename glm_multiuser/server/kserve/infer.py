@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -100,8 +99,10 @@ async def infer(request: Request, model: ServedModel) -> Response:
         infer_request.inputs, binary, most_answers(limits, model.settings.engine)
     )
     parameters = infer_request.parameters.model_dump(exclude_unset=True)
-    sampling = partial(service.sampling, model)
-    questions = [question_of(fields_of({**parameters, **row}), sampling) for row in rows_of(inputs)]
+    questions = [
+        question_of(fields_of({**parameters, **row}), model.llm.default_params)
+        for row in rows_of(inputs)
+    ]
     generations = await service.start(
         caller_of(request),
         model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,7 +18,7 @@ from glm_multiuser.server.bodies import (
     problem_of,
     with_round,
 )
-from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.kserve.fields import Fields
 from glm_multiuser.server.kserve.signature import Element
 from glm_multiuser.tokenizers import rounds_of
@@ -69,12 +69,12 @@ def fields_of(given: Mapping[str, Any]) -> Fields:
         raise InvalidParameterError(message, field) from None
 
 
-def question_of(fields: Fields, sampling: Callable[..., SamplingParams]) -> Question:
+def question_of(fields: Fields, defaults: SamplingParams) -> Question:
     """Returns the question with its request to the model.
 
     Args:
         fields: of the question.
-        sampling: converts the sampling fields to `SamplingParams`.
+        defaults: the checkpoint's sampling parameters.
 
     Raises:
         InvalidParameterError: an invalid field.
@@ -84,7 +84,7 @@ def question_of(fields: Fields, sampling: Callable[..., SamplingParams]) -> Ques
         raise InvalidParameterError("prompt or text_input must be given, one of them", "prompt")
     history = _read_history(fields.history or "")
     counted = _last_rounds(as_history(history), fields.history_len)
-    params = sampling(**fields.sampling())
+    params = sampling_of(defaults, **fields.sampling())
     return Question(prompt, history, GenerationRequest(prompt, counted, params=params))
 
 

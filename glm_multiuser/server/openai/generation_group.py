@@ -16,7 +16,7 @@ from glm_multiuser.sampling_params import SEED_MAX, SamplingParams
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.generation_request import GenerationRequest
+from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.openai.merge import Arrival, merged
 from glm_multiuser.server.openai.requests import BaseRequest
 from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
@@ -176,8 +176,8 @@ async def start(
     check_number_of_answers(request, body, len(prompts))
     service = service_of(request)
     model = service.models.get(body.model)
-    params = service.sampling(
-        model,
+    params = sampling_of(
+        model.llm.default_params,
         max_tokens=1 if max_tokens == 0 else max_tokens,
         min_tokens=body.min_tokens,
         temperature=body.temperature,
