@@ -41,11 +41,6 @@ def session_named(headers: Headers) -> str:
         return name
 
 
-def deadline_of(request: Request) -> Optional[float]:
-    """Seconds of the header `X-Request-Timeout`; None without one. Raises as `deadline_in`."""
-    return deadline_in(request.headers)
-
-
 def deadline_in(headers: Headers) -> Optional[float]:
     """Seconds of the header `X-Request-Timeout`; None without one.
 

@@ -26,7 +26,7 @@ from glm_multiuser.server.errors import APIError, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
-from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
+from glm_multiuser.server.request_context import caller_of, deadline_in, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
 
 router = APIRouter(tags=["simple"])
@@ -76,7 +76,7 @@ async def answer(request: Request, body: SimpleRequest) -> Any:
         body.prompt, as_history(body.history or ()), params=params, max_length=body.max_length
     )
     (generation,) = await service.start(
-        caller_of(request), model, [wanted], session_of(request), deadline_of(request)
+        caller_of(request), model, [wanted], session_of(request), deadline_in(request.headers)
     )
     if body.stream:
         return EventStream(_events(generation, body), [generation], _error_event)

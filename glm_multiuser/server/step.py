@@ -21,7 +21,7 @@ from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.keys import Caller
-from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
+from glm_multiuser.server.request_context import caller_of, deadline_in, service_of, session_of
 from glm_multiuser.server.responses import ERRORS
 from glm_multiuser.server.settings import Limits
 
@@ -228,6 +228,6 @@ async def _start(request: Request, caller: Caller, body: StepRequest) -> Generat
         body.query, as_history(body.history or ()), params=params, max_length=body.max_length
     )
     (generation,) = await service.start(
-        caller, model, [wanted], session_of(request), deadline_of(request)
+        caller, model, [wanted], session_of(request), deadline_in(request.headers)
     )
     return generation

@@ -12,12 +12,12 @@ from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import APIError, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.kserve.callers import seconds_in, session_in
+from glm_multiuser.server.kserve.deadlines import seconds_in
 from glm_multiuser.server.kserve.fields import Fields, Text
 from glm_multiuser.server.kserve.questions import Question, fields_of, question_of
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
 from glm_multiuser.server.models import Model
-from glm_multiuser.server.request_context import caller_of, service_of
+from glm_multiuser.server.request_context import caller_of, service_of, session_of
 
 model_router = APIRouter()
 
@@ -79,7 +79,7 @@ async def _start(
         caller_of(request),
         model,
         [question.request],
-        session_in(request, fields),
+        session_of(request, fields.session),
         seconds_in(request, fields),
     )
     return question, generation

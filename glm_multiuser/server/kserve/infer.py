@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from glm_multiuser.answer import GenerationResult
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.kserve.callers import seconds_in, session_in
+from glm_multiuser.server.kserve.deadlines import seconds_in
 from glm_multiuser.server.kserve.infer_bodies import InferRequest, InferResponse
 from glm_multiuser.server.kserve.infer_codec import (
     JSON_LENGTH,
@@ -24,7 +24,7 @@ from glm_multiuser.server.kserve.infer_codec import (
 )
 from glm_multiuser.server.kserve.questions import fields_of, question_of, rows_of
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
-from glm_multiuser.server.request_context import caller_of, service_of
+from glm_multiuser.server.request_context import caller_of, service_of, session_of
 from glm_multiuser.server.settings import most_answers
 
 model_router = APIRouter()
@@ -107,7 +107,7 @@ async def infer(request: Request, model: ServedModel) -> Response:
         caller_of(request),
         model,
         [question.request for question in questions],
-        session_in(request, infer_request.parameters),
+        session_of(request, infer_request.parameters.session),
         seconds_in(request, infer_request.parameters),
     )
     try:

@@ -19,7 +19,7 @@ from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.openai.merge import Arrival, merged
 from glm_multiuser.server.openai.requests import BaseRequest
-from glm_multiuser.server.request_context import caller_of, deadline_of, service_of, session_of
+from glm_multiuser.server.request_context import caller_of, deadline_in, service_of, session_of
 from glm_multiuser.server.settings import most_answers
 from glm_multiuser.structured.grammar import Grammar
 from glm_multiuser.tokenizers import AnswerTokens, ChatTokenizer
@@ -209,7 +209,7 @@ async def start(
             model,
             requests,
             session_of(request, body.user),
-            deadline_of(request),
+            deadline_in(request.headers),
         )
         if params.grammar is not None:
             starting = _unless_disconnected(request, starting)  # it may wait for the compiler
