@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 
 from glm_multiuser.deploy.ray_replica import NO_ANSWER, ReplicaResponse
 from glm_multiuser.server.metrics import CONTENT_TYPE
+from glm_multiuser.server.middleware import HEALTH_PATHS
 
 SESSIONS = "/v1/sessions"
 READ = ("/metrics", "/status", SESSIONS)
-HEALTH = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 STATISTICS = re.compile(r"/v2/models(/[^/]+)?(/versions/[^/]+)?/stats")
 SHARED = ("on_disk", "disk_bytes")
 """Session counts that are not summed: replicas share the folder and count the same files."""
@@ -61,7 +61,7 @@ def is_broadcast(method: str, path: str) -> bool:
         return path.startswith("/v1/sessions/")
     if method not in ("GET", "HEAD"):
         return False
-    return path in (*READ, *HEALTH) or STATISTICS.fullmatch(path) is not None
+    return path in (*READ, *HEALTH_PATHS) or STATISTICS.fullmatch(path) is not None
 
 
 def merge_responses(
@@ -80,15 +80,15 @@ def merge_responses(
     missing = [one.replica for one in responses if one.status == NO_ANSWER]
     if path in READ or STATISTICS.fullmatch(path):
         responses = [one for one in responses if one.status != NO_ANSWER] or responses
-    if path not in HEALTH:  # where one response is enough
+    if path not in HEALTH_PATHS:  # where one response is enough
         ingress.missing.set(len(missing))
-    choose = min if path in HEALTH else max
+    choose = min if path in HEALTH_PATHS else max
     chosen = choose(responses, key=lambda one: one.status)
     if chosen.status == 200 and path == "/metrics":
         return Response(merged_metrics(responses, ingress), media_type=CONTENT_TYPE)
     if path.startswith(f"{SESSIONS}/"):
         return _relayed(chosen)
-    if chosen.status == 200 and path not in HEALTH and chosen.body:
+    if chosen.status == 200 and path not in HEALTH_PATHS and chosen.body:
         merge: Callable[[dict[str, Any]], Any] = MERGES.get(path, _statistics)
         contents = {one.replica: json.loads(one.body) for one in responses}
         merged = merge(contents)

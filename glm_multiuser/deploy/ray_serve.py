@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glm_multiuser.backends.native.library import THREADS
 from glm_multiuser.deploy.ray_arguments import Scale, read_arguments
-from glm_multiuser.deploy.ray_broadcast import HEALTH
 from glm_multiuser.deploy.ray_ingress import Ingress, no_replica
 from glm_multiuser.deploy.ray_replica import (
     Replica,
@@ -37,6 +36,7 @@ from glm_multiuser.server.app import wrap_middleware
 from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.loading import with_local_paths
 from glm_multiuser.server.logs import configure_logging
+from glm_multiuser.server.middleware import HEALTH_PATHS
 from glm_multiuser.server.request_log import HEADER as REQUEST_ID_HEADER
 from glm_multiuser.server.run import FLUSH_SECONDS
 from glm_multiuser.server.settings import ServerSettings
@@ -149,7 +149,7 @@ class RayReplicas:
             raise no_replica()
         calls = [asyncio.ensure_future(one.get_async()) for one in results]
         try:
-            late = await _late(calls, seconds, request.scope["path"] in HEALTH)
+            late = await _late(calls, seconds, request.scope["path"] in HEALTH_PATHS)
             done = [call for call in calls if call not in late]
             ended = await asyncio.gather(*done, return_exceptions=True)
         finally:

@@ -17,8 +17,8 @@ from glm_multiuser.server.settings import Limits
 from glm_multiuser.server.turns import Turns
 from glm_multiuser.server.wrong_keys import WrongKeys
 
-OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
-"""Paths that need no API key, besides the page."""
+HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
+"""They need no API key; neither does the page."""
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 BODY_TIMEOUT = "body_timeout"
 
@@ -176,7 +176,7 @@ def _is_open(scope: Scope) -> bool:
     path = scope["path"]
     if scope["method"] not in ("GET", "HEAD"):
         return False
-    return path in OPEN_PATHS or path == "/" or path.startswith("/static/")
+    return path in HEALTH_PATHS or path == "/" or path.startswith("/static/")
 
 
 def _first(body: bytes, receive: Receive) -> Receive:
