@@ -22,12 +22,12 @@ from glm_multiuser.server.bodies import (
     with_round,
 )
 from glm_multiuser.server.disconnect import unless_disconnected
+from glm_multiuser.server.error_models import ERRORS
 from glm_multiuser.server.errors import APIError, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.request_context import caller_of, deadline_in, service_of, session_of
-from glm_multiuser.server.responses import ERRORS
 
 router = APIRouter(tags=["simple"])
 

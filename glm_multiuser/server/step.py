@@ -17,12 +17,12 @@ from glm_multiuser.engine.waiting import has_room
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.server.bodies import History, MaxLength, Temperature, TopP, as_history
 from glm_multiuser.server.disconnect import unless_disconnected
+from glm_multiuser.server.error_models import ERRORS
 from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.request_context import caller_of, deadline_in, service_of, session_of
-from glm_multiuser.server.responses import ERRORS
 from glm_multiuser.server.settings import Limits
 
 router = APIRouter(tags=["step"])

@@ -9,8 +9,8 @@ from glm_multiuser.server.anthropic.conversation import as_chat
 from glm_multiuser.server.anthropic.events import MessageEvents, error_event, ping_event
 from glm_multiuser.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from glm_multiuser.server.anthropic.response_models import MessageCard, TokenCount
+from glm_multiuser.server.error_models import ANTHROPIC_ERRORS
 from glm_multiuser.server.events import EventStream
-from glm_multiuser.server.responses import ANTHROPIC_ERRORS
 
 router = APIRouter(tags=["anthropic"])
 

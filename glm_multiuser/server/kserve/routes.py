@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
+from glm_multiuser.server.error_models import ERRORS
 from glm_multiuser.server.kserve import (
     controls,
     generate,
@@ -14,7 +15,6 @@ from glm_multiuser.server.kserve import (
     statistics,
 )
 from glm_multiuser.server.kserve.served_model import check_version
-from glm_multiuser.server.responses import ERRORS
 
 router = APIRouter(tags=["kserve v2"], responses=ERRORS)
 

@@ -9,6 +9,7 @@ from typing import Any, Optional
 from fastapi import APIRouter, Request
 
 from glm_multiuser.answer import GenerationResult, Piece
+from glm_multiuser.server.error_models import OPENAI_ERRORS
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.large_json import LargeJSONResponse
@@ -23,7 +24,6 @@ from glm_multiuser.server.openai.logprobs import completion_logprobs, joined
 from glm_multiuser.server.openai.requests import CompletionRequest
 from glm_multiuser.server.openai.response_models import Completion
 from glm_multiuser.server.openai.streaming import stream
-from glm_multiuser.server.responses import OPENAI_ERRORS
 
 router = APIRouter()
 

@@ -6,11 +6,11 @@ from datetime import datetime, timezone
 
 from fastapi import APIRouter, Request
 
+from glm_multiuser.server.error_models import OPENAI_ERRORS
 from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.openai.response_models import ModelCard, ModelList
 from glm_multiuser.server.request_context import service_of
-from glm_multiuser.server.responses import OPENAI_ERRORS
 
 router = APIRouter()
 

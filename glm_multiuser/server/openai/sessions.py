@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from glm_multiuser.errors import SessionError
+from glm_multiuser.server.error_models import OPENAI_ERRORS
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.request_context import caller_of, service_of
-from glm_multiuser.server.responses import OPENAI_ERRORS
 
 router = APIRouter()
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.server.bodies import ROUNDS_MAX, LongList, Strict
+from glm_multiuser.server.error_models import ERRORS
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.models import Model
@@ -19,7 +20,6 @@ from glm_multiuser.server.openai.fields import Only
 from glm_multiuser.server.openai.messages import TOOLS_MAX, ChatMessage, Tool
 from glm_multiuser.server.openai.requests import TokenId
 from glm_multiuser.server.request_context import service_of
-from glm_multiuser.server.responses import ERRORS
 from glm_multiuser.server.service import LONG_PROMPT
 from glm_multiuser.tokenizers import ChatTokenizer
 

@@ -8,12 +8,12 @@ from typing import Any, Optional
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from glm_multiuser.server.error_models import OPENAI_ERRORS
 from glm_multiuser.server.errors import BAD_REQUEST, APIError
 from glm_multiuser.server.events import EventStream
 from glm_multiuser.server.large_json import LargeJSONResponse
 from glm_multiuser.server.request_context import caller_of, session_of
 from glm_multiuser.server.response_store import ResponseStore
-from glm_multiuser.server.responses import OPENAI_ERRORS
 from glm_multiuser.server.responses_api.conversation import as_chat, messages_after
 from glm_multiuser.server.responses_api.events import ResponseEvents
 from glm_multiuser.server.responses_api.requests import ResponseRequest

@@ -1,4 +1,4 @@
-"""Error responses, for the OpenAPI description."""
+"""Schemas of error responses, for the OpenAPI description."""
 
 from __future__ import annotations
 
