@@ -22,21 +22,17 @@ class Generation(AsyncIterator[Piece]):
         handle: the engine's.
         seconds: time limit of the whole request.
         on_end: called once at the end.
-        seconds_left: remaining part of it; None: all.
+        seconds_left: remaining part of it.
     """
 
     def __init__(
-        self,
-        handle: AsyncHandle,
-        seconds: float,
-        on_end: OnEnd,
-        seconds_left: Optional[float] = None,
+        self, handle: AsyncHandle, seconds: float, on_end: OnEnd, seconds_left: float
     ) -> None:
         self._handle = handle
         self._on_end: Optional[OnEnd] = on_end
         self._error: Optional[APIError] = None
-        left = seconds if seconds_left is None else seconds_left
-        self._timer = asyncio.get_running_loop().call_later(left, self._expire, seconds)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds_left, self._expire, seconds)
 
     @property
     def number(self) -> int:

@@ -61,12 +61,12 @@ def _escaped(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def configure_logging(as_json: bool, level: int = logging.INFO) -> None:
-    """Sends every record of the process to stderr."""
+def configure_logging(as_json: bool) -> None:
+    """Sends every record of the process from level INFO on to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
     # Duplicates our own line per request, without its fields.
     logging.getLogger("uvicorn.access").disabled = True

@@ -128,7 +128,7 @@ class ServerLifecycle:
     """
 
     def __init__(
-        self, settings: ServerSettings, listening: socket.socket, open_llm: OpenLLM = open_llm
+        self, settings: ServerSettings, listening: socket.socket, open_llm: OpenLLM
     ) -> None:
         self.settings = settings.at(listening.getsockname()[0])
         self.listening = listening

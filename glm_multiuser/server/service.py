@@ -21,7 +21,7 @@ from glm_multiuser.server.errors import (
 from glm_multiuser.server.generation import Generation, OnEnd
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.keys import Caller
-from glm_multiuser.server.loading import OpenLLM, open_llm
+from glm_multiuser.server.loading import OpenLLM
 from glm_multiuser.server.logs import FIELDS
 from glm_multiuser.server.metrics import Metrics
 from glm_multiuser.server.models import Model, ModelHost
@@ -79,7 +79,7 @@ class Service:
         ConfigError: tracing is misconfigured, or not installed.
     """
 
-    def __init__(self, settings: ServerSettings, open_llm: OpenLLM = open_llm) -> None:
+    def __init__(self, settings: ServerSettings, open_llm: OpenLLM) -> None:
         self.settings = settings
         self.state = "starting"
         self.metrics = Metrics(self._stats)

@@ -28,7 +28,7 @@ NO_ERROR = ("stop", "length", "cancelled")
 """Outcomes that are not errors; a client that disconnects cancels its request."""
 
 
-def provider_for(exporter: str, endpoint: Optional[str] = None) -> TracerProvider:
+def provider_for(exporter: str, endpoint: Optional[str]) -> TracerProvider:
     """Creates a provider that samples and exports as configured by the `OTEL_*` variables.
 
     Args:

@@ -112,7 +112,7 @@ def text_among(
 
 
 def words_of(
-    added: Sequence[Mapping[str, Any]], names: Collection[str], text: Collection[str] = ()
+    added: Sequence[Mapping[str, Any]], names: Collection[str], text: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
     """Returns the added tokens that are ordinary text, such as "ü" of DeepSeek, by name.
 

@@ -238,7 +238,7 @@ class Talk:
         handle = AsyncHandle(AnswerCollector(request, FakeTokenizer()), self.events, lambda: None)
         self.entries = step_api.Entries(Limits())
         self.entry = self.entries.find(("anonymous", "an id"))
-        self.entry.generation = Generation(handle, 60.0, lambda generation, how: None)
+        self.entry.generation = Generation(handle, 60.0, lambda generation, how: None, 60.0)
 
     def say(self, *token_ids: int) -> None:
         for token_id in token_ids:

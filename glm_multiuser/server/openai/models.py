@@ -11,10 +11,9 @@ from glm_multiuser.server.errors import APIError
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.openai.response_models import ModelCard, ModelList
 from glm_multiuser.server.request_context import service_of
+from glm_multiuser.version import NAME
 
 router = APIRouter()
-
-OWNER = "glm_multiuser"
 
 
 @router.get("/v1/models", responses=OPENAI_ERRORS)
@@ -38,7 +37,7 @@ def _card(model: Model) -> ModelCard:
     return ModelCard(
         id=model.name,
         created=model.created,
-        owned_by=OWNER,
+        owned_by=NAME,
         max_model_len=model.llm.max_length,
         display_name=model.name,
         created_at=datetime.fromtimestamp(model.created, timezone.utc),

@@ -179,7 +179,7 @@ def call_mode(choice: Optional[ToolChoice]) -> Union[str, ChosenTool, None]:
 
 
 def tool_grammar(
-    tools: Sequence[Tool], mode: Union[str, ChosenTool, None], content: Optional[Grammar] = None
+    tools: Sequence[Tool], mode: Union[str, ChosenTool, None], content: Optional[Grammar]
 ) -> Optional[Grammar]:
     """Returns the grammar of answers that must be a call, or whose calls must fit a schema.
 
