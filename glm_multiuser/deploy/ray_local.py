@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Optional
 from glm_multiuser.deploy.ray_arguments import Scale
 from glm_multiuser.device import cores
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
-from glm_multiuser.progress import show_progress
-from glm_multiuser.server.logs import FIELDS
+from glm_multiuser.server.logs import FIELDS, show_or_log_progress
 from glm_multiuser.server.run import FLUSH_SECONDS, INTERRUPTED, url_of
 from glm_multiuser.server.settings import ServerSettings
 
@@ -154,7 +153,7 @@ def deploy(settings: ServerSettings, scale: Scale, end: threading.Event) -> None
 
     target = serve.RunTarget(application(settings, scale), APPLICATION, logging_config=LOGGING)
     serve.run_many([target], wait_for_applications_running=False)
-    with show_progress(None if sys.stderr.isatty() else _LogProgress()) as report:
+    with show_or_log_progress(logger, "starting", LOG_SECONDS) as report:
         while not end.wait(POLL_SECONDS):
             status = serve.status().applications[APPLICATION]
             report(_running(status), scale.replicas, "replicas ready")
@@ -177,18 +176,6 @@ def drain(seconds: float) -> None:
     end = time.monotonic() + seconds + 2 * FLUSH_SECONDS
     while APPLICATION in serve.status().applications and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
-
-
-class _LogProgress:
-    """Progress as log lines."""
-
-    def __init__(self) -> None:
-        self._logged = time.monotonic()
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        if time.monotonic() - self._logged >= LOG_SECONDS:
-            self._logged = time.monotonic()
-            logger.info("starting", extra={FIELDS: {"done": done, "total": total, "what": what}})
 
 
 def _running(status: ApplicationStatusOverview) -> int:

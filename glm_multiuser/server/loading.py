@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,10 +13,10 @@ from glm_multiuser.checkpoint import read_model_config, stored_as
 from glm_multiuser.checkpoint.hub import local_path
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.garbage import leave_out_imports
-from glm_multiuser.progress import Progress, show_progress
+from glm_multiuser.progress import Progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.available_memory import available_bytes
-from glm_multiuser.server.logs import FIELDS
+from glm_multiuser.server.logs import show_or_log_progress
 from glm_multiuser.server.settings import ModelSettings, ServerSettings
 
 if TYPE_CHECKING:
@@ -136,17 +134,7 @@ def memory_bytes(model: ModelSettings) -> int:
 @contextmanager
 def _shown(name: str, progress: Progress) -> Iterator[Progress]:
     """Wraps `progress`: also shows a progress bar on a terminal, or else logs it."""
-    logged = time.monotonic()
-
-    def log(done: int, total: int, what: str) -> None:
-        nonlocal logged
-        if time.monotonic() - logged < LOG_SECONDS:
-            return
-        logged = time.monotonic()
-        fields = {"model": name, "done": done, "total": total, "what": what}
-        logger.info("loading", extra={FIELDS: fields})
-
-    with show_progress(None if sys.stderr.isatty() else log) as show:
+    with show_or_log_progress(logger, "loading", LOG_SECONDS, model=name) as show:
 
         def report(done: int, total: int, what: str) -> None:
             progress(done, total, what)

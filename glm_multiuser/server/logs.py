@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any, Optional
+
+from glm_multiuser.progress import Progress, show_progress
 
 request_id: ContextVar[Optional[str]] = ContextVar("request_id", default=None)
 """Id of the request that the current task handles."""
@@ -59,6 +63,22 @@ def _shown(value: object) -> str:
 def _escaped(text: str) -> str:
     """Escapes control characters, which could end a line or manipulate a terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def show_or_log_progress(
+    logger: logging.Logger, event: str, interval: float, **fields: object
+) -> AbstractContextManager[Progress]:
+    """Shows a progress bar on a terminal; elsewhere logs progress every `interval` seconds."""
+    logged = time.monotonic()
+
+    def log(done: int, total: int, what: str) -> None:
+        nonlocal logged
+        if time.monotonic() - logged >= interval:
+            logged = time.monotonic()
+            numbers = {"done": done, "total": total, "what": what}
+            logger.info(event, extra={FIELDS: {**fields, **numbers}})
+
+    return show_progress(None if sys.stderr.isatty() else log)
 
 
 def configure_logging(as_json: bool) -> None:
