@@ -28,7 +28,7 @@ from typing import Any, Optional
 import numpy as np
 import xxhash
 
-from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
+from glm_multiuser.checkpoint.stored_tensor import Array, Sizes, byte_size
 from glm_multiuser.config import folder_of
 from glm_multiuser.device import cores
 from glm_multiuser.huge_pages import advise_huge_pages
@@ -141,7 +141,7 @@ class WeightCache:
         digests = _digests(header)
         if header != json.loads(self._header(digests)):
             raise ValueError("it was made from other files or by another version, or is damaged")
-        if size != begin + sum(_bytes(*one) for one in self.sizes.values()):
+        if size != begin + sum(byte_size(*one) for one in self.sizes.values()):
             raise ValueError("it is cut short")
         # Private, so that this process cannot change the file.
         memory = mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -213,7 +213,7 @@ class WeightCache:
         header: dict[str, Any] = {"__metadata__": {"made_from": self.made_from, **checks}}
         end = 0
         for name, (shape, dtype) in self.sizes.items():
-            begin, end = end, end + _bytes(shape, dtype)
+            begin, end = end, end + byte_size(shape, dtype)
             stored_as = DTYPES[dtype.newbyteorder("<").str]
             header[name] = {"dtype": stored_as, "shape": shape, "data_offsets": [begin, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
@@ -237,7 +237,3 @@ def _digests(header: Any) -> dict[str, str]:
 
 def _content(values: Array) -> memoryview:
     return values.reshape(-1).view(np.uint8).data
-
-
-def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return math.prod(shape) * dtype.itemsize

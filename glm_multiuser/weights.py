@@ -13,14 +13,13 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 from mindspore import Parameter, Tensor
-from numpy.typing import NDArray
 
 from glm_multiuser.backends.native.group_packing import GROUP_TYPES, AnyPacking
 from glm_multiuser.backends.native.packing import BLOCK_BYTES, PANEL
 from glm_multiuser.backends.portable.types import numpy_type
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.checkpoint.matching import Filled, common_dtype, kept_types, match
-from glm_multiuser.checkpoint.stored_tensor import Sizes
+from glm_multiuser.checkpoint.stored_tensor import Array, Sizes, byte_size
 from glm_multiuser.device import cores
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.huge_pages import advise_huge_pages
@@ -29,8 +28,6 @@ from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
 
 logger = logging.getLogger(__name__)
-
-Array = NDArray[Any]
 
 Rows = Callable[[int, int], Array]
 """Returns rows [begin, end) of a matrix, of a type that `pack_rows` accepts."""
@@ -170,7 +167,7 @@ def allocate(sizes: Sizes) -> dict[str, Array]:
     places, end = {}, 0
     for name, (shape, dtype) in sizes.items():
         places[name] = end
-        end += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        end += -(-byte_size(shape, dtype) // ALIGNMENT) * ALIGNMENT
     memory = mmap.mmap(-1, max(1, end), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     advise_huge_pages(memory, True)
     return {
@@ -193,7 +190,7 @@ def load_weights(folder: Path, model_config: AnyModelConfig) -> WeightSource:
 
     def fill(weights: Mapping[str, Weight], progress: Progress) -> None:
         wanted = [one for one in matched if one.name in weights]
-        total = sum(_bytes(weights[one.name]) for one in wanted)
+        total = sum(byte_size(*weights[one.name].stored) for one in wanted)
         done = 0
         with ThreadPoolExecutor(cores()) as pool:
             for one in wanted:
@@ -208,7 +205,7 @@ def _parts(filled: Filled, weight: Weight, pool: ThreadPoolExecutor) -> Iterator
     """Loads one weight, and yields the bytes of each part."""
     if weight.packing is None:
         weight.keep(filled.read(weight.dtype))
-        yield _bytes(weight)
+        yield byte_size(*weight.stored)
         return
     dtype = weight.packing.dtype
     as_stored = dtype in GROUP_TYPES and dtype == filled.kept_as
@@ -217,11 +214,6 @@ def _parts(filled: Filled, weight: Weight, pool: ThreadPoolExecutor) -> Iterator
     except FloatingPointError as error:
         filled.read(weight.dtype)  # raises an error that names the tensor
         raise CheckpointError(str(error)) from error
-
-
-def _bytes(weight: Weight) -> int:
-    shape, dtype = weight.stored
-    return math.prod(shape) * dtype.itemsize
 
 
 def random_weights(seed: int) -> WeightSource:

@@ -7,7 +7,6 @@ is JSON, `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`, with offset
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from safetensors import SafetensorError, safe_open
 
 from glm_multiuser.checkpoint.files import reading, replacing
 from glm_multiuser.checkpoint.stored_tensor import (
+    ALL_DTYPES,
     DTYPES,
-    WHOLE_NUMBERS,
     Array,
     Sizes,
     StoredTensor,
+    byte_size,
     not_floating,
 )
 from glm_multiuser.errors import CheckpointError
@@ -34,7 +34,7 @@ def open_safetensors(path: Path, quantised: bool = False) -> dict[str, StoredTen
         CheckpointError: an unreadable, broken or truncated file; a tensor that is not stored as
             floating-point numbers or, with `quantised`, as int32.
     """
-    known = {**DTYPES, **WHOLE_NUMBERS} if quantised else DTYPES
+    known = ALL_DTYPES if quantised else DTYPES
     try:
         with reading(path):
             # Checks the header, and that its tensors fill the file exactly ...
@@ -71,7 +71,7 @@ def save_safetensors(path: Path, sizes: Sizes, arrays: Iterable[tuple[str, Array
     end = 0
     for name in names:
         shape, dtype = sizes[name]
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        begin, end = end, end + byte_size(shape, dtype)
         stored_as = next(ours for ours, numpy in DTYPES.items() if numpy == dtype)
         header[name] = {"dtype": stored_as, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

@@ -30,12 +30,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """Types of stored weights. Integers are excluded: they mean a quantised checkpoint, and need scales
 that the published code keeps elsewhere."""
 
-WHOLE_NUMBERS: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4")}
-"""Types of the parts of quantised weights."""
-
+ALL_DTYPES: dict[str, np.dtype[Any]] = {**DTYPES, "I32": np.dtype("<i4")}
+"""Also that of the parts of quantised weights."""
 
 CACHED_VALUES = 1 << 17
 """Values dequantised at a time: with the intermediate results, they fit into a cache."""
+
+
+def byte_size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Bytes of an array."""
+    return math.prod(shape) * dtype.itemsize
 
 
 class BlockType(NamedTuple):
@@ -70,7 +74,7 @@ class StoredTensor(NamedTuple):
         """The dtype that reading returns."""
         if self.dtype == "BF16" or self.block_type is not None:
             return np.dtype("<f4")
-        return {**DTYPES, **WHOLE_NUMBERS}[self.dtype]
+        return ALL_DTYPES[self.dtype]
 
     def read(self) -> Array:
         """Reads all values; see `numbers`."""
@@ -91,7 +95,7 @@ class StoredTensor(NamedTuple):
             first, after = begin // block.values, -(-end // block.values)
             values = _dequantised(block, self._bytes(first * block.bytes, after * block.bytes))
             return values[begin - first * block.values : end - first * block.values]
-        stored_as = {**DTYPES, **WHOLE_NUMBERS}[self.dtype]
+        stored_as = ALL_DTYPES[self.dtype]
         stored: Array = self._bytes(begin * stored_as.itemsize, end * stored_as.itemsize)
         stored = stored.view(stored_as)
         return bfloat16.from_bfloat16(stored) if self.dtype == "BF16" and not bits else stored
