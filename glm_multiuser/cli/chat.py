@@ -44,11 +44,11 @@ def command(
     end the chat; with a pipe, the exit code is then 1.
     """
     grammar = loading.json_grammar(json_schema)
-    params = loading.sampling_params(**pick(Sampling, settings), **grammar)
+    params = loading.sampling_params(**pick(Sampling, settings), grammar=grammar)
     # On a terminal Ctrl-C cancels an answer, elsewhere it ends the command.
     interrupts = raised() if sys.stdin.isatty() else nullcontext()
     with loading.open_llm(checkpoint, chat=True, **settings) as llm, interrupts:
-        loading.check_grammar(llm, **grammar)
+        loading.check_grammar(llm, grammar)
         conversations = Conversations(llm, params, screen.output())
         conversations.run()
     # At a terminal everybody has seen the error; a script looks at the exit code.

@@ -55,7 +55,7 @@ def command(
     others continue, and the exit code is 1.
     """
     grammar = loading.json_grammar(json_schema)
-    params = loading.sampling_params(**pick(Sampling, settings), **grammar)
+    params = loading.sampling_params(**pick(Sampling, settings), grammar=grammar)
     jobs = list(read_jobs(read_lines(file), params))
     if not jobs:
         raise ConfigError(f"{'stdin' if file == STDIN else file} has no prompts")
@@ -67,7 +67,7 @@ def command(
             rows.resume([job.prompt for job in jobs])
         stack.enter_context(saying(lambda: f"interrupted: {rows.report(len(jobs))}"))
         llm = stack.enter_context(loading.open_llm(checkpoint, **settings))
-        loading.check_grammar(llm, **grammar)
+        loading.check_grammar(llm, grammar)
         # On a terminal the rows show the progress, and a bar would be drawn over them.
         elsewhere = out is not None or not sys.stdout.isatty()
         bar = stack.enter_context(screen.progress_bar(shown=elsewhere))

@@ -138,22 +138,21 @@ def sampling_params(**settings: Any) -> SamplingParams:
     return SamplingParams(**settings)
 
 
-def json_grammar(file: Optional[Path]) -> dict[str, Any]:
-    """Returns the `grammar` of `SamplingParams` for a file with a JSON schema; {} without a file.
+def json_grammar(file: Optional[Path]) -> Optional[Grammar]:
+    """Returns the grammar of a file with a JSON schema; None without a file.
 
     Raises:
         ConfigError: the file is unreadable, or not a JSON schema.
         InvalidParameterError: llguidance is not installed.
     """
     if file is None:
-        return {}
+        return None
     from glm_multiuser.structured.compiler import library
     from glm_multiuser.structured.grammar import Grammar
 
     library()
-
     try:
-        return {"grammar": Grammar.json_schema(file.read_text(encoding="utf-8-sig"))}
+        return Grammar.json_schema(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -162,7 +161,7 @@ def json_grammar(file: Optional[Path]) -> dict[str, Any]:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def check_grammar(llm: MultiUserLLM, grammar: Optional[Grammar] = None) -> None:
+def check_grammar(llm: MultiUserLLM, grammar: Optional[Grammar]) -> None:
     """Rejects a grammar that cannot be compiled before the first prompt.
 
     Raises:

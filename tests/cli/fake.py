@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Optional, Union
 
 from glm_multiuser.cli.questions import KNOWN
 from glm_multiuser.errors import GenerationError, InvalidParameterError, PromptTooLongError
+from glm_multiuser.structured.grammar import Grammar
 
 Prompt = Union[str, Sequence[int]]
 
@@ -35,6 +36,7 @@ class Params:
     logprobs: Optional[int] = None
     cache_prompt: bool = True
     stop: tuple[str, ...] = ()
+    grammar: Optional[Grammar] = None
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
