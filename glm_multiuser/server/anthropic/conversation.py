@@ -16,7 +16,8 @@ from glm_multiuser.server.anthropic.requests import (
     ToolUseBlock,
 )
 from glm_multiuser.server.errors import BAD_REQUEST, NO_THREADS, APIError
-from glm_multiuser.server.openai.adapter import Chat, chat_call, chat_tool
+from glm_multiuser.server.openai.adapter import Chat, chat_tool
+from glm_multiuser.server.openai.chat import chat_call
 from glm_multiuser.tokenizers.calls import write_json
 
 NAMES = {

@@ -80,11 +80,6 @@ def chat_tool(tool: DescribedTool, parameters: Optional[dict[str, Any]]) -> dict
     return {"type": "function", "function": function}
 
 
-def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Returns a tool call of an assistant message."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 @dataclass(frozen=True)
 class Chat:
     """A request converted to a chat.

@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from fastapi import APIRouter, Request
 
@@ -22,6 +22,7 @@ from glm_multiuser.server.openai.logprobs import chat_logprobs
 from glm_multiuser.server.openai.requests import ChatRequest
 from glm_multiuser.server.openai.response_models import ChatCompletion
 from glm_multiuser.server.openai.streaming import stream
+from glm_multiuser.tokenizers import ToolCall
 
 router = APIRouter()
 
@@ -128,7 +129,7 @@ def _choice(
     message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
     if result.tool_calls:
         message["content"] = result.text or None
-        message["tool_calls"] = _tool_calls(result)
+        message["tool_calls"] = [_new_call(call) for call in result.tool_calls]
     choice = {
         "index": index,
         "message": message,
@@ -143,16 +144,13 @@ def _finish_reason(result: GenerationResult) -> str:
     return "tool_calls" if result.tool_calls and ended_by_itself else result.finish_reason
 
 
-def _tool_calls(result: GenerationResult) -> list[dict[str, Any]]:
-    return [_tool_call(call.name, call.arguments) for call in result.tool_calls]
+def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Returns a tool call of an assistant message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _tool_call(name: str, arguments: str) -> dict[str, Any]:
-    return {
-        "id": f"call_{uuid.uuid4().hex}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+def _new_call(call: Union[ToolCall, CallDelta]) -> dict[str, Any]:
+    return chat_call(f"call_{uuid.uuid4().hex}", call.name, call.arguments)
 
 
 class ChatChunks:
@@ -194,7 +192,7 @@ class ChatChunks:
 def _call_delta(call: CallDelta) -> dict[str, Any]:
     if not call.name:
         return {"index": call.index, "function": {"arguments": call.arguments}}
-    return {"index": call.index, **_tool_call(call.name, call.arguments)}
+    return {"index": call.index, **_new_call(call)}
 
 
 def _chunk(

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from glm_multiuser.server.openai.adapter import Chat, chat_call
+from glm_multiuser.server.openai.adapter import Chat
+from glm_multiuser.server.openai.chat import chat_call
 from glm_multiuser.server.responses_api.items import chat_messages
 from glm_multiuser.server.responses_api.requests import ResponseRequest, TextFormat
 from glm_multiuser.server.responses_api.tools import chat_name, chat_tools

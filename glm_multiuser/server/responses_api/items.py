@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
 from glm_multiuser.server.bodies import Lenient, LongList, type_tag
-from glm_multiuser.server.openai.adapter import chat_call
+from glm_multiuser.server.openai.chat import chat_call
 from glm_multiuser.server.openai.fields import Hint, OrText, one_of
 from glm_multiuser.server.responses_api.tools import chat_name
 
