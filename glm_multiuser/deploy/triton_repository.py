@@ -11,12 +11,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from glm_multiuser import package_data
 
+REPOSITORY = package_data.ROOT / package_data.TRITON_REPOSITORY
 MODELS = ("chatglm", "chatglm_stream")
-
-
-def find_repository() -> Path:
-    """Returns the path of the shipped repository."""
-    return package_data.ROOT / package_data.TRITON_REPOSITORY
 
 
 def write_repository(folder: Path, parameters: Mapping[str, object]) -> None:
@@ -26,7 +22,7 @@ def write_repository(folder: Path, parameters: Mapping[str, object]) -> None:
         folder: created by this call.
         parameters: {name: value}; None is written as an empty text.
     """
-    shutil.copytree(find_repository(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for model in MODELS:
         path = folder / model / "config.pbtxt"
         config = text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())

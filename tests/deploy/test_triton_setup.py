@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from glm_multiuser.cli import app
 from glm_multiuser.deploy import triton_run, triton_supervisor
 from glm_multiuser.deploy.triton_parameters import engine_arguments
-from glm_multiuser.deploy.triton_repository import MODELS, find_repository, write_repository
+from glm_multiuser.deploy.triton_repository import MODELS, REPOSITORY, write_repository
 from glm_multiuser.deploy.triton_supervisor import Supervisor
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server import logs
@@ -72,7 +72,7 @@ def test_a_path_that_the_interpreter_cannot_write_is_named(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_has_the_tensors_of_our_own_server(model: str) -> None:
-    config = config_of(find_repository() / model)
+    config = config_of(REPOSITORY / model)
     types = {"BYTES": "TYPE_STRING", "INT16": "TYPE_INT16"}
     expected = [(one.name, types[one.datatype], one.optional) for one in INPUTS]
     data_type = model_config_pb2.DataType.Name
@@ -84,13 +84,13 @@ def test_a_model_has_the_tensors_of_our_own_server(model: str) -> None:
     assert config.model_transaction_policy.decoupled is (model == "chatglm_stream")
     engine_arguments(
         {name: {"string_value": one.string_value} for name, one in config.parameters.items()},
-        find_repository() / model,
+        REPOSITORY / model,
     )
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_warm_up_is_a_question(model: str) -> None:
-    folder = find_repository() / model
+    folder = REPOSITORY / model
     (warm_up,) = config_of(folder).model_warmup
     texts = {}
     for name, given_input in warm_up.inputs.items():
@@ -107,7 +107,7 @@ def test_the_warm_up_is_a_question(model: str) -> None:
 
 def test_the_default_checkpoint_is_found_from_the_models_folder() -> None:
     for model in MODELS:
-        folder = find_repository() / model
+        folder = REPOSITORY / model
         text = config_of(folder).parameters["checkpoint"].string_value
         assert (folder / text).resolve() == ROOT / "ckpt/glm-tiny"
 
@@ -115,7 +115,7 @@ def test_the_default_checkpoint_is_found_from_the_models_folder() -> None:
 def test_a_copy_of_the_repository_has_other_parameters(tmp_path: Path) -> None:
     write_repository(tmp_path / "copy", {"users": 3, "weight_dtype": None, "checkpoint": "/模型"})
     for model in MODELS:
-        old = config_of(find_repository() / model)
+        old = config_of(REPOSITORY / model)
         new = config_of(tmp_path / "copy" / model)
         assert new.parameters["users"].string_value == "3"
         assert new.parameters["weight_dtype"].string_value == ""
