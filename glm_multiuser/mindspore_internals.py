@@ -36,7 +36,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 @atexit.register
-def keep_cells() -> None:
+def disable_finalizers() -> None:
     """Disables `__del__` of cells at exit: they may outlive the modules that it needs, and each
     would print an error."""
     nn.Cell.__del__ = lambda cell: None
