@@ -39,12 +39,10 @@ def workload(settings: RunSettings) -> dict[str, Any]:
     from glm_multiuser.checkpoint import stored_as
 
     config, engine = settings.model_config(), settings.engine()
+    stored: tuple[str, dict[str, str]] = ("float32", {})
     if settings.checkpoint is not None:
-        folder = find_checkpoint(Path(settings.checkpoint))
-        stored = stored_as(folder, config)
-        engine = backend_choice.with_weight_dtype(engine, config, *stored)
-    else:
-        engine = backend_choice.with_weight_dtype(engine, config, "float32")
+        stored = stored_as(find_checkpoint(Path(settings.checkpoint)), config)
+    engine = backend_choice.with_weight_dtype(engine, config, *stored)
     types = {
         "dtype": backend_choice.dtype_of(engine),
         "weight_dtype": backend_choice.weight_dtype_of(engine),
