@@ -97,7 +97,7 @@ def decode_rates(family: str, options: argparse.Namespace) -> dict[str, float]:
     for users in options.users:
         with MultiUserLLM.from_config(config, users=users, seq_length=256) as llm:
             prompts = measure.random_prompts(users, 16, VOCAB, ending=())
-            found = measure.measure(llm, users, prompts, 64, options.repeat)
+            found = measure.measure(llm, prompts, 64, options.repeat)
         rates[str(users)] = found["decode_tok_s"]
         screen.notice(f"{family}, {users} users: {rates[str(users)]} tok/s")
     return rates

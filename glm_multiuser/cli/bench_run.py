@@ -91,7 +91,6 @@ def run(settings: RunSettings) -> dict[str, Any]:
         task = bar.add_task(f"{users_text(settings.users)}: tokens", total=total)
         result = measure.measure(
             llm,
-            settings.users,
             prompts,
             settings.new_tokens,
             settings.repeat,

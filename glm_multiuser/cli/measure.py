@@ -170,7 +170,6 @@ def run_round(
 
 def measure(
     llm: MultiUserLLM,
-    users: int,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     repeat: int = 1,
@@ -178,9 +177,10 @@ def measure(
 ) -> dict[str, Any]:
     """Performs one run of the benchmark: a warm-up round, then `repeat` rounds.
 
-    Greedy, end of sequence ignored, every answer exactly `new_tokens` long. Rates are medians over
-    rounds; latencies are percentiles over all rounds together.
+    Each prompt has its own user. Greedy, end of sequence ignored, every answer exactly `new_tokens`
+    long. Rates are medians over rounds; latencies are percentiles over all rounds together.
     """
+    users = len(prompts)
 
     def params(tokens: int) -> SamplingParams:
         # All rounds have the same prompts, which the prefix cache would shorten.
@@ -192,7 +192,7 @@ def measure(
     before = llm.stats()
     rounds: list[list[RequestTimes]] = []
     for number in range(repeat):
-        earlier = number * len(prompts) * new_tokens
+        earlier = number * users * new_tokens
         rounds.append(
             run_round(
                 llm,
