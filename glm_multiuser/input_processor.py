@@ -245,7 +245,7 @@ class InputProcessor:
 
 
 def slot_name(user: User) -> Hashable:
-    """Returns the owner of a slot; for an anonymous request, a unique one."""
+    """Returns the name under which a slot is held; for an anonymous request, a unique one."""
     if user is None:
         return AnonymousUser()
     if isinstance(user, bool) or not isinstance(user, (int, str)):

@@ -18,8 +18,8 @@ from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.screen import print_error
 from glm_multiuser.errors import EngineClosedError, GenerationError, GLMMultiUserError
 
-LATER = (EngineClosedError, GenerationError)
-"""Errors at run time; all others reject a command beforehand."""
+RUN_TIME_ERRORS = (EngineClosedError, GenerationError)
+"""All others reject a command beforehand."""
 
 
 class _Commands(typer.core.TyperGroup):
@@ -30,7 +30,7 @@ class _Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except GLMMultiUserError as error:
             print_error(error)
-            raise typer.Exit(1 if isinstance(error, LATER) else 2) from None
+            raise typer.Exit(1 if isinstance(error, RUN_TIME_ERRORS) else 2) from None
         except KeyboardInterrupt:
             end()
 

@@ -15,7 +15,7 @@ OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
 BEGUN = re.compile(r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)', re.DOTALL)
 AFTER = "}\n"
-"""A call has its arguments between these two, where it is written exactly as it should be."""
+"""What is before and after the arguments of a call in exactly the requested format."""
 _STRING = r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*'
 INSIDE_STRING = re.compile(rf'[^"]*(?:{_STRING}"[^"]*)*{_STRING}', re.DOTALL)
 """JSON that ends inside a string."""

@@ -227,10 +227,10 @@ class ChatTokenizer(ABC):
     def detokenizer(
         self, *, continued: bool = False, exact: bool = False
     ) -> IncrementalDetokenizer:
-        """A detokenizer for one answer; its deltas join to what `decode` returns.
+        """Returns a detokenizer for one answer; its deltas join to what `decode` returns.
 
-        With `continued`, the beginning of the answer is in the prompt, and no space is dropped.
-        With `exact`, `replacements` are not applied: the answer has a grammar.
+        With `continued`, the prompt contains the start of the answer, and no space is dropped.
+        With `exact`, `replacements` are not applied, because the answer has a grammar.
         """
         tokens = self.answer_tokens(continued=continued, raw=True, exact=exact)
         replacements = () if exact else self._replacements
@@ -239,17 +239,16 @@ class ChatTokenizer(ABC):
         )
 
     def encode_inside(self, text: str) -> list[int]:
-        """Ids of raw text in the middle of an answer: no space is put before it."""
+        """Encodes raw text in the middle of an answer, without a space before it."""
         encode = self._vocabulary.encode
         adds_space = bool(self._vocabulary.first_pieces)
         return encode_without_prefix(encode, text) if adds_space else encode(text)
 
     def token_table(self, size: int) -> list[bytes]:
-        """The bytes of the ids 0 to `size` - 1 as a grammar sees them, b"" for unknown ones.
+        """Returns the bytes of ids 0 to `size` - 1, b"" for those that a grammar must not use.
 
-        Where decoding drops a space at the beginning of an answer, whatever else begins with one
-        is unknown, too, such as the byte of a space and `<|blank_2|>` of ChatGLM-6B: it would not
-        be dropped.
+        If decoding drops the space at the start of an answer, these include tokens whose space it
+        would not drop, such as the space's byte and `<|blank_2|>` of ChatGLM-6B.
         """
         table = [self.token_bytes(one) for one in range(size)]
         first = self._vocabulary.first_pieces
@@ -266,15 +265,15 @@ class ChatTokenizer(ABC):
         return frozenset()
 
     def content_header(self, *, continued: bool = False) -> str:
-        """What an answer with a grammar of content has before it, as `content_rule` writes it.
+        """Returns the text before the content of an answer with a grammar, as in `content_rule`.
 
-        Without the space that decoding drops. With `continued`, the beginning of the answer is in
-        the prompt.
+        It omits the space that decoding drops. With `continued`, the prompt contains the start of
+        the answer.
         """
         return ""
 
     def content_rule(self, content: str, *, continued: bool = False, raw: bool = False) -> str:
-        """How an answer with this content is written; see forms.py.
+        """Returns the rule of an answer with this content; see forms.py.
 
         Args:
             content: a rule.
@@ -284,7 +283,7 @@ class ChatTokenizer(ABC):
         return sequence(literal(" ") if drops_space else "", content)
 
     def call_rule(self, name: str, arguments: str) -> str:
-        """How a call of the function `name` is written, as the `answer_reader` reads it back.
+        """Returns the rule of a call of the function `name`, in the format of `answer_reader`.
 
         Args:
             name: of a function.
@@ -299,14 +298,14 @@ class ChatTokenizer(ABC):
         )
 
     def calls_rule(self, calls: Sequence[str], content: Optional[str] = None) -> str:
-        """How an answer is written that is content, or calls, perhaps after content.
+        """Returns the rule of an answer that is content, or calls, possibly after content.
 
         Args:
-            calls: of which rules any may follow each other.
+            calls: their rules; any may follow each other.
             content: the rule of content; None: any text.
         """
         return one_of([self.content_rule(content or ANY_TEXT), *calls])
 
     def process_response(self, text: str) -> str:
-        """The family's own last change to a complete answer; none unless it has one."""
+        """Post-processes a complete answer as the family's original code does, if it does."""
         return text
