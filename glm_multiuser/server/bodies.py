@@ -160,9 +160,7 @@ def _without_types(parts: Sequence[str]) -> list[str]:
     return [part for part in parts if not UNION_MEMBER.fullmatch(part)]
 
 
-def with_round(
-    history: Sequence[Union[tuple[str, str], HistoryMessage]], prompt: str, answer: str
-) -> list[Union[tuple[str, str], HistoryMessage]]:
+def with_round(history: Sequence[HistoryItem], prompt: str, answer: str) -> list[HistoryItem]:
     """Returns the history with one more round, in the same format."""
     if any(isinstance(item, HistoryMessage) for item in history):
         question = HistoryMessage(role="user", content=prompt)
@@ -170,6 +168,6 @@ def with_round(
     return [*history, (prompt, answer)]
 
 
-def as_history(items: Sequence[Union[tuple[str, str], HistoryMessage]]) -> list[Any]:
+def as_history(items: Sequence[HistoryItem]) -> list[Any]:
     """Returns the history in the format of `MultiUserLLM.submit`."""
     return [item.model_dump() if isinstance(item, HistoryMessage) else item for item in items]

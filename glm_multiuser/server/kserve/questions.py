@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,7 +13,7 @@ from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server.bodies import (
     ROUNDS_MAX,
     History,
-    HistoryMessage,
+    HistoryItem,
     as_history,
     problem_of,
     with_round,
@@ -23,9 +23,7 @@ from glm_multiuser.server.kserve.fields import Fields
 from glm_multiuser.server.kserve.signature import Element
 from glm_multiuser.tokenizers import rounds_of
 
-Items = list[Union[tuple[str, str], HistoryMessage]]
-
-HISTORY: TypeAdapter[Items] = TypeAdapter(History)
+HISTORY: TypeAdapter[list[HistoryItem]] = TypeAdapter(History)
 SHOWN_LENGTH = 60
 
 
@@ -40,7 +38,7 @@ class Question:
     """
 
     prompt: str
-    history: Items
+    history: list[HistoryItem]
     request: GenerationRequest
 
     def history_with(self, answer: str) -> str:
@@ -88,7 +86,7 @@ def question_of(fields: Fields, defaults: SamplingParams) -> Question:
     return Question(prompt, history, GenerationRequest(prompt, counted, params=params))
 
 
-def _read_history(text: str) -> Items:
+def _read_history(text: str) -> list[HistoryItem]:
     if not text.strip():
         return []
     try:
