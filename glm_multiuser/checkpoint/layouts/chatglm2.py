@@ -57,8 +57,8 @@ def read_config(values: Mapping[str, Any]) -> CausalConfig:
         rope_theta=10000.0 * rope_ratio,
         rotary_interleaved=True,
         layernorm_epsilon=positive(values, "layernorm_epsilon", 1e-5),
-        qkv_bias=switch(values, "add_qkv_bias", False),
-        tied=switch(values, "tie_word_embeddings", False),
+        qkv_bias=switch(values, "add_qkv_bias"),
+        tied=switch(values, "tie_word_embeddings"),
     )
 
 

@@ -37,14 +37,12 @@ def positive(values: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
-def switch(values: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Reads a boolean, `default` if missing or null; raises ConfigError."""
+def switch(values: Mapping[str, Any], name: str) -> bool:
+    """Reads a boolean, false if missing or null; raises ConfigError."""
     value = values.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
+    if value is not None and not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; it must be true or false")
-    return value
+    return bool(value)
 
 
 def eos_token_ids(values: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:

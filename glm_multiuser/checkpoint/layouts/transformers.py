@@ -78,8 +78,8 @@ def read(values: Mapping[str, Any]) -> dict[str, Any]:
         "inner_hidden_size": whole(values, "intermediate_size"),
         "eos_token_ids": eos_token_ids(values, vocab_size),
         "layernorm_epsilon": positive(values, "rms_norm_eps", 1e-6),
-        "qkv_bias": switch(values, "attention_bias", False),
-        "tied": switch(values, "tie_word_embeddings", False),
+        "qkv_bias": switch(values, "attention_bias"),
+        "tied": switch(values, "tie_word_embeddings"),
         **rope_fields(values, head_dim),
     }
 
@@ -168,8 +168,8 @@ after them, before the residual sums."""
 
 def llama_biases(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "dense_bias": switch(values, "attention_bias", False),
-        "mlp_bias": switch(values, "mlp_bias", False),
+        "dense_bias": switch(values, "attention_bias"),
+        "mlp_bias": switch(values, "mlp_bias"),
     }
 
 
@@ -201,7 +201,7 @@ QWEN3 = layout(
     computed={"use_sliding_window": False},
     fields=lambda values: {
         "query_key_norm": True,
-        "dense_bias": switch(values, "attention_bias", False),
+        "dense_bias": switch(values, "attention_bias"),
     },
     defaults={"head_dim": 128},
 )

@@ -30,7 +30,7 @@ async def read_prompts(request: Request, body: CompletionRequest) -> list[Prompt
         return body.prompt
     model = service_of(request).models.get(body.model)
     return [
-        await text_token_ids(model, prompt, "prompt") if isinstance(prompt, str) else prompt
+        await text_token_ids(model, prompt) if isinstance(prompt, str) else prompt
         for prompt in body.prompt
     ]
 

@@ -81,7 +81,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
         )
         tokens = list(await service.token_ids(model, wanted))
     elif body.prompt is not None and body.messages is None and not body.tools:
-        tokens = await text_token_ids(model, body.prompt, "prompt")
+        tokens = await text_token_ids(model, body.prompt)
     else:
         raise APIError(
             400,
@@ -108,17 +108,17 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
     return DetokenizeResponse(prompt=text)
 
 
-async def text_token_ids(model: Model, text: str, field: str) -> list[int]:
+async def text_token_ids(model: Model, prompt: str) -> list[int]:
     """Tokenizes text without the chat format.
 
     Raises:
-        InvalidParameterError: no tokenizer, or text that it cannot encode; names `field`.
+        InvalidParameterError: no tokenizer, or text that it cannot encode.
     """
-    tokenizer = _tokenizer_of(model, field)
+    tokenizer = _tokenizer_of(model, "prompt")
     try:
-        return await _run(len(text), lambda: tokenizer.encode(text))
+        return await _run(len(prompt), lambda: tokenizer.encode(prompt))
     except InvalidParameterError as error:
-        raise InvalidParameterError(f"{field}: {error}", field) from error
+        raise InvalidParameterError(f"prompt: {error}", "prompt") from error
 
 
 def _tokenizer_of(model: Model, field: str) -> ChatTokenizer:
