@@ -27,8 +27,8 @@ from glm_multiuser.backends.cell_layout import BLOCK_LENGTH
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model, make_runner
 from glm_multiuser.cli.published import PUBLISHED
-from glm_multiuser.config import AnyModelConfig, CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.model_config import AnyModelConfig, CausalConfig
 from scripts.ascend_dryrun import stubs
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ from rich.table import Table
 from glm_multiuser import CausalConfig, ModelConfig, MultiUserLLM, SamplingParams
 from glm_multiuser.cli import measure, screen
 from glm_multiuser.cli.conditions import machine
-from glm_multiuser.config import AnyModelConfig
+from glm_multiuser.model_config import AnyModelConfig
 
 HIDDEN, HEAD_DIM, VOCAB = 1024, 64, 16384
 DECODING_USERS = 7

@@ -35,8 +35,9 @@ from glm_multiuser.checkpoint.safetensors_file import save_safetensors
 from glm_multiuser.cli.conditions import machine
 from glm_multiuser.cli.measure import fields
 from glm_multiuser.cli.published import PUBLISHED
-from glm_multiuser.config import EngineConfig, ModelConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.memory import loading_bytes
+from glm_multiuser.model_config import ModelConfig
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "native-int8": {"kernels": "native", "weight_dtype": "int8"},

@@ -25,8 +25,8 @@ from typing import Any
 from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, backend_choice, memory
 from glm_multiuser.cli.conditions import machine
 from glm_multiuser.cli.measure import fields
-from glm_multiuser.config import CausalConfig
 from glm_multiuser.engine.step_loop import StepReport
+from glm_multiuser.model_config import CausalConfig
 
 MODEL = CausalConfig(
     family="qwen2",

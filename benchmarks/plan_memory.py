@@ -23,7 +23,7 @@ from typing import Any
 from glm_multiuser import EngineConfig, MultiUserLLM, SamplingParams, backend_choice, memory
 from glm_multiuser.cli.conditions import machine
 from glm_multiuser.cli.measure import fields
-from glm_multiuser.config import AnyModelConfig, CausalConfig, ModelConfig
+from glm_multiuser.model_config import AnyModelConfig, CausalConfig, ModelConfig
 
 LIMIT = 0.05
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "gmask_token_id": 4}

@@ -12,7 +12,7 @@ import numpy as np
 from glm_multiuser.checkpoint import write_huggingface
 from glm_multiuser.checkpoint.layouts import chatglm_6b
 from glm_multiuser.cli.loading import DEFAULT_CHECKPOINT, find_checkpoint
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import ModelConfig
 
 TOKENIZER_FILES = ("ice_text.model", "tokenizer_config.json")
 TOKENIZER_FIELDS = (

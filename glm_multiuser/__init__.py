@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from glm_multiuser.answer import GenerationResult, Logprob, Piece, Timings, Usage
-    from glm_multiuser.config import CausalConfig, EngineConfig, ModelConfig
+    from glm_multiuser.config import EngineConfig
     from glm_multiuser.errors import (
         CheckpointError,
         ConfigError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from glm_multiuser.handle import Handle
     from glm_multiuser.llm import MultiUserLLM
+    from glm_multiuser.model_config import CausalConfig, ModelConfig
     from glm_multiuser.sampling_params import SamplingParams
     from glm_multiuser.stats import EngineStats
     from glm_multiuser.structured.grammar import Grammar
@@ -46,6 +47,7 @@ __all__ += [
 
 MODULES = (
     "errors",
+    "model_config",
     "config",
     "structured.grammar",
     "sampling_params",

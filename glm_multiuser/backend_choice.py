@@ -14,9 +14,10 @@ from glm_multiuser.backends.native.weight_types import (
     types_in_groups,
 )
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.config import AnyModelConfig, EngineConfig, MixedEngineConfig
+from glm_multiuser.config import EngineConfig, MixedEngineConfig
 from glm_multiuser.device import DEFAULT_DTYPE
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.model_config import AnyModelConfig
 
 
 def dtype_of(engine: EngineConfig) -> str:

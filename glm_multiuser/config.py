@@ -12,8 +12,6 @@ from glm_multiuser.model_config import AnyModelConfig, CausalConfig, ModelConfig
 from glm_multiuser.settings import check, setting
 from glm_multiuser.sizes import bytes_of
 
-__all__ = ["AnyModelConfig", "CausalConfig", "EngineConfig", "ModelConfig"]
-
 MOST_USERS = 1024
 """Maximum number of users per engine."""
 

@@ -14,7 +14,7 @@ from glm_multiuser.build import build_runner
 from glm_multiuser.checkpoint import read_end_ids, read_generation_defaults, read_model_config
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.hub import local_path
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.engine import Engine, SlotReport
 from glm_multiuser.engine.graph_runner import GraphRunner
@@ -23,6 +23,7 @@ from glm_multiuser.engine.step_loop import StepReport
 from glm_multiuser.errors import CheckpointError, InvalidParameterError, SessionError, check_kind
 from glm_multiuser.generation import GenerationMixin
 from glm_multiuser.input_processor import User, check_owner, slot_name
+from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.progress import Progress, show_progress
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.sessions.file import read_file, write_file
@@ -148,7 +149,7 @@ class MultiUserLLM(GenerationMixin):
         progress: Optional[Progress],
         tokenizer: Optional[ChatTokenizer] = None,
         ends: Sequence[int] = (),
-        default_params: Optional[SamplingParams] = None,
+        defaults: Optional[SamplingParams] = None,
     ) -> MultiUserLLM:
         start = time.monotonic()
         with show_progress(progress) as report:
@@ -158,8 +159,7 @@ class MultiUserLLM(GenerationMixin):
             )
         stops = sorted({*model_config.eos_token_ids, *ends})
         seconds = time.monotonic() - start
-        default_params = default_params or SamplingParams()
-        return cls(runner, config, tokenizer, default_params, stops, seconds, saving)
+        return cls(runner, config, tokenizer, defaults or SamplingParams(), stops, seconds, saving)
 
     def resize(self, users: int, progress: Optional[Progress] = None) -> None:
         """Changes the number of slots; running requests pause, keep their caches, and resume.

@@ -27,7 +27,7 @@ from glm_multiuser.backends.native.group_packing import packing_of
 from glm_multiuser.backends.native.kv_layout import held_bytes, scale_bytes
 from glm_multiuser.backends.native.packing import BLOCK_BYTES
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.config import MOST_USERS, AnyModelConfig, EngineConfig
+from glm_multiuser.config import MOST_USERS, EngineConfig
 from glm_multiuser.device import (
     PREFILL_CHUNK_NATIVE,
     PROCESS_BYTES,
@@ -37,6 +37,7 @@ from glm_multiuser.device import (
 from glm_multiuser.engine import graph_memory
 from glm_multiuser.engine.graph_shapes import layout_of
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.sizes import most_within
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}

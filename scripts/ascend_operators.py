@@ -28,10 +28,10 @@ from glm_multiuser import EngineConfig, ModelConfig, device
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model, make_runner
 from glm_multiuser.checkpoint.families import FAMILIES
-from glm_multiuser.config import AnyModelConfig, CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine import portable
 from glm_multiuser.engine.graph_runner import GraphRunner
+from glm_multiuser.model_config import AnyModelConfig, CausalConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "ascend.md"
 BEGIN, END = "<!-- operators: begin -->", "<!-- operators: end -->"

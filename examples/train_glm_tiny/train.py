@@ -26,8 +26,8 @@ from samples import padded_batches, plain_samples, varied_samples
 from train_tokenizer import MASK_TOKEN_ID, PAD_TOKEN_ID
 
 from glm_multiuser.backends.portable.cells import PortableBackend
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.engine.portable_graphs import WholeSequences
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.models.chatglm_6b import GLMForPreTraining
 from glm_multiuser.tokenizers import ChatGLM6BTokenizer
 

@@ -18,8 +18,8 @@ from typing import Any, Callable, Optional, Union
 
 from glm_multiuser.checkpoint.families import read_model_config
 from glm_multiuser.checkpoint.huggingface import SHARDS, has_weights, read_shard_names
-from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError, shown
+from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.tokenizers import FILES_READ
 
 NAME = re.compile(

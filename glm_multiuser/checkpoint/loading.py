@@ -18,8 +18,8 @@ from glm_multiuser.checkpoint.matching import common_dtype, kept_types, match
 from glm_multiuser.checkpoint.placement import Places, sizes_of, tensors_of
 from glm_multiuser.checkpoint.safetensors_file import save_safetensors
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
-from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.model_config import AnyModelConfig
 
 CKPT = "model.ckpt"
 """Name of the written `.ckpt` file; any name is read."""

@@ -28,8 +28,8 @@ from glm_multiuser.checkpoint.placement import (
     rows_of_tensor,
 )
 from glm_multiuser.checkpoint.stored_tensor import Array, RowIndex, StoredTensor
-from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.model_config import AnyModelConfig
 
 NO_WEIGHT = re.compile(r"\.rotary(_pos)?_emb\.inv_freq$")
 """Buffers in published checkpoints; the rotary tables are computed instead."""

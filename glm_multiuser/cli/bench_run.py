@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from glm_multiuser.cli import loading, measure, screen
-from glm_multiuser.config import AnyModelConfig, EngineConfig, ModelConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import ConfigError
+from glm_multiuser.model_config import AnyModelConfig, ModelConfig
 
 if TYPE_CHECKING:
     from glm_multiuser.llm import MultiUserLLM

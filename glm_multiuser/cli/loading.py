@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from glm_multiuser import package_data
 from glm_multiuser.cli.screen import notice
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import CheckpointError, ConfigError, InvalidParameterError
+from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.settings import pick
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import typer
 from glm_multiuser.cli import loading, plan_plot, plan_tables, screen
 from glm_multiuser.cli.options import one_of, takes_options
 from glm_multiuser.cli.published import PUBLISHED, published_dtype
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.sizes import bytes_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import Optional
 
 from glm_multiuser import backend_choice, memory
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
+from glm_multiuser.model_config import AnyModelConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.engine.graph_shapes import (
     MOST_PROMPTS,
     batch_sizes,
@@ -19,6 +19,7 @@ from glm_multiuser.engine.graph_shapes import (
     prompt_lengths,
     table_positions,
 )
+from glm_multiuser.model_config import AnyModelConfig
 
 FLOAT32 = 4
 

@@ -6,8 +6,9 @@ import itertools
 import math
 
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.device import PREFILL_CHUNK
+from glm_multiuser.model_config import AnyModelConfig
 
 SMALLEST_BATCH = 4
 

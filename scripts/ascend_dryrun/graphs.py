@@ -18,8 +18,8 @@ from mindspore import ops
 from glm_multiuser import EngineConfig
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model, make_runner
-from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.model_config import AnyModelConfig
 from scripts.ascend_dryrun import stubs
 from scripts.ascend_dryrun.invented import Invented
 from scripts.ascend_operators import families

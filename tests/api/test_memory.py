@@ -16,9 +16,10 @@ from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.pages import SIZE as PAGE
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.cli.published import PUBLISHED
-from glm_multiuser.config import MOST_USERS, AnyModelConfig, CausalConfig
+from glm_multiuser.config import MOST_USERS
 from glm_multiuser.device import PROCESS_BYTES, cores
 from glm_multiuser.memory import cache_bytes_per_user, weight_count
+from glm_multiuser.model_config import AnyModelConfig, CausalConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "ckpt" / "glm-tiny"
 CHATGLM_6B = PUBLISHED["chatglm-6b"]

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from glm_multiuser.checkpoint import load_checkpoint, read_model_config
 from glm_multiuser.checkpoint.families import layout_of_config, parameter_shapes
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.model_config import ModelConfig
 
 Array = NDArray[Any]
 

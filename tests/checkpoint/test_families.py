@@ -24,10 +24,9 @@ from glm_multiuser.checkpoint import (
     write_huggingface,
 )
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.config import CausalConfig, ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import CheckpointError
-from glm_multiuser.model_config import RopeScaling
+from glm_multiuser.model_config import CausalConfig, ModelConfig, RopeScaling
 from glm_multiuser.weights import weights_of
 from tests.checkpoint.folders import (
     CHATGLM2,

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from glm_multiuser.checkpoint import load_checkpoint, write_huggingface
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.model_config import ModelConfig
 from tests.checkpoint.folders import (
     CONFIG,
     MODEL,

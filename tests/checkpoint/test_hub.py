@@ -13,8 +13,9 @@ import pytest
 
 from glm_multiuser.checkpoint import check_tensors, read_model_config
 from glm_multiuser.checkpoint.hub import ATTEMPTS, download, is_name, local_path
-from glm_multiuser.config import AnyModelConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.model_config import AnyModelConfig
 from tests.checkpoint.folders import QWEN2, arrays_of, write_folder, write_json, write_shards
 from tests.checkpoint.hub_server import CHUNK, Hub, Refusal, Repository, environment, only_hub
 from tests.server.process import ROOT

@@ -30,9 +30,9 @@ from glm_multiuser.checkpoint.convert import HUGGINGFACE, MINDFORMERS, convert
 from glm_multiuser.checkpoint.families import parameter_shapes
 from glm_multiuser.checkpoint.matching import NO_WEIGHT_OF_MINDFORMERS
 from glm_multiuser.checkpoint.mindformers_arguments import glm_config_arguments
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import CheckpointError, ConfigError
+from glm_multiuser.model_config import ModelConfig
 from tests.checkpoint.folders import (
     CONFIG,
     MODEL,

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import pytest
 from safetensors.numpy import load_file
 
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import ModelConfig
 from tests.checkpoint.folders import (
     CHATGLM2,
     CONFIG,

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 from glm_multiuser import MultiUserLLM
-from glm_multiuser.config import AnyModelConfig
+from glm_multiuser.model_config import AnyModelConfig
 from tests.engine.small_model import CAUSAL, MODEL, one_by_one, prompt
 
 CONFIGS: dict[str, AnyModelConfig] = {

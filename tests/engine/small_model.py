@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from glm_multiuser import GenerationResult, ModelConfig, MultiUserLLM, SamplingParams
-from glm_multiuser.config import CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.model_config import CausalConfig
 
 MODEL = ModelConfig(
     vocab_size=96,

@@ -21,7 +21,6 @@ from glm_multiuser import EngineConfig, ModelConfig, MultiUserLLM, SamplingParam
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model, make_runner
-from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine import portable
 from glm_multiuser.engine.graph_shapes import (
@@ -32,6 +31,7 @@ from glm_multiuser.engine.graph_shapes import (
     prompt_lengths,
 )
 from glm_multiuser.engine.portable import WholePrefillRunner
+from glm_multiuser.model_config import AnyModelConfig
 from tests.engine.small_model import (
     CAUSAL,
     FLOAT32,

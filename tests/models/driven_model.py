@@ -17,11 +17,11 @@ from mindspore import Tensor
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.cells import PortableBackend
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.padding import invariant_rows
 from glm_multiuser.engine.portable_graphs import ReplaceCache, read_block
 from glm_multiuser.mindformers.glm_for_multi_user import GLMForMultiUser
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.models.positions import PrefixPositions
 from glm_multiuser.weights import Fill, load_weights, weights_of
 

@@ -13,11 +13,12 @@ from glm_multiuser.backends.native import library
 from glm_multiuser.backends.native.cells import NativeBackend
 from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint import read_model_config
-from glm_multiuser.config import AnyModelConfig, MixedEngineConfig
+from glm_multiuser.config import MixedEngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.step import PromptChunk, Step
+from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.weights import Fill, load_weights, weights_of
 from tests.models.golden_cases import Case, check_answer

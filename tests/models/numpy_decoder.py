@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from glm_multiuser.config import CausalConfig
+from glm_multiuser.model_config import CausalConfig
 
 Array = np.ndarray
 

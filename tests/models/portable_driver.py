@@ -13,11 +13,12 @@ from glm_multiuser import device
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint import read_model_config
-from glm_multiuser.config import CausalConfig, EngineConfig
+from glm_multiuser.config import EngineConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.portable import ChunkedPrefillRunner
 from glm_multiuser.engine.request import Request
 from glm_multiuser.engine.step import PromptChunk
+from glm_multiuser.model_config import CausalConfig
 from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.weights import load_weights, weights_of
 

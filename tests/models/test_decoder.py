@@ -16,10 +16,9 @@ from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.build import make_model
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.config import AnyModelConfig, CausalConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.portable_graphs import WholeSequences
-from glm_multiuser.model_config import RopeScaling
+from glm_multiuser.model_config import AnyModelConfig, CausalConfig, RopeScaling
 from glm_multiuser.progress import Progress
 from glm_multiuser.weights import Weight, random_weights, weights_of
 from tests.engine.small_model import CAUSAL, MODEL

@@ -8,7 +8,7 @@ import pytest
 
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.portable.cells import PortableBackend
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.weights import load_weights
 from tests.models.driven_model import DrivenModel
 from tests.models.golden_cases import (

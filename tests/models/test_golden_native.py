@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glm_multiuser.checkpoint import read_model_config
-from glm_multiuser.config import CausalConfig, ModelConfig
+from glm_multiuser.model_config import CausalConfig, ModelConfig
 from glm_multiuser.progress import Progress
 from glm_multiuser.weights import Weight, load_weights
 from tests.checkpoint.folders import load_folder

@@ -19,8 +19,8 @@ from glm_multiuser.backends.portable.cells import PortableBackend
 from glm_multiuser.backends.protocol import Backend
 from glm_multiuser.build import make_model, make_runner
 from glm_multiuser.checkpoint.families import FAMILIES
-from glm_multiuser.config import AnyModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
+from glm_multiuser.model_config import AnyModelConfig
 from tests.engine.small_model import CAUSAL, MODEL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.weights import random_weights
 from tests.models.driven_model import DrivenModel, Rows, Stream
 from tests.models.golden_cases import check_together, read_reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.models.positions import PrefixPositions
 from tests.models.golden_cases import read_reference
 

@@ -16,10 +16,10 @@ from mindspore import Tensor
 
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.errors import ConfigError, InvalidParameterError, PromptTooLongError
 from glm_multiuser.mindformers.glm_for_multi_user import GLMForMultiUser
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from glm_multiuser.weights import load_weights, weights_of
 from tests.golden_data import golden_folder

@@ -12,9 +12,9 @@ import pytest
 from mindspore import Tensor
 
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.config import ModelConfig
 from glm_multiuser.errors import GenerationError, InvalidParameterError, PromptTooLongError
 from glm_multiuser.mindformers.glm_for_multi_user import StreamChat
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.tokenizers import ChatTokenizer, load_tokenizer
 from tests.golden_data import golden_folder
 

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from glm_multiuser.backends.cell_layout import CellLayout
-from glm_multiuser.config import ModelConfig
+from glm_multiuser.model_config import ModelConfig
 from glm_multiuser.weights import load_weights
 from tests.golden_data import golden_folder
 from tests.models.driven_model import DrivenModel
