@@ -22,10 +22,9 @@ from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from glm_multiuser.tokenizers.folder import ENDS, TURN_ENDS
 from glm_multiuser.tokenizers.sentencepiece_file import SentencePieceFile
+from glm_multiuser.tokenizers.tiktoken_file import PATTERN as LLAMA3_PATTERN
 from glm_multiuser.tokenizers.tokenizer_json import PATTERN as QWEN2_PATTERN
 from glm_multiuser.tokenizers.tokenizer_json import byte_level, vocabulary_of
-
-LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 class PreTokenizer(NamedTuple):

@@ -19,7 +19,7 @@ PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Pre-tokenisation, from tokenization_chatglm.py of glm-4-9b."""
+"""Pre-tokenisation, from tokenization_chatglm.py of glm-4-9b; the same as Llama 3's."""
 
 LONG_SPACE = re.compile(r"\s{50000}")
 """tiktoken overflows its stack on a run of a million spaces, so long runs are split here."""
