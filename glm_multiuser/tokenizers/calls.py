@@ -22,8 +22,7 @@ LONGEST_CALL = 20_000
 DEEPEST = 64
 """Nesting depth of lists and objects; deeper ones would exhaust Python's stack."""
 
-OPENING = "```python\n"
-CLOSING = "```"
+FENCE, FENCE_END = "```python\n", "```"
 JSON_CALL = re.compile(r"\w+\(\*\*(\{.*\})\)", re.DOTALL)
 
 
@@ -73,7 +72,7 @@ def write_python_call(arguments: Mapping[str, Any]) -> str:
         same = unicodedata.normalize("NFKC", name) == name
         plain = same and name.isidentifier() and not keyword.iskeyword(name)
         written.append(f"{name}={value!r}" if plain else "**" + repr({name: value}))
-    return f"{OPENING}tool_call({', '.join(written)})\n{CLOSING}"
+    return f"{FENCE}tool_call({', '.join(written)})\n{FENCE_END}"
 
 
 def read_python_call(text: str) -> Optional[str]:
@@ -86,8 +85,8 @@ def read_python_call(text: str) -> Optional[str]:
         name with constant keyword arguments.
     """
     code = text.strip()
-    if code.startswith(OPENING) and code.endswith(CLOSING):
-        code = code[len(OPENING) : -len(CLOSING)].strip()
+    if code.startswith(FENCE) and code.endswith(FENCE_END):
+        code = code[len(FENCE) : -len(FENCE_END)].strip()
     if len(code) > LONGEST_CALL:
         return None
     written = JSON_CALL.fullmatch(code)

@@ -17,8 +17,8 @@ from glm_multiuser.errors import CheckpointError, ConfigError
 from glm_multiuser.tokenizers.answers import AnswerReader
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.calls import (
-    CLOSING,
-    OPENING,
+    FENCE,
+    FENCE_END,
     read_json_arguments,
     read_python_call,
     write_python_call,
@@ -73,7 +73,7 @@ class ChatGLM2Tokenizer(HeaderTokenizer):
 
     calls_are_json = False
     version = 3
-    _around_arguments = (f"{OPENING}tool_call(**", f")\n{CLOSING}")
+    _around_arguments = (f"{FENCE}tool_call(**", f")\n{FENCE_END}")
 
     def __init__(self, file: Union[str, Path], *, version: int = 3) -> None:
         if version not in SPECIAL_TOKENS:
