@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.server.errors import APIError, api_error_of
+from glm_multiuser.server.generation import Generation
 
 logger = logging.getLogger(__name__)
 
 PING_SECONDS = 15
 NAMED_EVENTS = ("/v1/messages", "/v1/responses")
 """Path prefixes of the protocols whose events have names."""
-
-
-class Closeable(Protocol):
-    def close(self) -> None: ...
 
 
 def event(data: Any, name: Optional[str] = None) -> bytes:
@@ -40,7 +37,7 @@ class EventStream(EventSourceResponse):
 
     Args:
         events: encoded by `event`.
-        running: closed at the end, also after an error or a disconnect.
+        generations: closed at the end, also after an error or a disconnect.
         error_event: encodes an error in the middle of a stream for this protocol.
         ping: creates keep-alive events; default: comments.
     """
@@ -48,7 +45,7 @@ class EventStream(EventSourceResponse):
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        running: Sequence[Closeable],
+        generations: Sequence[Generation],
         error_event: Callable[[APIError], bytes],
         ping: Optional[Callable[[], ServerSentEvent]] = None,
     ) -> None:
@@ -59,15 +56,15 @@ class EventStream(EventSourceResponse):
             sep="\n",
         )
         del self.headers["connection"]  # keep-alive; uvicorn decides whether the connection closes
-        self._running = running
+        self._generations = generations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             # Not in the generator: if it was never started, it runs no `finally`.
-            for one in self._running:
-                one.close()
+            for generation in self._generations:
+                generation.close()
 
 
 async def _with_errors(
