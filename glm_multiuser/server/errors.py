@@ -96,6 +96,11 @@ def api_error_of(error: Exception, retry_after: Optional[float] = None) -> APIEr
     return APIError(500, "internal_error", "the server failed; its log says why")
 
 
+def bad_request(message: str, field: Optional[str] = None) -> APIError:
+    """400: a field of the request is invalid."""
+    return APIError(400, BAD_REQUEST, message, field)
+
+
 def deadline_error(seconds: float) -> APIError:
     """504: a request exceeded its deadline."""
     return APIError(504, "deadline_exceeded", f"the request took more than {seconds:g} seconds")

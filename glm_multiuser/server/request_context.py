@@ -8,7 +8,7 @@ from typing import Optional
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import bad_request
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.service import Service
 
@@ -55,9 +55,7 @@ def deadline_in(headers: Headers) -> Optional[float]:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise APIError(
-            400,
-            BAD_REQUEST,
+        raise bad_request(
             f"{DEADLINE_HEADER} is {text!r}; it must be a number of seconds above 0",
             field=DEADLINE_HEADER,
         )

@@ -15,7 +15,7 @@ from glm_multiuser.server.anthropic.requests import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from glm_multiuser.server.errors import BAD_REQUEST, NO_THREADS, APIError
+from glm_multiuser.server.errors import NO_THREADS, APIError, bad_request
 from glm_multiuser.server.openai.adapter import Chat, chat_tool
 from glm_multiuser.server.openai.chat import chat_call
 from glm_multiuser.tokenizers.calls import write_json
@@ -59,16 +59,16 @@ def as_chat(body: CountTokensRequest) -> Chat:
     form = body.output_config and body.output_config.format
     continues = body.messages[-1].role == "assistant"
     if form is not None and continues:
-        raise _invalid(
-            "output_config.format",
+        raise bad_request(
             "output_config.format describes the whole answer, so the last message cannot be its "
             "beginning",
+            "output_config.format",
         )
     if continues and "tool_calls" in messages[-1]:
-        raise _invalid(
-            places[-1],
+        raise bad_request(
             f"{places[-1]} is the last one and has a tool_use; it can only have text, the "
             "beginning of the answer",
+            places[-1],
         )
     fields: dict[str, Any] = {
         "model": body.model,
@@ -102,12 +102,13 @@ def _chat_messages(message: Message, place: str) -> list[dict[str, Any]]:
             try:
                 arguments = write_json(block.input)
             except (ValueError, RecursionError) as error:
-                raise _invalid(where, f"{where}.input cannot be written as JSON: {error}") from None
+                problem = f"{where}.input cannot be written as JSON: {error}"
+                raise bad_request(problem, where) from None
             calls.append(chat_call(block.id, block.name, arguments))
         elif isinstance(block, ToolResultBlock):
             _check_role(message, "user", block.type, where)
             if texts:
-                raise _invalid(where, f"{where} is a tool_result; it must come before all texts")
+                raise bad_request(f"{where} is a tool_result; it must come before all texts", where)
             content = _text(block.content or [])
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     written: dict[str, Any] = {"role": message.role, "content": _text(texts)}
@@ -119,13 +120,9 @@ def _chat_messages(message: Message, place: str) -> list[dict[str, Any]]:
 def _check_role(message: Message, role: str, kind: str, where: str) -> None:
     if message.role != role:
         wanted = f"only a message of role {role!r} can have one"
-        raise _invalid(
-            where, f"{where} is a {kind} in a message of role {message.role!r}; {wanted}"
+        raise bad_request(
+            f"{where} is a {kind} in a message of role {message.role!r}; {wanted}", where
         )
-
-
-def _invalid(field: str, message: str) -> APIError:
-    return APIError(400, BAD_REQUEST, message, field)
 
 
 def _text(blocks: list[TextBlock]) -> str:

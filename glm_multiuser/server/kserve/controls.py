@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import RootModel
 
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import APIError, bad_request
 from glm_multiuser.server.kserve.infer_bodies import SHARED_MEMORY
 from glm_multiuser.server.kserve.served_model import ServedModel
 
@@ -74,7 +74,7 @@ async def regions() -> list[dict[str, Any]]:
 @memory_router.get("/region/{region}/status")
 async def region_status(region: str) -> list[dict[str, Any]]:
     """Rejected: there is no such region."""
-    raise APIError(400, BAD_REQUEST, f"region {region!r} is not registered; {SHARED_MEMORY}")
+    raise bad_request(f"region {region!r} is not registered; {SHARED_MEMORY}")
 
 
 @memory_router.post("/region/{region}/register")

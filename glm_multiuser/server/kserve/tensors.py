@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from glm_multiuser.errors import shown
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import APIError, bad_request
 from glm_multiuser.server.kserve.signature import Element
 
 LENGTH = struct.Struct("<I")
@@ -21,7 +21,7 @@ INT16_RANGE = range(-(2**15), 2**15)
 
 def wrong(name: str, problem: str) -> APIError:
     """Returns an error 400 about a tensor or another field."""
-    return APIError(400, BAD_REQUEST, f"{name} {problem}", field=name)
+    return bad_request(f"{name} {problem}", field=name)
 
 
 def from_json(name: str, datatype: str, data: Sequence[Any]) -> list[Element]:

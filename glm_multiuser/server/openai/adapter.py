@@ -16,7 +16,7 @@ from starlette.requests import Request
 from glm_multiuser.errors import GLMMultiUserError
 from glm_multiuser.sampling_params import REPETITION_PENALTY_MAX
 from glm_multiuser.server.bodies import LongList, Seed, Strict, Temperature, TopP, problem_of
-from glm_multiuser.server.errors import BAD_REQUEST, APIError, api_error_of
+from glm_multiuser.server.errors import APIError, api_error_of, bad_request
 from glm_multiuser.server.openai.chat import generation_request, start_chat
 from glm_multiuser.server.openai.fields import Hint
 from glm_multiuser.server.openai.generation_group import GenerationGroup
@@ -126,7 +126,7 @@ class Chat:
         except ValidationError as error:
             problem = error.errors()[0]
             field, message = problem_of(problem, problem["loc"])
-            raise APIError(400, BAD_REQUEST, message, field) from error
+            raise bad_request(message, field) from error
 
     def _renamed(self, error: APIError) -> APIError:
         if error.field is None:

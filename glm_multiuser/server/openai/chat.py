@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 
 from glm_multiuser.answer import CallDelta, GenerationResult, Piece
 from glm_multiuser.server.error_models import OPENAI_ERRORS
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import bad_request
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.large_json import LargeJSONResponse
 from glm_multiuser.server.openai.conversation import conversation
@@ -74,17 +74,13 @@ def generation_request(body: ChatRequest) -> GenerationRequest:
 def _continues(body: ChatRequest) -> bool:
     continues = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt == continues:
-        raise APIError(
-            400,
-            BAD_REQUEST,
+        raise bad_request(
             f"add_generation_prompt is {json.dumps(continues)} and continue_final_message is "
             f"{json.dumps(continues)}; one of them must be true, and the other one false",
             field="add_generation_prompt",
         )
     if continues and body.forces_call:
-        raise APIError(
-            400,
-            BAD_REQUEST,
+        raise bad_request(
             "tool_choice forces a call, so the last message cannot be the beginning of the answer",
             field="tool_choice",
         )
@@ -95,9 +91,7 @@ def _max_tokens(body: ChatRequest) -> Optional[int]:
     if body.max_completion_tokens is None:
         return body.max_tokens
     if body.max_tokens not in (None, body.max_completion_tokens):
-        raise APIError(
-            400,
-            BAD_REQUEST,
+        raise bad_request(
             f"max_tokens is {body.max_tokens} and max_completion_tokens is "
             f"{body.max_completion_tokens}; they mean the same, so give one of them",
             field="max_tokens",
@@ -109,9 +103,7 @@ def _logprobs(body: ChatRequest) -> Optional[int]:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
-        raise APIError(
-            400,
-            BAD_REQUEST,
+        raise bad_request(
             f"top_logprobs is {body.top_logprobs}; without logprobs it can only be 0",
             field="top_logprobs",
         )

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 
 from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.server.error_models import OPENAI_ERRORS
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import bad_request
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.large_json import LargeJSONResponse
 from glm_multiuser.server.openai.echo import echoed, read_prompts
@@ -85,7 +85,7 @@ def _check(body: CompletionRequest) -> None:
     elif body.max_tokens == 0 and not body.echo:
         problem, field = "max_tokens is 0; without echo it must be at least 1", "max_tokens"
     if problem:
-        raise APIError(400, BAD_REQUEST, problem, field=field)
+        raise bad_request(problem, field=field)
 
 
 def _chooses(body: CompletionRequest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import bad_request
 from glm_multiuser.server.openai.messages import ChatMessage
 from glm_multiuser.tokenizers.calls import read_json_arguments
 
@@ -31,9 +31,7 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             continue
         place = places.pop(message.tool_call_id, None)
         if place is None:
-            raise APIError(
-                400,
-                BAD_REQUEST,
+            raise bad_request(
                 f"messages[{number}] has tool_call_id {message.tool_call_id[:80]!r}; it must be "
                 "that of a call in the assistant's message before it, and each call has one result",
                 field="messages",

@@ -14,7 +14,7 @@ from glm_multiuser.answer import GenerationResult, Piece
 from glm_multiuser.errors import GenerationError
 from glm_multiuser.sampling_params import SEED_MAX, SamplingParams
 from glm_multiuser.server.disconnect import unless_disconnected
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import APIError, bad_request
 from glm_multiuser.server.generation import Generation
 from glm_multiuser.server.generation_request import GenerationRequest, sampling_of
 from glm_multiuser.server.openai.merge import Arrival, merged
@@ -139,9 +139,7 @@ def check_number_of_answers(request: Request, body: BaseRequest, prompts: int) -
     most = most_answers(service.settings.limits, service.models.get(body.model).settings.engine)
     if wanted > most:
         name = "n" if body.choices == (body.n or 1) else "best_of"
-        raise APIError(
-            400,
-            BAD_REQUEST,
+        raise bad_request(
             f"{name} is {body.choices} for {prompts} prompts, which makes {wanted} answers; "
             f"one request may ask for {most}",
             field=name if body.choices > 1 else "prompt",

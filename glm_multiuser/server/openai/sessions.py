@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from glm_multiuser.errors import SessionError
 from glm_multiuser.server.error_models import OPENAI_ERRORS
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import APIError, bad_request
 from glm_multiuser.server.request_context import caller_of, service_of
 
 router = APIRouter()
@@ -70,7 +70,7 @@ async def delete_session(request: Request, session: str) -> SessionDeleted:
     service, caller = service_of(request), caller_of(request)
     user = caller.user(session)
     if user is None:
-        raise APIError(400, BAD_REQUEST, "the session has no name", field="id")
+        raise bad_request("the session has no name", field="id")
     models = [
         model.llm
         for model in service.models

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from glm_multiuser.errors import InvalidParameterError
 from glm_multiuser.server.bodies import ROUNDS_MAX, LongList, Strict
 from glm_multiuser.server.error_models import ERRORS
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import bad_request
 from glm_multiuser.server.generation_request import GenerationRequest
 from glm_multiuser.server.models import Model
 from glm_multiuser.server.openai.conversation import conversation
@@ -83,11 +83,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     elif body.prompt is not None and body.messages is None and not body.tools:
         tokens = await text_token_ids(model, body.prompt)
     else:
-        raise APIError(
-            400,
-            BAD_REQUEST,
-            "prompt: give a prompt, or messages with their tools, and not both",
-            field="prompt",
+        raise bad_request(
+            "prompt: give a prompt, or messages with their tools, and not both", field="prompt"
         )
     longest = model.llm.max_length
     return TokenizeResponse(count=len(tokens), max_model_len=longest, tokens=tokens)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from glm_multiuser.server.error_models import OPENAI_ERRORS
-from glm_multiuser.server.errors import BAD_REQUEST, APIError
+from glm_multiuser.server.errors import bad_request
 from glm_multiuser.server.events import EventStream
 from glm_multiuser.server.large_json import LargeJSONResponse
 from glm_multiuser.server.request_context import caller_of, session_of
@@ -40,7 +40,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     store, user = _store_of(request), _user_of(request, body.user)
     if body.store and user is None:
         why = "responses are stored for a session: name it in the header X-Session-Id or in user"
-        raise APIError(400, BAD_REQUEST, f"store is true; {why}", field="store")
+        raise bad_request(f"store is true; {why}", field="store")
     chat = as_chat(body, store.messages_before(user, body.previous_response_id))
     group = await chat.start(request)
 
@@ -70,7 +70,7 @@ async def stored_response(request: Request, response_id: str, stream: bool = Fal
     if stream:
         # OpenAI's client would parse the JSON as a stream without events.
         why = "stored responses are not streamed; it can only be false"
-        raise APIError(400, BAD_REQUEST, f"stream: {why}", field="stream")
+        raise bad_request(f"stream: {why}", field="stream")
     found = _store_of(request).get(_user_of(request), response_id)
     return Response(found.response, media_type="application/json")
 
