@@ -6,12 +6,6 @@ begin.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from glm_multiuser.cli.commands import app
-
-__all__ = ["app", "main"]
-
 
 def main() -> None:
     """Entry point of the command `glm-multiuser`."""
@@ -21,11 +15,3 @@ def main() -> None:
     from glm_multiuser.cli.commands import run
 
     run()
-
-
-def __getattr__(name: str) -> object:
-    if name == "app":
-        from glm_multiuser.cli.commands import app
-
-        return app
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

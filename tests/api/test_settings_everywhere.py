@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from glm_multiuser import MultiUserLLM, config, llm
-from glm_multiuser.cli import app, bench, bench_run
+from glm_multiuser.cli import bench, bench_run
 from glm_multiuser.cli import loading as cli_loading
+from glm_multiuser.cli.commands import app
 from glm_multiuser.server import loading, logs, run
 from glm_multiuser.server.settings import Limits, ModelSettings, ServerSettings
 from glm_multiuser.settings import Setting, pick, settings_of

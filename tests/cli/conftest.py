@@ -8,7 +8,8 @@ from typing import Any, Callable
 import pytest
 from typer.testing import CliRunner
 
-from glm_multiuser.cli import app, loading
+from glm_multiuser.cli import loading
+from glm_multiuser.cli.commands import app
 from tests.cli.fake import FakeLLM, Params, Stats
 from tests.server.process import ROOT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.cli import app
+from glm_multiuser.cli.commands import app
 from tests.cli.conftest import separate_streams
 
 PROTOCOLS = {

@@ -10,7 +10,8 @@ from typing import Any, Callable
 import pytest
 
 from glm_multiuser import CausalConfig, MultiUserLLM
-from glm_multiuser.cli import app, generate, loading
+from glm_multiuser.cli import generate, loading
+from glm_multiuser.cli.commands import app
 from glm_multiuser.cli.generate_input import read_jobs
 from glm_multiuser.errors import QueueFullError
 from glm_multiuser.sampling_params import SamplingParams

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 from typer.testing import CliRunner
 
-from glm_multiuser.cli import app
+from glm_multiuser.cli.commands import app
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.run import listen

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import deserialize_bytes_tensor
 from typer.testing import CliRunner
 
-from glm_multiuser.cli import app
+from glm_multiuser.cli.commands import app
 from glm_multiuser.deploy import triton_run, triton_supervisor
 from glm_multiuser.deploy.triton_parameters import engine_arguments
 from glm_multiuser.deploy.triton_repository import MODELS, REPOSITORY, write_repository

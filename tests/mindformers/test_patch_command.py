@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import pytest
 
-from glm_multiuser.cli import app
+from glm_multiuser.cli.commands import app
 from tests.cli.conftest import separate_streams
 from tests.mindformers.fake import CONFIG, LAYERS, MODEL, PATCHES, Release, contents
 

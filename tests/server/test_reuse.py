@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glm_multiuser import ConfigError, EngineConfig, MultiUserLLM
-from glm_multiuser.cli import app
+from glm_multiuser.cli.commands import app
 from glm_multiuser.server import loading, logs, run
 from glm_multiuser.server.settings import ModelSettings, ServerSettings
 from tests.server.asking import ask as ask_simply

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from glm_multiuser import ConfigError
-from glm_multiuser.cli import app, loading
+from glm_multiuser.cli import loading
+from glm_multiuser.cli.commands import app
 from glm_multiuser.server.http_protocol import HEAD_BYTES
 from glm_multiuser.server.run import listen
 from glm_multiuser.server.settings import Limits
