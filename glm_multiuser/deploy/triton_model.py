@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import triton_python_backend_utils as pb_utils
 
@@ -104,10 +104,7 @@ class TritonPythonModel:
             return
         response = TritonResponse(sender, handles)
         self._running.add(response)
-        send = self._send_pieces if self._streams else self._send_whole
-        # The supervisor's probes would flood the log.
-        log = _no_log if is_probe else self._log
-        self._answering.submit(self._answer, send, response, questions, handles, log)
+        self._answering.submit(self._answer, response, questions, handles, is_probe)
 
     def _is_busy(self) -> bool:
         """Whether a probe would wait for a slot, and there were steps since the last one."""
@@ -118,12 +115,12 @@ class TritonPythonModel:
 
     def _answer(
         self,
-        send: Callable[[TritonResponse, Sequence[Question], Sequence[Handle]], None],
         response: TritonResponse,
         questions: Sequence[Question],
         handles: Sequence[Handle],
-        log: Callable[[Optional[GenerationResult]], None],
+        is_probe: bool,
     ) -> None:
+        send = self._send_pieces if self._streams else self._send_whole
         try:
             send(response, questions, handles)
         except Exception as error:
@@ -132,7 +129,8 @@ class TritonPythonModel:
             self._running.discard(response)
             for handle in handles:
                 handle.close()  # when another row has failed
-                log(handle.finished)
+                if not is_probe:  # the supervisor's probes would flood the log
+                    self._log(handle.finished)
 
     def _send_whole(
         self, response: TritonResponse, questions: Sequence[Question], handles: Sequence[Handle]
@@ -191,10 +189,6 @@ class TritonPythonModel:
             fields["prompt_tokens"] = result.usage.prompt_tokens
             fields["completion_tokens"] = result.usage.completion_tokens
         logger.info("generation ended", extra={FIELDS: fields})
-
-
-def _no_log(result: Optional[GenerationResult]) -> None:
-    """Health probes are not logged."""
 
 
 def _rows_of(request: Any) -> Iterator[dict[str, Any]]:
