@@ -35,11 +35,7 @@ def total_bytes(root: Path = Path("/")) -> Optional[int]:
 def available_bytes(root: Path = Path("/")) -> Optional[int]:
     """Returns the memory available on this machine, or in this process's cgroup if that is less.
 
-    Args:
-        root: folder with `proc` and `sys`.
-
-    Returns:
-        Bytes; None if the system does not report them.
+    Argument and result are those of `total_bytes`.
     """
     machine = number_of(root / "proc/meminfo", r"MemAvailable:\s+(\d+) kB")
     found = [] if machine is None else [machine * 1024]
