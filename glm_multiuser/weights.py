@@ -18,7 +18,7 @@ from glm_multiuser.backends.native.group_packing import GROUP_TYPES, AnyPacking
 from glm_multiuser.backends.native.packing import BLOCK_BYTES, PANEL
 from glm_multiuser.backends.portable.types import numpy_type
 from glm_multiuser.checkpoint.families import parameter_shapes
-from glm_multiuser.checkpoint.matching import Filled, common_dtype, kept_types, match
+from glm_multiuser.checkpoint.matching import MatchedParameter, common_dtype, kept_types, match
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes, byte_size
 from glm_multiuser.device import cores
 from glm_multiuser.errors import CheckpointError
@@ -201,18 +201,18 @@ def load_weights(folder: Path, model_config: AnyModelConfig) -> WeightSource:
     return WeightSource(fill, common_dtype(matched), files, kept_types(matched))
 
 
-def _parts(filled: Filled, weight: Weight, pool: ThreadPoolExecutor) -> Iterator[int]:
+def _parts(matched: MatchedParameter, weight: Weight, pool: ThreadPoolExecutor) -> Iterator[int]:
     """Loads one weight, and yields the bytes of each part."""
     if weight.packing is None:
-        weight.keep(filled.read(weight.dtype))
+        weight.keep(matched.read(weight.dtype))
         yield byte_size(*weight.stored)
         return
     dtype = weight.packing.dtype
-    as_stored = dtype in GROUP_TYPES and dtype == filled.kept_as
+    as_stored = dtype in GROUP_TYPES and dtype == matched.kept_as
     try:
-        yield from weight.assign_rows(filled.blocks if as_stored else filled.rows, pool)
+        yield from weight.assign_rows(matched.blocks if as_stored else matched.rows, pool)
     except FloatingPointError as error:
-        filled.read(weight.dtype)  # raises an error that names the tensor
+        matched.read(weight.dtype)  # raises an error that names the tensor
         raise CheckpointError(str(error)) from error
 
 

@@ -26,7 +26,7 @@ from glm_multiuser.checkpoint.gguf.file import open_gguf
 from glm_multiuser.checkpoint.gguf.find import find_gguf
 from glm_multiuser.checkpoint.huggingface import TORCH_WEIGHTS, WEIGHTS, format_of, has_weights
 from glm_multiuser.checkpoint.loading import CKPT
-from glm_multiuser.checkpoint.matching import Filled, match
+from glm_multiuser.checkpoint.matching import MatchedParameter, match
 from glm_multiuser.checkpoint.mindformers_arguments import mindformers_arguments
 from glm_multiuser.checkpoint.placement import sizes_of, tensors_of
 from glm_multiuser.checkpoint.safetensors_file import save_safetensors
@@ -188,7 +188,7 @@ def _check_destination(folder: Path, weights: str, force: bool) -> None:
 
 
 def _read(
-    parameters: list[Filled], sizes: Sizes, progress: Progress
+    parameters: list[MatchedParameter], sizes: Sizes, progress: Progress
 ) -> Iterator[tuple[str, Array]]:
     """Yields names and values, one parameter at a time."""
     for done, parameter in enumerate(parameters):
@@ -196,7 +196,7 @@ def _read(
         yield parameter.name, parameter.read(sizes[parameter.name][1])
 
 
-def _main_dtype(parameters: list[Filled]) -> str:
+def _main_dtype(parameters: list[MatchedParameter]) -> str:
     """Returns the dtype of the matrices, in which MindFormers keeps the weights."""
     matrices = {str(one.dtype) for one in parameters if len(one.shape) > 1}
     return "float16" if matrices == {"float16"} else "float32"

@@ -54,7 +54,7 @@ change the answers.
 """
 
 
-class Filled(NamedTuple):
+class MatchedParameter(NamedTuple):
     """A parameter and its tensors in a checkpoint."""
 
     name: str
@@ -137,7 +137,7 @@ class Filled(NamedTuple):
 
 def match(
     source: Path, config: AnyModelConfig, shapes: Shapes, ckpt: Optional[bool] = None
-) -> list[Filled]:
+) -> list[MatchedParameter]:
     """Finds the tensors for parameters of these shapes, in the order of the checkpoint.
 
     Reads MindFormers' `.ckpt` files, a folder in Hugging Face layout, which is preferred if both
@@ -167,7 +167,7 @@ def match(
     # A parameter without a tensor in this layout is expected under its own name.
     placed = {place.name for place in places.values() if place}
     needed.update({name: shape for name, shape in shapes.items() if name not in placed})
-    filled: dict[str, Filled] = {}
+    found: dict[str, MatchedParameter] = {}
     for name, tensor in tensors.items():
         place = places.get(name)
         if place is None and (name in places or _is_superfluous(name, tensors)):
@@ -181,15 +181,15 @@ def match(
                 f"{name} in {tensor.path} has shape {list(tensor.shape)}; "
                 f"this model needs {list(needed[name])}"
             )
-        parameter = Filled(place.name, shapes[place.name], [], config.num_attention_heads)
-        filled.setdefault(place.name, parameter).sources.append((place, tensor))
+        parameter = MatchedParameter(place.name, shapes[place.name], [], config.num_attention_heads)
+        found.setdefault(place.name, parameter).sources.append((place, tensor))
     missing = sorted(name for name in needed if name not in tensors)
     if missing:
         raise CheckpointError(
             f"{source} lacks {missing[0]}, expected with shape {list(needed[missing[0]])}; "
             f"missing tensors: {len(missing)}"
         )
-    return list(filled.values())
+    return list(found.values())
 
 
 def _check_tied(tensors: Mapping[str, StoredTensor], places: Places) -> None:
@@ -221,12 +221,12 @@ def _is_superfluous(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
     return is_int4 and part == "bias" and not tensors[name].read().any()
 
 
-def common_dtype(matched: Iterable[Filled]) -> str:
+def common_dtype(matched: Iterable[MatchedParameter]) -> str:
     """Returns the smallest lossless type of all matrices: "float16", "bfloat16" or "float32"."""
     kinds = {one.stored_as for one in matched if len(one.shape) > 1}
     return kinds.pop() if len(kinds) == 1 else "float32"
 
 
-def kept_types(matched: Iterable[Filled]) -> dict[str, str]:
-    """Name of every matrix -> `Filled.kept_as`."""
+def kept_types(matched: Iterable[MatchedParameter]) -> dict[str, str]:
+    """Name of every matrix -> `MatchedParameter.kept_as`."""
     return {one.name: one.kept_as for one in matched if len(one.shape) > 1}

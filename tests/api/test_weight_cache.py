@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 
 from glm_multiuser import ConfigError, MultiUserLLM, SamplingParams, weight_cache
 from glm_multiuser.backends.native import library
-from glm_multiuser.checkpoint.matching import Filled
+from glm_multiuser.checkpoint.matching import MatchedParameter
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.mindspore_internals import memory_of
 from glm_multiuser.weight_cache import WeightCache, cache_folder
@@ -69,14 +69,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def note(filled: Filled, *arguments: Any) -> Any:
-            names.append(filled.name)
-            return function(filled, *arguments)
+        def note(matched: MatchedParameter, *arguments: Any) -> Any:
+            names.append(matched.name)
+            return function(matched, *arguments)
 
         return note
 
     for name in ("read", "rows"):
-        monkeypatch.setattr(Filled, name, noted(getattr(Filled, name)))
+        monkeypatch.setattr(MatchedParameter, name, noted(getattr(MatchedParameter, name)))
     return names
 
 
