@@ -20,6 +20,7 @@ from glm_multiuser.checkpoint.safetensors_file import save_safetensors
 from glm_multiuser.checkpoint.stored_tensor import Array, Sizes
 from glm_multiuser.errors import CheckpointError
 from glm_multiuser.model_config import AnyModelConfig
+from glm_multiuser.progress import Progress
 
 CKPT = "model.ckpt"
 """Name of the written `.ckpt` file; any name is read."""
@@ -30,7 +31,7 @@ def load_checkpoint(
     config: AnyModelConfig,
     parameters: Sizes,
     assign: Callable[[str, Array], None],
-    progress: Optional[Callable[[int, int, str], None]] = None,
+    progress: Optional[Progress] = None,
 ) -> None:
     """Fills every parameter of a model from a folder, one at a time.
 
