@@ -12,12 +12,11 @@ from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.errors import APIError, plain_body
 from glm_multiuser.server.events import EventStream, event
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.kserve.deadlines import seconds_in
 from glm_multiuser.server.kserve.fields import Fields, Text
 from glm_multiuser.server.kserve.questions import Question, fields_of, question_of
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
+from glm_multiuser.server.kserve.starting import start
 from glm_multiuser.server.models import Model
-from glm_multiuser.server.request_context import caller_of, service_of, session_of
 
 model_router = APIRouter()
 
@@ -73,15 +72,8 @@ async def _start(
     beside = body.model_dump(exclude={"id", "parameters"}, exclude_unset=True)
     inside = body.parameters.model_dump(exclude_unset=True) if body.parameters else {}
     fields = fields_of({**beside, **inside})
-    service = service_of(request)
     question = question_of(fields, model.llm.default_params)
-    (generation,) = await service.start(
-        caller_of(request),
-        model,
-        [question.request],
-        session_of(request, fields.session),
-        seconds_in(request, fields),
-    )
+    (generation,) = await start(request, model, [question], fields)
     return question, generation
 
 

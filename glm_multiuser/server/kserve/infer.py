@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request, Response
 from glm_multiuser.answer import GenerationResult
 from glm_multiuser.server.disconnect import unless_disconnected
 from glm_multiuser.server.generation import Generation
-from glm_multiuser.server.kserve.deadlines import seconds_in
 from glm_multiuser.server.kserve.infer_bodies import InferRequest, InferResponse
 from glm_multiuser.server.kserve.infer_codec import (
     JSON_LENGTH,
@@ -24,7 +23,8 @@ from glm_multiuser.server.kserve.infer_codec import (
 )
 from glm_multiuser.server.kserve.questions import fields_of, question_of, rows_of
 from glm_multiuser.server.kserve.served_model import VERSION, ServedModel
-from glm_multiuser.server.request_context import caller_of, service_of, session_of
+from glm_multiuser.server.kserve.starting import start
+from glm_multiuser.server.request_context import service_of
 from glm_multiuser.server.settings import most_answers
 
 model_router = APIRouter()
@@ -87,8 +87,7 @@ async def infer(request: Request, model: ServedModel) -> Response:
     `max_token` and `history_len` (number of rounds to use). Outputs are `response`, and `history`
     with the new round. The body is read as bytes; its Content-Type is ignored.
     """
-    service = service_of(request)
-    limits = service.settings.limits
+    limits = service_of(request).settings.limits
     body = decompress(
         await request.body(), request.headers.get("content-encoding"), limits.body_bytes
     )
@@ -103,13 +102,7 @@ async def infer(request: Request, model: ServedModel) -> Response:
         question_of(fields_of({**parameters, **row}), model.llm.default_params)
         for row in rows_of(inputs)
     ]
-    generations = await service.start(
-        caller_of(request),
-        model,
-        [question.request for question in questions],
-        session_of(request, infer_request.parameters.session),
-        seconds_in(request, infer_request.parameters),
-    )
+    generations = await start(request, model, questions, infer_request.parameters)
     try:
         results = await unless_disconnected(request, _finish_all(generations))
     finally:
