@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +25,6 @@ from glm_multiuser.huge_pages import advise_huge_pages
 from glm_multiuser.model_config import AnyModelConfig
 from glm_multiuser.models.multi_user import MultiUserModel
 from glm_multiuser.progress import Progress
-
-logger = logging.getLogger(__name__)
 
 Rows = Callable[[int, int], Array]
 """Returns rows [begin, end) of a matrix, of a type that `pack_rows` accepts."""
