@@ -33,9 +33,9 @@ from glm_multiuser.cli.bench import parse_users, random_shape, run_worker
 from glm_multiuser.cli.bench_report import print_conditions
 from glm_multiuser.cli.bench_run import RunSettings, users_text
 from glm_multiuser.cli.conditions import machine, workload
-from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.measure import fields
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
+from glm_multiuser.version import installed_version
 
 WORKER = Path(__file__).with_name("mindformers_worker.py")
 FIGURES = ("tok_s", "decode_tok_s", "ttft_ms", "start_s", "peak_rss_mb", "mb_per_user")
@@ -68,7 +68,7 @@ def main() -> int:
             "device_id": options.device_id,
         },
     )
-    versions = {"mindformers": installed("mindformers")}
+    versions = {"mindformers": installed_version("mindformers")}
     conditions = {**machine(), **versions, **workload(settings)}
     console = screen.wide_output(120)
     print_conditions(console, conditions)

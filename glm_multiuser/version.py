@@ -1,4 +1,4 @@
-"""The version of this package."""
+"""Versions of this package and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ NAME = "glm_multiuser"
 
 def own_version() -> str:
     """Returns the installed version; a checkout that is only on the path has none."""
+    return installed_version(NAME)
+
+
+def installed_version(distribution: str) -> str:
+    """Returns the version of a distribution without importing it."""
     try:
-        return version(NAME)
+        return version(distribution)
     except PackageNotFoundError:
         return "not installed"

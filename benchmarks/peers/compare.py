@@ -53,8 +53,9 @@ from glm_multiuser.cli.bench import parse_users, random_shape
 from glm_multiuser.cli.bench_report import print_conditions
 from glm_multiuser.cli.bench_run import users_text
 from glm_multiuser.cli.conditions import cpu_name, machine
-from glm_multiuser.cli.loading import installed, model_config
+from glm_multiuser.cli.loading import model_config
 from glm_multiuser.errors import ConfigError, GLMMultiUserError
+from glm_multiuser.version import installed_version
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "sve")
 LLAMA_OPTIONS = "--flash-attn off --load-mode none"
@@ -230,7 +231,7 @@ def conditions_of(options: argparse.Namespace, shape: dict[str, int]) -> dict[st
         "limited_to": "AVX2" if options.avx2 else "nothing",
         "kernel": platform.release(),
         "compiler": first_line([compiler() or "c++", "--version"]),
-        "mindformers": installed("mindformers"),
+        "mindformers": installed_version("mindformers"),
         "torch": peer_version("torch", "torch"),
         "transformers": peer_version("torch", "transformers"),
         "openvino_genai": peer_version("openvino", "openvino-genai"),

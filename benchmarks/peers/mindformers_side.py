@@ -22,6 +22,7 @@ from glm_multiuser.checkpoint.mindformers_arguments import glm_config_arguments
 from glm_multiuser.cli import bench_run, loading, measure
 from glm_multiuser.device import configure
 from glm_multiuser.mindformers import enable
+from glm_multiuser.version import installed_version
 
 
 class Together(MindFormersModel):
@@ -40,7 +41,7 @@ class Together(MindFormersModel):
 
 def start(job: dict[str, Any], at_end: ExitStack) -> tuple[dict[str, Any], Measure]:
     """Ready after a prompt and one more token: all graphs are compiled then."""
-    if loading.installed("mindformers") == "not installed":
+    if installed_version("mindformers") == "not installed":
         raise RuntimeError("MindFormers is not installed in the environment of this benchmark")
     enable(users=job["users"])
     from mindformers import GLMChatModel, GLMConfig

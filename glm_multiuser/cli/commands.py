@@ -14,9 +14,9 @@ import typer.core
 
 from glm_multiuser.cli import bench, chat, convert, demo, generate, patch, plan, selfcheck, serve
 from glm_multiuser.cli.interrupts import end
-from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.screen import print_error
 from glm_multiuser.errors import EngineClosedError, GenerationError, GLMMultiUserError
+from glm_multiuser.version import installed_version, own_version
 
 RUN_TIME_ERRORS = (EngineClosedError, GenerationError)
 """All others reject a command beforehand."""
@@ -47,7 +47,7 @@ app = typer.Typer(
 
 def version_text() -> str:
     """Returns the versions that a bug report needs, including this library's."""
-    own, mindspore = installed("glm_multiuser"), installed("mindspore")
+    own, mindspore = own_version(), installed_version("mindspore")
     return f"glm-multiuser {own} (mindspore {mindspore}, python {platform.python_version()})"
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from glm_multiuser.cli.bench_run import RunSettings
-from glm_multiuser.cli.loading import find_checkpoint, installed
+from glm_multiuser.cli.loading import find_checkpoint
 from glm_multiuser.server.available_memory import total_bytes
+from glm_multiuser.version import installed_version
 
 OF_A_RUN = ("users", "max_queue")
 """Settings that differ between the runs of a benchmark."""
@@ -29,7 +30,7 @@ def machine() -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: installed(name) for name in ("mindspore", "numpy", "glm_multiuser")},
+        **{name: installed_version(name) for name in ("mindspore", "numpy", "glm_multiuser")},
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
@@ -173,11 +172,3 @@ def check_grammar(llm: MultiUserLLM, grammar: Optional[Grammar]) -> None:
             llm.compile_grammar(grammar)
         except InvalidParameterError as error:
             raise ConfigError(f"json_schema: {error}") from None
-
-
-def installed(distribution: str) -> str:
-    """Returns the version of an installed distribution without importing it."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from glm_multiuser.cli.loading import installed
+from glm_multiuser.version import installed_version
 from tests.mindformers.children import CHECKOUT
 
 BENCHMARKS = CHECKOUT / "benchmarks"
@@ -29,7 +29,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.rare
-@pytest.mark.skipif(installed("mindformers") == "not installed", reason="needs MindFormers")
+@pytest.mark.skipif(installed_version("mindformers") == "not installed", reason="needs MindFormers")
 def test_all_variants_give_the_same_tokens(tmp_path: Path) -> None:
     words = [str(BENCHMARKS / "mindformers_comparison.py"), "--users", "2", *TINY.split()]
     ended = subprocess.run(

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from glm_multiuser.cli.loading import installed
 from glm_multiuser.cli.questions import KNOWN
+from glm_multiuser.version import installed_version
 from tests.mindformers.children import CHECKOUT
 
 pytestmark = pytest.mark.skipif(
-    installed("mindformers") == "not installed", reason="needs MindFormers"
+    installed_version("mindformers") == "not installed", reason="needs MindFormers"
 )
 
 GLM_TINY = CHECKOUT / "ckpt" / "glm-tiny"
