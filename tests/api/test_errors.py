@@ -71,17 +71,19 @@ def test_an_error_of_a_request_carries_its_field(kind: type[errors.RequestError]
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "text"),
+    ("settings", "text"),
     [
-        ("seed", np.int64(5), "seed is np.int64(5); it must be an integer, between 0 and "),
-        ("temperature", np.float32(0.5), "temperature is np.float32(0.5); it must be a number"),
-        ("ignore_eos", np.bool_(True), "ignore_eos is np.bool_(True); it must be True or False"),
-        ("stop_token_ids", np.array([1]), "stop_token_ids is array([1]); it must be a list"),
+        ({"seed": np.int64(5)}, "seed is np.int64(5); it must be an integer, between 0 and "),
+        ({"temperature": np.float32(0.5)}, "temperature is np.float32(0.5); it must be a number"),
+        ({"ignore_eos": np.bool_(True)}, "ignore_eos is np.bool_(True); it must be True or False"),
+        ({"stop_token_ids": np.array([1])}, "stop_token_ids is array([1]); it must be a list"),
     ],
 )
-def test_a_message_tells_numbers_of_numpy_from_python_s(field: str, value: Any, text: str) -> None:
+def test_a_message_tells_numbers_of_numpy_from_python_s(
+    settings: dict[str, Any], text: str
+) -> None:
     with pytest.raises(errors.InvalidParameterError, match=re.escape(text)):
-        glm_multiuser.SamplingParams(**{field: value})
+        glm_multiuser.SamplingParams(**settings)
 
 
 def test_a_setting_that_is_a_number_of_numpy() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import anthropic
 import openai
 import pytest
+from openai.types.responses import Response
 
 from tests.server import test_anthropic, test_responses_api
 from tests.server.anthropic_reading import MESSAGES, anthropic_client, calls_of, named_events
@@ -231,7 +232,7 @@ def test_text_may_come_behind_the_calls_of_its_turn(responses: dict[str, openai.
 def test_a_call_that_was_cut_off_can_be_sent_back_with_a_result(
     responses: dict[str, openai.OpenAI], status: dict[str, str]
 ) -> None:
-    def after(arguments: str) -> Any:
+    def after(arguments: str) -> Response:
         called = {"type": "function_call", "call_id": "1", "name": "get_time", **status}
         result = {"type": "function_call_output", "call_id": "1", "output": message("not JSON")}
         turns: Any = [*question("q"), {**called, "arguments": arguments}, result]

@@ -20,6 +20,7 @@ from tests.server.openai_reading import (
     CHAT,
     COMPLETIONS,
     OPTIONS,
+    Answer,
     Choice,
     ask,
     ask_both_ways,
@@ -246,7 +247,7 @@ def test_markers_of_a_cache_are_not_in_the_prompt(echo: InProcessServer) -> None
 def test_a_call_without_readable_arguments_can_be_sent_back(
     echo: InProcessServer, arguments: str
 ) -> None:
-    def after(arguments: str) -> Any:
+    def after(arguments: str) -> Answer:
         called = {"id": "1", "function": {"name": "get_weather", "arguments": arguments}}
         messages = [
             *question("x"),
