@@ -17,9 +17,9 @@ inline vec add_product(vec sums, ivec a, ivec b) {
 
 inline ivec pair_of(const uint16_t* from) { return ivec{} + load_as<int32_t>(from); }
 
-// Scores of R queries with NV tiles of positions; unless WHOLE, with the first `lanes` positions of one.
-// With `prefetches`, prefetches the same number of bytes starting at `ahead`.
-template <int R, int NV, bool WHOLE, Target TARGET>
+// Scores of R queries with NV tiles of positions, one in EVERY tiles; unless WHOLE, with the first `lanes`
+// positions of one. With `prefetches`, prefetches the same number of bytes starting at `ahead`.
+template <int R, int NV, bool WHOLE, Target TARGET, int EVERY = 1>
 inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const uint16_t* keys,
                                int lanes, int64_t head_dim, const uint16_t* ahead, bool prefetches,
                                float* scores) {
@@ -31,7 +31,7 @@ inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const ui
     ivec key[NV];
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v)
-      key[v] = paired(keys + (v * head_dim + i) * glm::TILE, WHOLE ? glm::TILE : lanes, true);
+      key[v] = paired(keys + (v * EVERY * head_dim + i) * glm::TILE, WHOLE ? glm::TILE : lanes, true);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const ivec query = pair_of(queries + r * padded + i);
@@ -42,7 +42,7 @@ inline INLINE void pair_scores(const uint16_t* queries, int64_t padded, const ui
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * WIDTH, sums[r][v]);
+    for (int v = 0; v < NV; ++v) store(scores + r * KEYS + v * EVERY * WIDTH, sums[r][v]);
 }
 
 // Adds the values of positions `first`, which is even, to `last` - 1 to R contexts: NV vectors of columns,
@@ -94,6 +94,17 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
   const uint16_t* queries = rows.queries + row * padded;
   float* scores = rows.scores + row * KEYS;
   const int count = rows.most(row, row + R);
+  int at = 0;
+  // Streams in the same page hamper the hardware prefetcher, so adjacent tiles are not read together.
+  // (Zen 5 was not measured.)
+  constexpr int EVERY = TARGET == L2 ? KEYS / (NV * WIDTH) : 1;
+  if (EVERY > 1 && count == KEYS) {
+    for (int tile = 0; tile < EVERY; ++tile)
+      pair_scores<R, NV, true, TARGET, EVERY>(
+          queries, padded, block.keys + tile * WIDTH * head_dim, WIDTH, head_dim,
+          block.prefetch.with_keys + tile * NV * WIDTH * head_dim, prefetches, scores + tile * WIDTH);
+    at = KEYS;
+  }
   const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
     pair_scores<R, vectors.value, whole.value, TARGET>(
         queries, padded, block.keys + at * head_dim, lanes, head_dim,
@@ -101,7 +112,6 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
   };
   const std::integral_constant<int, NV> most;
   const std::integral_constant<int, 1> one;
-  int at = 0;
   for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
   for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
   if (at < count) some(at, one, std::false_type(), count - at);
