@@ -115,6 +115,7 @@ def choose_backend(config: EngineConfig) -> Backend:
             input_dtype=config.compute_dtype,
             cache_dtype=backend_choice.cache_dtype_of(config),
             weight_types=backend_choice.weight_types_of(config),
+            preallocated=config.preallocate_caches,
         )
     # Portable operators are slower, so falling back to them is worth a warning.
     level = logging.INFO if backend_choice.portable_by_choice(config) else logging.WARNING

@@ -86,12 +86,14 @@ def user_bytes(config: AnyModelConfig, engine: EngineConfig, tokens: Optional[in
     """Bytes of one user's caches with `tokens` tokens; default: `seq_length`.
 
     With native kernels, each head takes whole key tiles and whole pages, and only for `tokens` if
-    pages can be released. Otherwise caches always have room for `seq_length`.
+    pages can be released. Otherwise, and if they are preallocated, caches always have room for
+    `seq_length`.
     """
     dtype, length = cache_dtype_of(engine), engine.seq_length
     if not is_native(engine):
         return cache_bytes_per_user(config, length, dtype)
-    return held_bytes(config, dtype, length if tokens is None else tokens, length)
+    held = length if tokens is None or engine.preallocate_caches else tokens
+    return held_bytes(config, dtype, held, length)
 
 
 def tokens_in(config: AnyModelConfig, engine: EngineConfig, limit: int) -> int:
@@ -110,6 +112,11 @@ def check_cache_memory(config: AnyModelConfig, engine: EngineConfig) -> None:
         raise ConfigError(
             f"cache_memory {engine.cache_memory!r} needs native kernels, but {reason}; other "
             "caches take their whole size from the start, which users and seq_length decide"
+        )
+    if engine.preallocate_caches:
+        raise ConfigError(
+            f"cache_memory is {engine.cache_memory!r}, and preallocate_caches is True; such caches "
+            "take their whole size from the start, which users and seq_length decide"
         )
     least = user_bytes(config, engine, tokens=SHORTEST)
     if least > engine.cache_limit:

@@ -116,6 +116,8 @@ def options(wanted: dict[str, Any], context: int, users: int) -> dict[str, Any]:
         # Prompts are not chunked: otherwise the first users would be far ahead of the last.
         together = max(1, min(users, PROMPT_TOKENS // context))
         found["prefill_chunk"] = together * context
+        if "preallocate_caches" in known:
+            found["preallocate_caches"] = True  # as peers do
     return found
 
 

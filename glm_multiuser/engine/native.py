@@ -74,7 +74,11 @@ class NativeRunner(GraphRunner):
         self._forward = NativeForward(self.model, self._saved, self._height, self._answers)
 
     def _jobs(self) -> list[Job]:
-        jobs: list[Job] = [("compile step graph", partial(self._trial_run, 1))]
+        jobs: list[Job] = []
+        if self.engine.preallocate_caches:
+            for layer in self.model.layer_cells():
+                jobs += [("allocate caches", cell.allocate) for cell in layer.attend.kv_past]
+        jobs.append(("compile step graph", partial(self._trial_run, 1)))
         if self.users > 1:
             several = min(self.users, INVARIANCE_ROWS)
             jobs.append(("check batch invariance", partial(self._trial_run, several)))
@@ -188,7 +192,9 @@ class NativeRunner(GraphRunner):
 
     def cache_bytes(self, tokens: int) -> int:
         """See `held_bytes`. A prompt of ChatGLM-6B counts once it is complete."""
-        return held_bytes(self.model.config, self.cache_dtype, tokens, self.engine.seq_length)
+        length = self.engine.seq_length
+        held = length if self.engine.preallocate_caches else tokens
+        return held_bytes(self.model.config, self.cache_dtype, held, length)
 
     def trim(self, slot: int, tokens: int) -> None:
         for cell, row in self.model.caches_of(slot):

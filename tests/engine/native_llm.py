@@ -6,6 +6,7 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,3 +107,16 @@ def resident_pages(array: NDArray[Any]) -> int:
     address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
     assert ctypes.CDLL(None).mincore(address, size, found) == 0
     return int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
+
+
+def huge_bytes(array: NDArray[Any]) -> int:
+    """Bytes in huge pages of the mapping that `array` lies in."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        word = line.split()[0]
+        if "-" in word:
+            start, end = (int(one, 16) for one in word.split("-"))
+            inside = start <= array.ctypes.data < end
+        elif inside and word == "AnonHugePages:":
+            found = int(line.split()[1]) * 1024
+    return found

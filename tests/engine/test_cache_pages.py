@@ -7,6 +7,7 @@ import mmap
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,13 @@ from glm_multiuser.backends.native import library, pages
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.memory import user_bytes
-from tests.engine.native_llm import open_llm, resident_bytes, resident_pages, runner_of
+from tests.engine.native_llm import (
+    huge_bytes,
+    open_llm,
+    resident_bytes,
+    resident_pages,
+    runner_of,
+)
 from tests.engine.small_model import CAUSAL, GREEDY, MODEL, Heard, prompt
 from tests.poison import poison
 
@@ -28,6 +35,9 @@ LENGTH = 512
 LONG = replace(CAUSAL, max_sequence_length=LENGTH)
 """64 bytes for each head of a position: 64 positions in a page."""
 USERS = 4
+HUGE = 1 << 21
+ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HAS_HUGE = ENABLED.exists() and "[never]" not in ENABLED.read_text()
 
 
 def of_tokens(*tokens: int) -> int:
@@ -226,6 +236,27 @@ def test_a_bidirectional_model_keeps_nothing_for_idle_users() -> None:
         assert resident_bytes(llm) == llm.stats().cache_resident_bytes == 0
 
 
+# Preallocated
+
+
+def test_preallocated_caches_keep_their_memory(kept: list[Any]) -> None:
+    texts: list[str] = []
+
+    def progress(done: int, total: int, text: str) -> None:
+        texts.append(text)
+
+    settings: dict[str, Any] = {"seq_length": LENGTH, "preallocate_caches": True}
+    with open_llm(USERS, LONG, progress=progress, **settings) as llm:
+        assert texts.count("allocate caches") == LONG.num_layers
+        check_resident(llm, *[LENGTH] * USERS)
+        assert llm.stats().cache_reserved_bytes == USERS * of_tokens(LENGTH)
+        assert conversations(llm) == kept
+        check_resident(llm, *[LENGTH] * USERS)
+        llm.resize(2)
+        check_resident(llm, LENGTH, LENGTH)
+        assert user_bytes(LONG, runner_of(llm).engine, tokens=1) == of_tokens(LENGTH)
+
+
 # A budget
 
 
@@ -273,6 +304,11 @@ def test_a_prompt_that_the_budget_cannot_hold_is_rejected() -> None:
         ({"cache_memory": 0}, "cache_memory is 0; it must be from 1 byte"),
         ({"cache_memory": "16KiB"}, "cache_memory is '16KiB'; it must be at least 32768 bytes"),
         (
+            {"cache_memory": "1GiB", "preallocate_caches": True},
+            "cache_memory is '1GiB', and preallocate_caches is True; such caches take their whole "
+            "size from the start",
+        ),
+        (
             {"cache_memory": "1GiB", "kernels": "portable"},
             "cache_memory '1GiB' needs native kernels, but kernels is 'portable'",
         ),
@@ -298,6 +334,19 @@ def test_parts_lose_their_ends_and_nobody_elses() -> None:
     assert (paged.array[1, :, 2:] == 0.0).all()
     assert (paged.array[[0, 2]] == 7.0).all()
     paged.trim(0, 0)
+    paged.give_back()
+    assert resident_pages(paged.array) == 0
+
+
+def test_preallocated_pages_stay_until_all_are_returned() -> None:
+    paged = pages.PagedArray((2, 1, 4 * HUGE), np.int8, preallocated=True)
+    paged.allocate()
+    assert resident_pages(paged.array) * pages.SIZE == paged.array.nbytes
+    assert huge_bytes(paged.array) > 0 or not HAS_HUGE
+    paged.array[0] = 7
+    paged.trim(0, 0)
+    assert (paged.array[0] == 7).all()
+    assert resident_pages(paged.array) * pages.SIZE == paged.array.nbytes
     paged.give_back()
     assert resident_pages(paged.array) == 0
 

@@ -199,14 +199,29 @@ class KVCache(nn.Cell):
     Positions after a user's last one are never read, so a slot need not be cleared for a new user.
     """
 
-    def __init__(self, dtype: str, users: int, heads: int, positions: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        users: int,
+        heads: int,
+        positions: int,
+        head_dim: int,
+        preallocated: bool = False,
+    ) -> None:
         super().__init__()
         room = capacity(dtype, positions, head_dim)
         shapes = cache_shapes(dtype, users, heads, room, head_dim)
-        self.keys, self.values = (PagedArray(shape, STORED[dtype]) for shape in shapes)
+        self.keys, self.values = (
+            PagedArray(shape, STORED[dtype], preallocated) for shape in shapes
+        )
         self.key_past = parameter_of(self.keys.array, "key_past")
         self.value_past = parameter_of(self.values.array, "value_past")
         self.sizes = partial(head_sizes, dtype, head_dim=head_dim)
+
+    def allocate(self) -> None:
+        """Allocates the memory of all users."""
+        self.keys.allocate()
+        self.values.allocate()
 
     def trim(self, row: int, positions: int) -> None:
         """Frees the memory of a user after the first `positions` positions."""
@@ -227,10 +242,11 @@ class Attention(nn.Cell):
     launching.
     """
 
-    def __init__(self, shape: AttentionShape, cache_dtype: str) -> None:
+    def __init__(self, shape: AttentionShape, cache_dtype: str, preallocated: bool) -> None:
         super().__init__()
         self.shape = shape
         self.cache_dtype = cache_dtype
+        self.preallocated = preallocated
         self.sizes = int_constants(shape.heads, shape.kv_heads, shape.head_dim)
         self.scale = float_constants(1.0 / math.sqrt(shape.head_dim))
         self.attention = operators.attention(shape.width)
@@ -240,7 +256,9 @@ class Attention(nn.Cell):
         for cell in getattr(self, "kv_past", ()):
             cell.give_back()
         shape = (self.shape.kv_heads, layout.seq_length, self.shape.head_dim)
-        cells = [KVCache(self.cache_dtype, users, *shape) for users in layout.sizes]
+        cells = [
+            KVCache(self.cache_dtype, users, *shape, self.preallocated) for users in layout.sizes
+        ]
         self.kv_past = nn.CellList(cells)
 
     def construct(self, query_key_value: Tensor, batch: RaggedBatch) -> Tensor:
@@ -272,6 +290,7 @@ class NativeBackend:
         cache_dtype: of keys and values: "float32", "bfloat16" or "int8".
         weight_types: name of a parameter -> its type, if not `weight_dtype`; applied by
             `set_weight_types`.
+        preallocated: whether caches are allocated before use, and keep their memory.
     """
 
     weight_dtype: str = "float32"
@@ -279,6 +298,7 @@ class NativeBackend:
     input_dtype: str = "float32"
     cache_dtype: str = "float32"
     weight_types: Mapping[str, str] = field(default_factory=dict)
+    preallocated: bool = False
 
     name = "native"
     dtype = "float32"
@@ -302,7 +322,7 @@ class NativeBackend:
         return Embedding(packing_of(self.weight_dtype, vocab_size, hidden_size), name)
 
     def attention(self, shape: AttentionShape) -> Attention:
-        return Attention(shape, self.cache_dtype)
+        return Attention(shape, self.cache_dtype, self.preallocated)
 
     @property
     def kept_as(self) -> str:
