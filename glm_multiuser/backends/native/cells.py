@@ -206,7 +206,7 @@ class KVCache(nn.Cell):
         heads: int,
         positions: int,
         head_dim: int,
-        preallocated: bool = False,
+        preallocated: bool,
     ) -> None:
         super().__init__()
         room = capacity(dtype, positions, head_dim)

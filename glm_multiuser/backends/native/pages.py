@@ -4,8 +4,8 @@ It is a private anonymous mapping (mmap(2)): the system provides a page of zeros
 and frees it on MADV_DONTNEED (madvise(2)). Only Linux guarantees both. Elsewhere, memory is
 allocated at once and kept.
 
-Preallocated memory is in huge pages, which take less time to translate addresses, and is not
-returned before the end.
+Preallocated memory is in huge pages, whose addresses are translated faster, and stays until all of
+it is returned.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PagedArray:
         # Without MAP_NORESERVE, the system may refuse to map more than its physical memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self._map = mmap.mmap(-1, size, flags=flags)
-        # A huge page would allocate 2 MB on the first write.
+        # Otherwise the first write would allocate 2 MB.
         advise_huge_pages(self._map, preallocated)
         self.array = np.frombuffer(self._map, dtype).reshape(shape)
 

@@ -95,8 +95,7 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
   float* scores = rows.scores + row * KEYS;
   const int count = rows.most(row, row + R);
   int at = 0;
-  // Streams in the same page hamper the hardware prefetcher, so adjacent tiles are not read together.
-  // (Zen 5 was not measured.)
+  // Zen 4: streams in the same page hamper the hardware prefetcher, so adjacent tiles are not read together.
   constexpr int EVERY = TARGET == L2 ? KEYS / (NV * WIDTH) : 1;
   if (EVERY > 1 && count == KEYS) {
     for (int tile = 0; tile < EVERY; ++tile)
