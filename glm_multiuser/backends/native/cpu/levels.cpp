@@ -16,7 +16,8 @@ extern const Level table_avx512, table_avx512vnni, table_avx512bf16, table_amx;
 
 namespace {
 
-#if defined(__x86_64__)
+// Emulated levels prefetch as on Zen 4, so that what it does is tested on all processors.
+#if defined(__x86_64__) && !defined(GLM_EMULATED)
 bool is_amd_family(unsigned least) {
   unsigned most, first, middle, last;
   if (!__get_cpuid(0, &most, &first, &last, &middle)) return false;
