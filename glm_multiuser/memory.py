@@ -92,8 +92,8 @@ def user_bytes(config: AnyModelConfig, engine: EngineConfig, tokens: Optional[in
     dtype, length = cache_dtype_of(engine), engine.seq_length
     if not is_native(engine):
         return cache_bytes_per_user(config, length, dtype)
-    held = length if tokens is None or engine.preallocate_caches else tokens
-    return held_bytes(config, dtype, held, length)
+    held = length if tokens is None else tokens
+    return held_bytes(config, dtype, held, length, engine.preallocate_caches)
 
 
 def tokens_in(config: AnyModelConfig, engine: EngineConfig, limit: int) -> int:

@@ -192,9 +192,14 @@ class NativeRunner(GraphRunner):
 
     def cache_bytes(self, tokens: int) -> int:
         """See `held_bytes`. A prompt of ChatGLM-6B counts once it is complete."""
-        length = self.engine.seq_length
-        held = length if self.engine.preallocate_caches else tokens
-        return held_bytes(self.model.config, self.cache_dtype, held, length)
+        engine = self.engine
+        return held_bytes(
+            self.model.config,
+            self.cache_dtype,
+            tokens,
+            engine.seq_length,
+            engine.preallocate_caches,
+        )
 
     def trim(self, slot: int, tokens: int) -> None:
         for cell, row in self.model.caches_of(slot):

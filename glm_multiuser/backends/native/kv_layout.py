@@ -59,10 +59,12 @@ def head_sizes(dtype: str, positions: int, head_dim: int) -> tuple[int, int]:
     return math.ceil(positions / TILE) * TILE * one, positions * one
 
 
-def held_bytes(config: AnyModelConfig, dtype: str, tokens: int, seq_length: int) -> int:
+def held_bytes(
+    config: AnyModelConfig, dtype: str, tokens: int, seq_length: int, preallocated: bool
+) -> int:
     """Physical memory of the caches of a user with `tokens` tokens: whole pages for each head of
-    each layer, and for all of `seq_length` if pages cannot be returned."""
-    positions = seq_length if pages.UNAVAILABLE else tokens
+    each layer, and for all of `seq_length` if they are preallocated or cannot be returned."""
+    positions = seq_length if preallocated or pages.UNAVAILABLE else tokens
     one_head = sum(map(pages.whole_pages, head_sizes(dtype, positions, config.head_dim)))
     return config.num_layers * config.num_key_value_heads * one_head
 

@@ -33,10 +33,6 @@ MAP_NORESERVE = 0x4000
 """On Linux, x86 and ARM; `mmap` defines it since Python 3.13."""
 
 
-SMALLEST = 4096
-"""Bytes of the smallest page of any system."""
-
-
 def whole_pages(size: int) -> int:
     """`size` in bytes, rounded up to whole pages."""
     return -(-size // SIZE) * SIZE
@@ -64,13 +60,13 @@ class PagedArray:
         # Without MAP_NORESERVE, the system may refuse to map more than its physical memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self._map = mmap.mmap(-1, size, flags=flags)
-        # Otherwise the first write would allocate 2 MB.
+        # Where memory is not allocated at once, a huge page would take 2 MB with the first write.
         advise_huge_pages(self._map, preallocated)
         self.array = np.frombuffer(self._map, dtype).reshape(shape)
 
     def allocate(self) -> None:
         """Allocates all pages."""
-        self.array.reshape(-1).view(np.uint8)[::SMALLEST] = 0
+        self.array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
 
     def trim(self, row: int, size: int) -> None:
         """Returns the pages of `array[row]` after the first `size` bytes of each of its parts; they

@@ -94,6 +94,13 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
   const uint16_t* queries = rows.queries + row * padded;
   float* scores = rows.scores + row * KEYS;
   const int count = rows.most(row, row + R);
+  const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
+    pair_scores<R, vectors.value, whole.value, TARGET>(
+        queries, padded, block.keys + at * head_dim, lanes, head_dim,
+        block.prefetch.with_keys + at * head_dim, prefetches, scores + at);
+  };
+  const std::integral_constant<int, NV> most;
+  const std::integral_constant<int, 1> one;
   int at = 0;
   // Zen 4: streams in the same page hamper the hardware prefetcher, so adjacent tiles are not read together.
   constexpr int EVERY = TARGET == L2 ? KEYS / (NV * WIDTH) : 1;
@@ -104,13 +111,6 @@ void weigh_pairs(QueryRows& rows, const RowsBlock& block, int row, bool prefetch
           block.prefetch.with_keys + tile * NV * WIDTH * head_dim, prefetches, scores + tile * WIDTH);
     at = KEYS;
   }
-  const auto some = [&](int at, auto vectors, auto whole, int lanes) INLINE {
-    pair_scores<R, vectors.value, whole.value, TARGET>(
-        queries, padded, block.keys + at * head_dim, lanes, head_dim,
-        block.prefetch.with_keys + at * head_dim, prefetches, scores + at);
-  };
-  const std::integral_constant<int, NV> most;
-  const std::integral_constant<int, 1> one;
   for (; at + NV * WIDTH <= count; at += NV * WIDTH) some(at, most, std::true_type(), WIDTH);
   for (; at + WIDTH <= count; at += WIDTH) some(at, one, std::true_type(), WIDTH);
   if (at < count) some(at, one, std::false_type(), count - at);
