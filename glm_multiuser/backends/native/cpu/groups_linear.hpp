@@ -18,7 +18,7 @@ constexpr int64_t PARTS_TOGETHER = WIDENED_BYTES / (PART * BLOCK_COLUMNS * (int6
 
 template <class T, int M, int V>
 void few_rows(const LinearPanel& panel) {
-  const int64_t width = panel.row_bytes / (int64_t)sizeof(float);
+  const RowOffsets<M> rows(panel.row_bytes);
   for (int column = 0; column < panel.columns; column += V * WIDTH) {
     const auto* x = (const float*)panel.x;
     vec sums[M][V];
@@ -27,7 +27,7 @@ void few_rows(const LinearPanel& panel) {
       const auto* weight = (const char*)panel.weight;
       const int64_t ahead = group_prefetch_distance<T>(panel, part);
       widen_part<T, V>(weight, part, column, panel.bytes, ahead, [&](int input, const vec* w) {
-        add<M, V>(x + input, width, w, sums);
+        add<M, V>(x + input, rows, w, sums);
       });
       x += PART;
     }
@@ -38,25 +38,26 @@ void few_rows(const LinearPanel& panel) {
 
 // Adds M rows times dequantised weights of `inputs` inputs to `totals` [M, BLOCK_COLUMNS].
 template <int M>
-void add_widened(const float* x, int64_t width, const float* widened, int64_t inputs,
+void add_widened(const float* x, int64_t row_bytes, const float* widened, int64_t inputs,
                  float* totals) {
   constexpr int V = VECTORS;
+  const RowOffsets<M> rows(row_bytes);
   vec sums[M][V];
   load_sums(totals, sums);
   for (int64_t input = 0; input < inputs; ++input) {
     vec w[V];
     for (int v = 0; v < V; ++v) w[v] = load(widened + input * BLOCK_COLUMNS + v * WIDTH);
-    add<M, V>(x++, width, w, sums);
+    add<M, V>(x++, rows, w, sums);
   }
   store_sums(totals, sums);
 }
 
 template <int M>
-void add_widened_of(int rows, const float* x, int64_t width, const float* widened, int64_t inputs,
+void add_widened_of(int rows, const float* x, int64_t row_bytes, const float* widened, int64_t inputs,
                     float* totals) {
   if constexpr (M > 0) {
-    if (rows == M) return add_widened<M>(x, width, widened, inputs, totals);
-    add_widened_of<M - 1>(rows, x, width, widened, inputs, totals);
+    if (rows == M) return add_widened<M>(x, row_bytes, widened, inputs, totals);
+    add_widened_of<M - 1>(rows, x, row_bytes, widened, inputs, totals);
   }
 }
 
@@ -76,7 +77,7 @@ void many_rows(const LinearPanel panel, WidenColumns widen, int64_t begin, int64
       const float* x = (const float*)panel.x + (begin + row) * width + part * PART;
       if (part + count == parts)
         for (int m = 0; m < here; ++m) prefetch_results<1, VECTORS>(panel, begin + row + m, column);
-      add_widened_of<BLOCK_ROWS>(here, x, width, widened, count * PART,
+      add_widened_of<BLOCK_ROWS>(here, x, panel.row_bytes, widened, count * PART,
                                  totals + row * BLOCK_COLUMNS);
     }
   }

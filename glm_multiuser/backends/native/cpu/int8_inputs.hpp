@@ -7,6 +7,7 @@
 #include "blocks.hpp"
 #include "epilogue.hpp"
 #include "instructions.hpp"
+#include "row_offsets.hpp"
 
 namespace {
 
@@ -251,7 +252,7 @@ inline void finish_int8_row(const LinearPanel& panel, int64_t row, int column, c
 // Four inputs of M rows times V vectors of weights. Columns of sums are permuted; `restore_column_order`
 // undoes it.
 template <int M, int V>
-inline void add_quads(const char* x, int64_t row_bytes, const char* first, const char* second,
+inline void add_quads(const char* x, const RowOffsets<M>& rows, const char* first, const char* second,
                       ivec (*sums)[V]) {
   ivec w[V];
   const ivec offset = ivec{} + (int32_t)0x80808080;
@@ -263,7 +264,7 @@ inline void add_quads(const char* x, int64_t row_bytes, const char* first, const
   }
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
-    const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
+    const ivec value = ivec{} + rows.template at<int32_t>(x, m);
     for (int v = 0; v < V; ++v) sums[m][v] = dpbusd(sums[m][v], w[v], value);
   }
 }
@@ -281,13 +282,13 @@ inline ivec products_of_pairs(ivec a, ivec b) {
 
 // Two inputs of M rows times V vectors of weights.
 template <int M, int V>
-inline void add_int16_pairs(const char* x, int64_t row_bytes, const char* weight,
+inline void add_int16_pairs(const char* x, const RowOffsets<M>& rows, const char* weight,
                             ivec (*sums)[V]) {
   ivec w[V];
   for (int v = 0; v < V; ++v) w[v] = widen(weight + v * 2 * WIDTH);
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
-    const ivec value = ivec{} + load_as<int32_t>(x + m * row_bytes);
+    const ivec value = ivec{} + rows.template at<int32_t>(x, m);
     for (int v = 0; v < V; ++v) sums[m][v] += products_of_pairs(w[v], value);
   }
 }
@@ -299,6 +300,7 @@ void int8_block(const LinearPanel& panel, int64_t row, int column, Prefetcher ah
                 const Chunk& chunk) {
   const char* rows = (const char*)panel.x + row * panel.row_bytes;
   const char* x = rows + HEAD_BYTES + chunk.first * (int64_t)(2 * sizeof(RowElement));
+  RowOffsets<M> offsets(panel.row_bytes);
   const char* weight = (const char*)panel.weight + PANEL * sizeof(float) + column * 2 +
                        chunk.first * LINE_BYTES;
   const int64_t lines = (panel.depth + 1) / 2, offset = column * panel.rows + row * V * WIDTH;
@@ -315,17 +317,18 @@ void int8_block(const LinearPanel& panel, int64_t row, int column, Prefetcher ah
     for (int i = 0; i < LINES; ++i) ahead.prefetch(i * ahead.step);
     ahead.from += LINES * ahead.step;
 #if defined(GLM_HAS_DPBUSD)
-    add_quads<M, V>(x, panel.row_bytes, weight, weight + LINE_BYTES, sums);
+    add_quads<M, V>(x, offsets, weight, weight + LINE_BYTES, sums);
 #else
-    add_int16_pairs<M, V>(x, panel.row_bytes, weight, sums);
+    add_int16_pairs<M, V>(x, offsets, weight, sums);
 #endif
     x += 2 * LINES * sizeof(RowElement);
+    offsets.keep();
     weight += LINES * LINE_BYTES;
   }
   if (chunk.last < lines) return store_sums(chunk.sums + offset, sums);
 #if defined(GLM_HAS_DPBUSD)
   static constexpr char ZEROS[LINE_BYTES] = {};
-  if (lines % 2) add_quads<M, V>(x, panel.row_bytes, weight, ZEROS, sums);
+  if (lines % 2) add_quads<M, V>(x, offsets, weight, ZEROS, sums);
 #endif
   const LinearPanel own = panel;
   for (int m = 0; m < M; ++m) {

@@ -9,6 +9,7 @@
 #include "half.hpp"
 #include "int8_inputs.hpp"
 #include "level.hpp"
+#include "row_offsets.hpp"
 #include "vector.hpp"
 
 namespace {
@@ -21,10 +22,10 @@ using glm::PANEL;
 typedef uint32_t RoundedPair;
 
 template <int M, int V>
-inline void add_pairs(const RoundedPair* x, int64_t width, const __m512bh* w, vec (*sums)[V]) {
+inline void add_pairs(const RoundedPair* x, const RowOffsets<M>& rows, const __m512bh* w, vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
-    const __m512bh value = (__m512bh)_mm512_set1_epi32((int)x[m * width]);
+    const __m512bh value = (__m512bh)_mm512_set1_epi32(rows.template at<int32_t>(x, m));
     for (int v = 0; v < V; ++v)
       sums[m][v] = (vec)_mm512_dpbf16_ps((__m512)sums[m][v], w[v], value);
   }
@@ -68,11 +69,12 @@ struct RoundedPair {
 };
 
 template <int M, int V>
-inline void add_pairs(const RoundedPair* x, int64_t width, const vec* low, const vec* high,
+inline void add_pairs(const RoundedPair* x, const RowOffsets<M>& rows, const vec* low, const vec* high,
                       vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
-    const vec first = broadcast(x[m * width].low), second = broadcast(x[m * width].high);
+    const auto pair = rows.template at<RoundedPair>(x, m);
+    const vec first = broadcast(pair.low), second = broadcast(pair.high);
     for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(low[v], first, sums[m][v]);
     for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(high[v], second, sums[m][v]);
   }
@@ -82,10 +84,10 @@ inline void add_pairs(const RoundedPair* x, int64_t width, const vec* low, const
 // One input of M rows times V vectors of weights. Products are accumulated in the same order for every
 // storage type, so 16-bit weights give the same bits as the same weights in float32.
 template <int M, int V>
-inline void add(const float* x, int64_t width, const vec* w, vec (*sums)[V]) {
+inline void add(const float* x, const RowOffsets<M>& rows, const vec* w, vec (*sums)[V]) {
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
-    const vec value = broadcast(x[m * width]);
+    const vec value = broadcast(rows.template at<float>(x, m));
     for (int v = 0; v < V; ++v) sums[m][v] = multiply_add(w[v], value, sums[m][v]);
   }
 }
@@ -100,10 +102,11 @@ struct Float32 {
   static constexpr int64_t step_bytes = PANEL * sizeof(float);
 
   template <int M, int V>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+  static inline void step(const X* x, const RowOffsets<M>& rows, const char* weight,
+                          vec (*sums)[V]) {
     vec w[V];
     for (int v = 0; v < V; ++v) w[v] = load((const float*)weight + v * WIDTH);
-    add<M, V>(x, width, w, sums);
+    add<M, V>(x, rows, w, sums);
   }
 };
 
@@ -115,10 +118,11 @@ struct Float16 {
   static constexpr int64_t step_bytes = PANEL * sizeof(uint16_t);
 
   template <int M, int V>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+  static inline void step(const X* x, const RowOffsets<M>& rows, const char* weight,
+                          vec (*sums)[V]) {
     vec w[V];
     for (int v = 0; v < V; ++v) w[v] = load_f16((const uint16_t*)weight + v * WIDTH);
-    add<M, V>(x, width, w, sums);
+    add<M, V>(x, rows, w, sums);
   }
 };
 
@@ -130,14 +134,15 @@ struct BFloat16 {
   static constexpr int64_t step_bytes = PANEL * 2 * sizeof(uint16_t);
 
   template <int M, int V>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+  static inline void step(const X* x, const RowOffsets<M>& rows, const char* weight,
+                          vec (*sums)[V]) {
     vec w[V];
     for (int v = 0; v < V; ++v)
       w[v] = (vec)(load_as<uvec>(weight + v * sizeof(uvec)) << 16);
-    add<M, V>(x, width, w, sums);
+    add<M, V>(x, rows, w, sums);
     for (int v = 0; v < V; ++v)
       w[v] = (vec)(load_as<uvec>(weight + v * sizeof(uvec)) & 0xffff0000u);
-    add<M, V>(x + 1, width, w, sums);
+    add<M, V>(x + 1, rows, w, sums);
   }
 };
 
@@ -147,10 +152,11 @@ struct RoundedBFloat16 : BFloat16 {
   static constexpr int x_step = 1;
 
   template <int M, int V>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+  static inline void step(const X* x, const RowOffsets<M>& rows, const char* weight,
+                          vec (*sums)[V]) {
     __m512bh w[V];
     for (int v = 0; v < V; ++v) w[v] = (__m512bh)_mm512_loadu_si512(weight + v * 64);
-    add_pairs<M, V>(x, width, w, sums);
+    add_pairs<M, V>(x, rows, w, sums);
   }
 };
 #else
@@ -165,11 +171,12 @@ struct Int8 {
   static constexpr int64_t step_bytes = PANEL * 2;
 
   template <int M, int V>
-  static inline void step(const X* x, int64_t width, const char* weight, vec (*sums)[V]) {
+  static inline void step(const X* x, const RowOffsets<M>& rows, const char* weight,
+                          vec (*sums)[V]) {
 #if defined(__AVX512BF16__)
     __m512bh w[2];
     widen_to_bf16(weight, w);
-    add_pairs<M, V>(x, width, w, sums);
+    add_pairs<M, V>(x, rows, w, sums);
 #else
     vec low[V], high[V];
     for (int v = 0; v < V; ++v) {
@@ -177,7 +184,7 @@ struct Int8 {
       low[v] = __builtin_convertvector(pairs << 16 >> 16, vec);
       high[v] = __builtin_convertvector(pairs >> 16, vec);
     }
-    add_pairs<M, V>(x, width, low, high, sums);
+    add_pairs<M, V>(x, rows, low, high, sums);
 #endif
   }
 };
@@ -262,8 +269,9 @@ int64_t rows_per_call(glm::Weight, Inputs, int64_t rows, int64_t weight_bytes) {
 template <class W, int M, int V>
 void block(const LinearPanel& panel, int64_t row, int column, Prefetcher ahead, const Chunk& chunk) {
   typedef typename W::X X;
-  const int64_t width = panel.row_bytes / (int64_t)sizeof(X), end = chunk.last;
-  const auto* x = (const X*)panel.x + row * width;
+  const int64_t end = chunk.last;
+  RowOffsets<M> rows(panel.row_bytes);
+  const auto* x = (const X*)((const char*)panel.x + row * panel.row_bytes) + chunk.first * W::x_step;
   const char* weight = (const char*)panel.weight + W::scale_bytes +
                        column * (W::step_bytes / PANEL) + chunk.first * W::step_bytes;
   const int64_t offset = column * panel.rows + row * V * WIDTH;
@@ -277,7 +285,9 @@ void block(const LinearPanel& panel, int64_t row, int column, Prefetcher ahead, 
     ahead.prefetch(0);
     if (W::step_bytes > 64) ahead.prefetch(64);
     ahead.from += ahead.step;
-    W::template step<M, V>(x + k * W::x_step, width, weight, sums);
+    W::template step<M, V>(x, rows, weight, sums);
+    x += W::x_step;
+    rows.keep();
     weight += W::step_bytes;
   }
   if (end < W::steps(panel.depth)) return store_sums(chunk.sums + offset, sums);
