@@ -105,11 +105,20 @@ inline INLINE void prefetch_line(const void* from) {
   }
 }
 
+// Whether products of so many rows take about as long as reading their weights.
+constexpr bool is_balanced(int64_t rows) { return rows >= BLOCK_ROWS / 2 && rows <= 2 * BLOCK_ROWS; }
+
 // Prefetch distance, in bytes, of a single block, and its target: Intel's processors need many lines in
-// flight, but those in L2 must then still be fetched from there.
+// flight, but those in L2 must then still be fetched from there. Balanced rows need more of them on Zen 4, but
+// 8 KB are too many for two cores that share a chiplet's bandwidth.
 constexpr int64_t LONG_DISTANCE = 16384, PREFETCH_DISTANCE = INTEL ? LONG_DISTANCE : 4096;
+constexpr int64_t BALANCED_DISTANCE = INTEL ? LONG_DISTANCE : 6144;
 constexpr Target OF_ONE_BLOCK = INTEL ? L2 : L1;
-inline INLINE int64_t prefetch_distance() { return is_zen5() ? LONG_DISTANCE : PREFETCH_DISTANCE; }
+
+inline INLINE int64_t prefetch_distance(int64_t rows) {
+  if (is_zen5()) return LONG_DISTANCE;
+  return is_balanced(rows) ? BALANCED_DISTANCE : PREFETCH_DISTANCE;
+}
 
 // Few int8 rows take so little time that they need a longer distance; but at `avx2` (Zen 3) the hardware
 // prefetcher follows the weights by itself, and a short distance is best.
@@ -129,11 +138,19 @@ inline INLINE int64_t groups_distance(int int8_rows) {
 struct Prefetcher {
   const char* from;
   int64_t step;
-  bool most_in_flight;
+  bool into_l2;
+
+  Prefetcher(const char* from, int64_t step, int64_t rows)
+      : from(from), step(step), into_l2(is_balanced(rows) && !is_zen5()) {}
 
   inline INLINE void prefetch(int64_t offset) const {
-    if (most_in_flight) return prefetch_line<MOST_IN_FLIGHT>(from + offset);
-    prefetch_line<OF_ONE_BLOCK>(from + offset);
+    if (OF_ONE_BLOCK == L2 || into_l2) return prefetch_line<L2>(from + offset);
+    prefetch_line<L1>(from + offset);
+  }
+
+  inline INLINE void prefetch_all(int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) prefetch(i);
+    from += bytes;
   }
 };
 

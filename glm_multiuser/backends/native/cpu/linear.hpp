@@ -326,21 +326,22 @@ void block_of(int rows, const LinearPanel& panel, int64_t row, int column, const
 template <class W>
 inline INLINE int64_t few_rows_distance() {
   if (HARDWARE_PREFETCH) return std::is_same<W, Float32>::value ? 0 : SHORT_DISTANCE;
-  return std::is_same<W, Int8Int8>::value ? INT8_DISTANCE : prefetch_distance();
+  return std::is_same<W, Int8Int8>::value ? INT8_DISTANCE : prefetch_distance(FEW_ROWS);
 }
 
 // One chunk of a panel, `bytes` long.
 template <class W>
 void linear_chunk(const LinearPanel& panel, const Chunk& chunk, const char* weight, int64_t bytes) {
   const bool few = panel.rows <= FEW_ROWS;
-  const int64_t distance = few ? few_rows_distance<W>() : prefetch_distance();
+  const int64_t distance = few ? few_rows_distance<W>() : prefetch_distance(panel.rows);
   for_blocks(panel, BLOCK_ROWS, few ? PANEL : BLOCK_COLUMNS,
              [&](int64_t index, int64_t count, int column, int64_t row, int rows) INLINE {
                // A single block prefetches its own weights; several prefetch the next chunk in parts.
                const bool alone = count == 1;
                const char* from = weight + (alone ? distance : bytes + bytes * index / count);
                const int64_t step = alone ? W::step_bytes : W::step_bytes / count;
-               const Prefetcher ahead{from, step, !alone && panel.rows <= 2 * BLOCK_ROWS};
+               Prefetcher ahead(from, step, panel.rows);
+               ahead.prefetch_all(W::scale_bytes);  // which no step includes
                block_of<W, BLOCK_ROWS>(rows, panel, row, column, ahead, chunk);
              });
 }
