@@ -114,7 +114,7 @@ struct Int4_128 : Int4_32 {
   static constexpr GroupType type = glm::INT4_128;
 };
 
-// Converts packed quants of four inputs, one per byte, to a vector with those of input i.
+// Converts packed quants of four inputs, one per byte, to a vector with those of one input.
 template <class T>
 struct Quad {
 #if defined(__AVX512F__)
@@ -128,14 +128,15 @@ struct Quad {
     return (uvec)((bvec)quad - (int8_t)T::offset);
   }
 
-  static vec quant(uvec quad, int i) {
+  // The quant that starts at bit `shift`.
+  static vec quant(uvec quad, int shift) {
 #if defined(__AVX512F__)
     if constexpr (looked_up) {  // the lowest four bits are the index
       const vec table = vec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} - T::offset;
-      return (vec)_mm512_permutexvar_ps((__m512i)(quad >> (8 * i)), (__m512)table);
+      return (vec)_mm512_permutexvar_ps((__m512i)(quad >> shift), (__m512)table);
     }
 #endif
-    return __builtin_convertvector((ivec)(quad << (24 - 8 * i)) >> 24, vec);
+    return __builtin_convertvector((ivec)(quad << (24 - shift)) >> 24, vec);
   }
 };
 
@@ -226,7 +227,7 @@ inline INLINE void widen_part(const char* panel, int64_t part, int column, int64
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         vec w[V];
-        for (int v = 0; v < V; ++v) w[v] = T::value(Quad<T>::quant(quad[v], i), a[v], b[v]);
+        for (int v = 0; v < V; ++v) w[v] = T::value(Quad<T>::quant(quad[v], 8 * i), a[v], b[v]);
         use(input++, w);
       }
     });
@@ -234,29 +235,36 @@ inline INLINE void widen_part(const char* panel, int64_t part, int column, int64
   read_part<T, V, true>(panel, part, column, bytes, ahead, group);
 }
 
-// Dequantises WIDTH columns of one input.
-template <class T>
-vec widen_input(const char* panel, int64_t input, int column) {
+// Dequantises V vectors of columns, starting at `column`, of one input.
+template <class T, int V>
+inline INLINE void widen_input(const char* panel, unsigned input, int column, vec* w) {
   constexpr GroupType type = T::type;
-  const int in_block = (int)(input % type.inputs), in_group = in_block % type.group;
-  const char* block = panel + input / type.inputs * type.bytes();
-  const char* scales = block + type.head + in_block / type.group * type.group_bytes();
-  const char* words = scales + type.scales + 4 * column;
-  const int quad = in_group / 4;
   constexpr int LINE = 4 * PANEL, UPPER = type.bits - 4;
-  uvec quants;
-  if constexpr (type.bits == 8) {
-    quants = load_as<uvec>(words + quad * LINE);
-  } else {
-    const char* lower = words + (type.has_upper_bits() + quad / 2) * LINE;
-    quants = load_as<uvec>(lower) >> (quad % 2 * 4) & 0x0f0f0f0f;
-    if constexpr (type.has_upper_bits()) {
-      const uvec upper = load_as<uvec>(words) >> (quad * UPPER);
-      quants |= (upper & ((1 << UPPER) - 1) * 0x01010101u) << 4;
+  const unsigned in_block = input % type.inputs, in_group = in_block % type.group;
+  const int quad = in_group / 4, shift = in_group % 4 * 8;
+  const char* block = panel + input / type.inputs * (int64_t)type.bytes();
+  const char* scales = block + type.head + in_block / type.group * type.group_bytes();
+  for (int v = 0; v < V; ++v) {
+    const int first = column + v * WIDTH;
+    const auto word = [&](int i) INLINE {
+      return load_as<uvec>(scales + type.scales + i * LINE + 4 * first);
+    };
+    vec q;
+    if constexpr (Quad<T>::looked_up) {
+      q = Quad<T>::quant(word(quad / 2), quad % 2 * 4 + shift);
+    } else {
+      uvec quants;
+      if constexpr (type.bits == 8) {
+        quants = word(quad);
+      } else {
+        quants = word(type.has_upper_bits() + quad / 2) >> (quad % 2 * 4) & 0x0f0f0f0f;
+        if constexpr (type.has_upper_bits())
+          quants |= (word(0) >> (quad * UPPER) & ((1 << UPPER) - 1) * 0x01010101u) << 4;
+      }
+      q = Quad<T>::quant(Quad<T>::prepared(quants), shift);
     }
+    w[v] = T::value(q, T::a(block, scales, first), T::b(block, scales, first));
   }
-  const vec q = Quad<T>::quant(Quad<T>::prepared(quants), in_group % 4);
-  return T::value(q, T::a(block, scales, column), T::b(block, scales, column));
 }
 
 // Dequantises V vectors of columns, starting at `column`, of `count` parts of a panel, starting at `first`.

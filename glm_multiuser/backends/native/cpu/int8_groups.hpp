@@ -195,7 +195,7 @@ inline INLINE void widen_one(const char* weight, unsigned input, int column, vec
       w[v] = T::a(nullptr, scales, first) * q + T::b(nullptr, scales, first);
     }
   } else {
-    for (int v = 0; v < V; ++v) w[v] = widen_input<T>(weight, input, column + v * WIDTH);
+    widen_input<T, V>(weight, input, column, w);
   }
 }
 

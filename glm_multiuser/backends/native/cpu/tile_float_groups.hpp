@@ -41,7 +41,7 @@ inline INLINE uvec pair_of_quad(uvec quads, int first) {
     return (uvec)_mm512_permutex2var_epi16(table[0], indices, table[1]);
   }
   const uvec quad = Quad<T>::prepared(quads);
-  const auto quant = [&](int i) { return (uvec)Quad<T>::quant(quad, i); };
+  const auto quant = [&](int i) { return (uvec)Quad<T>::quant(quad, 8 * i); };
   return quant(first) >> 16 | (quant(first + 2) & 0xffff0000u);
 }
 
