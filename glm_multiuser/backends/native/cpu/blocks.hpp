@@ -109,8 +109,8 @@ inline INLINE void prefetch_line(const void* from) {
 constexpr bool is_balanced(int64_t rows) { return rows >= BLOCK_ROWS / 2 && rows <= 2 * BLOCK_ROWS; }
 
 // Prefetch distance, in bytes, of a single block, and its target: Intel's processors need many lines in
-// flight, but those in L2 must then still be fetched from there. Balanced rows need more of them on Zen 4, but
-// 8 KB are too many for two cores that share a chiplet's bandwidth.
+// flight, but those in L2 must then still be fetched from there. On Zen 4 balanced rows need more of them;
+// for two cores that share a chiplet's bandwidth, 8 KB are too many.
 constexpr int64_t LONG_DISTANCE = 16384, PREFETCH_DISTANCE = INTEL ? LONG_DISTANCE : 4096;
 constexpr int64_t BALANCED_DISTANCE = INTEL ? LONG_DISTANCE : 6144;
 constexpr Target OF_ONE_BLOCK = INTEL ? L2 : L1;
