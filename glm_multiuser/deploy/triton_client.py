@@ -10,12 +10,15 @@ from typing import Any
 from glm_multiuser.errors import ConfigError
 
 CONTROL_SECONDS = 30.0
+LIVE_SECONDS = 5.0
 LOAD_SECONDS = 3600.0
 """A large checkpoint takes minutes."""
 PROBE = "probe"
 """Request parameter of a health probe."""
 BUSY = "all slots are in use; steps are being computed"
 """The error of a probe that would have to wait; its status is 400, as of any error in a stream."""
+
+CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class TritonClient:
     def is_live(self) -> bool:
         """Whether the server responds; it does before any model is loaded."""
         try:
-            return self._request("GET", "/v2/health/live", None, CONTROL_SECONDS)[0] == 200
-        except OSError:
+            return self._request("GET", "/v2/health/live", None, LIVE_SECONDS)[0] == 200
+        except CONNECTION_ERRORS:
             return False
 
     def state(self, model: str) -> str:

@@ -5,14 +5,13 @@ Triton does not: a killed stub is not restarted, and its model stays "ready".
 
 from __future__ import annotations
 
-import http.client
 import logging
 import threading
 import time
 from pathlib import Path
 from typing import Protocol
 
-from glm_multiuser.deploy.triton_client import TritonClient
+from glm_multiuser.deploy.triton_client import CONNECTION_ERRORS, TritonClient
 from glm_multiuser.errors import ConfigError
 from glm_multiuser.server.logs import FIELDS
 
@@ -25,8 +24,6 @@ PROBE_TIMEOUT_SECONDS = 60.0
 UNLOAD_SECONDS = 1.0
 """Wait for the dead version to unload; with unfinished requests it never does: harmless."""
 RETRY_SECONDS = 5.0
-
-CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 class Stubs(Protocol):
