@@ -33,7 +33,7 @@ OFTEN = ("amx",)
 """It has nearly all instructions of the others."""
 OTHERS = tuple(name for name in EMULATED if name not in ("plain", *OFTEN))
 PRODUCTS = ("linear", "groups", "packed_inputs", "int8_inputs", "int8_groups")
-TESTS = (*PRODUCTS, "attention", "rows", "levels")
+TESTS = (*PRODUCTS, "attention", "attention_segments", "rows", "levels")
 EXAMPLES = 4
 SECONDS = 3600
 """Emulated models take ten minutes, and half an hour on a machine that others use."""

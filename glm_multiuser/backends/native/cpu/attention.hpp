@@ -8,6 +8,7 @@
 #include "blocks.hpp"
 #include "cache.hpp"
 #include "level.hpp"
+#include "segments.hpp"
 #include "vector.hpp"
 
 namespace {
@@ -65,7 +66,7 @@ inline void add_visible(const float* weights, const Block<Element>& block, const
                         &one, lanes);
 }
 
-// State of the streaming softmax after some blocks of positions.
+// State of the streaming softmax after some blocks of a segment.
 struct State {
   float* scores;    // [ROWS, KEYS] of this block, replaced by weights
   float* factors;   // by which earlier sums are rescaled
@@ -76,6 +77,21 @@ struct State {
   int counts[glm::ROWS];  // positions of this block that a row sees
 };
 
+struct SumOf {
+  const State& state;
+  SoftmaxSum operator()(int row) const { return {state.largest[row], state.total[row]}; }
+};
+
+// Of rows that see some of the segment.
+void begin_segment(const Attention& a, State& state, int64_t begin) {
+  for (int row = 0; row < a.count; ++row) {
+    if (a.visible[row] <= begin) continue;
+    state.largest[row] = -__builtin_inff();
+    state.total[row] = 0.0f;
+    std::memset(state.contexts + row * state.padded, 0, sizeof(float) * state.padded);
+  }
+}
+
 // Scores and weights of R rows.
 template <int R, class Element>
 void weigh_block(const Attention& a, const Block<Element>& block, State& state, int row,
@@ -84,7 +100,7 @@ void weigh_block(const Attention& a, const Block<Element>& block, State& state, 
   int most = 0;
   for (int r = 0; r < R; ++r) most = counts[r] > most ? counts[r] : most;
   float* scores = state.scores + row * KEYS;
-  all_scores<R>(a.rows + row, block, most, a.head_dim, prefetches, scores);
+  all_scores<R>(a.queries + row, block, most, a.head_dim, prefetches, scores);
   if (prefetches) prefetch_during_softmax(block.prefetch);
   weigh<R>(scores, counts, state.largest + row, state.total + row, state.factors + row);
 }
@@ -136,14 +152,15 @@ void attend_to(const Attention& a) {
   state.largest = state.factors + glm::ROWS;
   state.total = state.largest + glm::ROWS;
   state.contexts = state.total + glm::ROWS;
-  for (int row = 0; row < a.count; ++row) {
-    state.largest[row] = -__builtin_inff();
-    state.total[row] = 0.0f;
-    std::memset(state.contexts + row * state.padded, 0, sizeof(float) * state.padded);
-  }
+  Segments segments(a, state.contexts, state.contexts + glm::ROWS * state.padded, state.padded);
+  begin_segment(a, state, 0);
   const int64_t row_size = a.head_dim + Block<Element>::scale;
   const AttentionPrefetcher<Element> ahead(a, row_size);
   for (int64_t begin = 0; begin < ahead.most; begin += KEYS) {
+    if (begins_later_segment(begin)) {
+      segments.merge(begin, SumOf{state});
+      begin_segment(a, state, begin);
+    }
     const auto* keys = (const Element*)a.keys + begin * row_size;
     const auto* values = (const Element*)a.values + begin * row_size;
     const Block<Element> block{keys, values, ahead.of(begin), row_size};
@@ -159,9 +176,11 @@ void attend_to(const Attention& a) {
       add_block<rows.value>(a, block, state, row, is_last && block.prefetch.exists);
     });
   }
+  segments.finish(ahead.most, SumOf{state});
   for (int row = 0; row < a.count; ++row) {
-    const float* context = state.contexts + row * state.padded;
-    for (int64_t i = 0; i < a.head_dim; ++i) a.rows[row][i] = context[i] / state.total[row];
+    const float* context = segments.context(row);
+    const float total = segments.is_undivided(row) ? state.total[row] : 1.0f;
+    for (int64_t i = 0; i < a.head_dim; ++i) a.contexts[row][i] = context[i] / total;
   }
 }
 

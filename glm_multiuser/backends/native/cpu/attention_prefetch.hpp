@@ -98,7 +98,7 @@ class AttentionPrefetcher {
   AttentionPrefetcher(const glm::Attention& a, int64_t row) : a(a), row(row) {
     for (int i = 0; i < a.count; ++i) most = a.visible[i] > most ? a.visible[i] : most;
     const int64_t head_bytes = most * row * (int64_t)sizeof(Element);
-    is_long = 2 * head_bytes > LONG_HEAD_BYTES;
+    is_long = a.sums != nullptr || 2 * head_bytes > LONG_HEAD_BYTES;
     static thread_local const void* prefetched = nullptr;
     if (prefetched != a.keys && !is_long) {  // the thread's first head
       prefetch_all((const char*)a.keys, head_bytes);

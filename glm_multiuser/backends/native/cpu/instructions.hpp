@@ -111,4 +111,13 @@ struct FlushSubnormals {
 #endif
 };
 
+// The opposite, within FlushSubnormals.
+struct KeepSubnormals {
+#if defined(__SSE__)
+  const unsigned before = _mm_getcsr();
+  KeepSubnormals() { _mm_setcsr(before & ~FlushSubnormals::FLUSHED_AND_ZEROS); }
+  ~KeepSubnormals() { _mm_setcsr(before); }
+#endif
+};
+
 }  // namespace

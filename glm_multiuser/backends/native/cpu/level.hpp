@@ -11,13 +11,14 @@ constexpr int ROW_MULTIPLE = 16;
 constexpr int TILE = 16;   // positions of a key cache that are interleaved
 constexpr int ROWS = 256;  // maximum of query rows per call of `attend`
 constexpr int KEYS = 128;  // positions per block of the streaming softmax
+constexpr int SEGMENT = 2048;  // positions of one streaming softmax: segments.hpp
 constexpr int SCALE_BYTES = 4;  // the float32 scale of one head of one position in an int8 cache
 
-// Bytes for queries, scores and contexts of ROWS rows, and keys and values of a block.
+// Bytes for queries, scores, contexts and merged contexts of ROWS rows, and keys and values of a block.
 inline int64_t attention_scratch(int64_t head_dim) {
   constexpr int64_t WIDEST = 32;  // upper bound of what contexts are padded to a multiple of
   const int64_t padded = head_dim + WIDEST;
-  return ROWS * (padded * (4 + 2) + 3 * 4 + KEYS * 4) + KEYS * padded * (2 + 2);
+  return ROWS * (padded * (4 + 4 + 2) + 3 * 4 + KEYS * 4) + KEYS * padded * (2 + 2);
 }
 
 enum class Weight {
@@ -94,14 +95,22 @@ inline LinearPanel slice_rows(LinearPanel all, int64_t first, int64_t count) {
   return all;
 }
 
+// Weights of a softmax are exp(score - largest), and `total` is their sum.
+struct SoftmaxSum {
+  float largest, total;
+};
+
 // Query rows of one user, over that user's keys and values of one head.
 struct Attention {
   const void* keys;      // [tiles, head_dim, TILE]; with int8, each tile is preceded by TILE scales
   const void* values;    // [positions, head_dim]; with int8, each position is preceded by a scale
-  const void *next_keys, *next_values;  // the head that this thread processes next, to be prefetched
+  const void *next_keys, *next_values;  // what this thread processes next, to be prefetched
   int64_t next_positions;               // its positions; 0 if there is none
-  float* const* rows;    // `count` pointers to [head_dim]: scaled queries, replaced by contexts
-  const int64_t* visible;  // number of positions that each row sees
+  const float* const* queries;  // `count` pointers to [head_dim], scaled
+  float* const* contexts;       // `count` pointers to [head_dim], results
+  SoftmaxSum* sums;  // [count], results: keys and values are those of a single segment, and contexts
+                     // are not divided by their totals. Null if they are all that the rows see.
+  const int64_t* visible;  // number of positions that each row sees, at least 1
   float* scratch;        // attention_scratch(head_dim) bytes, aligned to a cache line
   int64_t head_dim;
   int count;             // at most ROWS
@@ -134,6 +143,9 @@ struct Level {
   // Best number of query rows per call of `attend`, at most ROWS.
   int (*query_rows)(Cache);
   void (*attend)(Cache, const Attention&);
+  // Merges a row's contexts of `count` segments [count, head_dim], which are overwritten -> [head_dim]
+  void (*merge_segments)(float* contexts, const SoftmaxSum* sums, int64_t count, int64_t head_dim,
+                         float* to);
   void (*layer_norm)(const float* x, const float* gamma, const float* beta, float epsilon,
                      int64_t size, float* y);
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t size, float* y);

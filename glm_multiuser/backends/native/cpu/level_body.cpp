@@ -35,7 +35,7 @@ namespace glm {
 
 extern const Level TABLE(LEVEL);
 const Level TABLE(LEVEL) = {
-    NAME(LEVEL), PRODUCTS, widen_output, write_position, ATTEND,     layer_norm,
+    NAME(LEVEL), PRODUCTS, widen_output, write_position, ATTEND, merge_segments, layer_norm,
     rms_norm,    swiglu,   rotate,       argmax,         all_finite, pack_panel,
 };
 

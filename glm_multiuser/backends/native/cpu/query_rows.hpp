@@ -1,8 +1,11 @@
 // Query rows of one user and one head of a bfloat16 cache, and the state of their streaming softmax.
 #pragma once
 
+#include <algorithm>
+
 #include "attention_prefetch.hpp"
 #include "instructions.hpp"
+#include "segments.hpp"
 #include "tile_softmax.hpp"
 
 namespace {
@@ -23,6 +26,7 @@ constexpr int WEIGHTS = KEYS * sizeof(float) / sizeof(uint16_t);
 struct QueryRows {
   const Attention& a;
   const int64_t padded;         // head_dim, rounded up to whole steps
+  Segments segments;
   float* scores;                // [ROWS, KEYS], base 2; replaced by weights
   float* contexts;              // [ROWS, padded]
   uint16_t* queries;            // [ROWS, padded]
@@ -30,14 +34,17 @@ struct QueryRows {
   Softmax softmax[glm::ROWS];
   int counts[glm::ROWS];        // positions of this block that a row sees
 
-  explicit QueryRows(const Attention& a) : a(a), padded(round_up(a.head_dim, STEP)) {
+  explicit QueryRows(const Attention& a)
+      : a(a),
+        padded(round_up(a.head_dim, STEP)),
+        segments(a, contexts_in(a.scratch), contexts_in(a.scratch) + glm::ROWS * padded, padded) {
     scores = a.scratch;
-    contexts = scores + glm::ROWS * KEYS;
-    queries = (uint16_t*)(contexts + glm::ROWS * padded);
+    contexts = contexts_in(a.scratch);
+    queries = (uint16_t*)(contexts + 2 * glm::ROWS * padded);
     rest = (char*)(queries + glm::ROWS * padded);
     std::memset(contexts, 0, sizeof(float) * a.count * padded);
     for (int row = 0; row < a.count; ++row)
-      round_row(a.rows[row], LOG2_E, a.head_dim, padded, queries + row * padded);
+      round_row(a.queries[row], LOG2_E, a.head_dim, padded, queries + row * padded);
   }
 
   // Moves to the block starting at `begin`; returns whether any row sees some of it.
@@ -46,7 +53,9 @@ struct QueryRows {
       const int64_t left = a.visible[row] - begin;
       counts[row] = left < 0 ? 0 : left < KEYS ? (int)left : KEYS;
     }
-    return most(0, a.count) > 0;
+    if (most(0, a.count) == 0) return false;
+    if (begins_later_segment(begin)) begin_segment(begin);
+    return true;
   }
 
   int least(int first, int last) const {
@@ -78,11 +87,14 @@ struct QueryRows {
     }
   }
 
-  // Overwrites queries with their contexts, whose columns are permuted if JOINS.
+  // Stores the contexts, whose columns are permuted if JOINS.
   template <bool JOINS>
-  void finish() const {
+  void finish() {
+    const int64_t most = *std::max_element(a.visible, a.visible + a.count);
+    segments.finish(most, [&](int row) { return sum_of(row); });
     for (int row = 0; row < a.count; ++row) {
-      const float *context = contexts + row * padded, total = softmax[row].total;
+      const float *context = segments.context(row), total = softmax[row].total;
+      const bool divides = segments.is_undivided(row);
       for (int64_t i = 0; i < a.head_dim; i += STEP) {
         vec y[] = {load(context + i), load(context + i + COLUMNS)};
         if (JOINS) restore_column_order(y[0], y[1]);
@@ -90,10 +102,25 @@ struct QueryRows {
           const int64_t left = a.head_dim - i - v * WIDTH;
           if (left <= 0) break;
           // Adding 0 turns -0, which values with weight 0 may cause, into +0.
-          store_first(a.rows[row] + i + v * WIDTH, y[v] / total + 0.0f,
+          store_first(a.contexts[row] + i + v * WIDTH, divides ? y[v] / total + 0.0f : y[v],
                       left < WIDTH ? (int)left : WIDTH);
         }
       }
+    }
+  }
+
+ private:
+  static float* contexts_in(float* scratch) { return scratch + glm::ROWS * KEYS; }
+
+  // The largest score is base 2.
+  SoftmaxSum sum_of(int row) const { return {softmax[row].largest / LOG2_E, softmax[row].total}; }
+
+  void begin_segment(int64_t begin) {
+    segments.merge(begin, [&](int row) { return sum_of(row); });
+    for (int row = 0; row < a.count; ++row) {
+      if (a.visible[row] <= begin) continue;
+      softmax[row] = {};
+      std::memset(contexts + row * padded, 0, sizeof(float) * padded);
     }
   }
 };
