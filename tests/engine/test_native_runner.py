@@ -125,6 +125,18 @@ def test_where_a_prompt_is_cut_and_who_is_beside_it_changes_no_bit(causal: Multi
         assert bits(one_by_one(whole, prompts)) == together
 
 
+def test_long_contexts_alone_and_among_others_to_the_last_bit() -> None:
+    """Threads divide the positions of one user, and the users among many. One context grows past
+    2,048 positions while it decodes."""
+    prompts = [prompt(seed, length) for seed, length in enumerate((2040, 4200, 2100, 30))]
+    model = replace(CAUSAL, max_sequence_length=4300)
+    with open_llm(4, model, seq_length=4300) as llm:
+        together = bits(answers(llm, prompts))
+        assert bits(one_by_one(llm, prompts)) == together
+    with open_llm(1, model, seq_length=4300, prefill_chunk=97) as llm:
+        assert bits(one_by_one(llm, prompts)) == together
+
+
 def test_a_step_takes_more_prompt_tokens_than_one_sequence_may_have() -> None:
     prompts = [prompt(seed, SEQ_LENGTH - 8) for seed in range(3)]
     with open_llm(3, CAUSAL, prefill_chunk=3 * SEQ_LENGTH) as llm:
