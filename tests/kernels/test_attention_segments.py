@@ -18,7 +18,7 @@ from tests.kernels.kv_caches import Cache
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("level")]
 
 SEGMENT = 2048
-LENGTHS = [SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT, 2 * SEGMENT + 300]
+LENGTHS = [SEGMENT, SEGMENT + 1, 2 * SEGMENT + 300]
 
 
 @pytest.fixture
@@ -51,9 +51,8 @@ def test_contexts(cache: str, length: int, group: int, head_dim: int) -> None:
         assert (np.abs(y - expected) <= error).all()
 
 
-@pytest.mark.parametrize("count", [1, 2, 50, 300])
+@pytest.mark.parametrize(("count", "power"), [(1, 0), (2, -38), (50, 0), (300, 0)])
 @pytest.mark.parametrize("cache", STORED)
-@pytest.mark.parametrize("power", [0, -38])
 def test_bits_do_not_depend_on_how_segments_are_divided(
     set_threads: Callable[[int], None], cache: str, count: int, power: int
 ) -> None:
@@ -87,7 +86,7 @@ def test_alone_as_among_others(cache: str) -> None:
 
 
 @pytest.mark.parametrize("cache", STORED)
-@pytest.mark.parametrize("sizes", [[1, 29, 70], [37, 63], [5, 2, 93]])
+@pytest.mark.parametrize("sizes", [[1, 29, 70], [37, 63]])
 def test_a_prompt_in_chunks_is_the_prompt_whole(cache: str, sizes: list[int]) -> None:
     """The prompt goes past the end of a segment."""
     shape = Shape(kv_heads=2, group=3, head_dim=40, cache=cache)
@@ -104,7 +103,7 @@ def test_a_prompt_in_chunks_is_the_prompt_whole(cache: str, sizes: list[int]) ->
 
 
 @pytest.mark.parametrize("cache", STORED)
-@pytest.mark.parametrize("at", [0, SEGMENT - 1, SEGMENT, SEGMENT + 400])
+@pytest.mark.parametrize("at", [0, SEGMENT - 1, SEGMENT + 400])
 def test_a_number_that_is_not_finite_spoils_who_sees_it(cache: str, at: int) -> None:
     shape = Shape(kv_heads=1, group=2, head_dim=24, cache=cache)
     length = SEGMENT + 420

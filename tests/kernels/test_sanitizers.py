@@ -19,7 +19,8 @@ FLAGS += ["-D_GLIBCXX_SANITIZE_VECTOR", "-O0"]
 # Checks of every pointer take a third of the time, and AddressSanitizer finds most of the same.
 WITHOUT_POINTERS = ["-fno-sanitize=null,object-size,alignment,pointer-overflow"]
 WATCHED: tuple[str, ...] = ("linear", "packed_inputs", "int8_inputs", "groups", "int8_groups")
-WATCHED += ("rows", "attention", "attention_refusals", "pool", "levels", "program")
+WATCHED += ("rows", "attention", "attention_segments", "attention_refusals")
+WATCHED += ("pool", "levels", "program")
 EXAMPLES = 3
 
 
