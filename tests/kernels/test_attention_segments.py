@@ -103,6 +103,21 @@ def test_a_prompt_in_chunks_is_the_prompt_whole(cache: str, sizes: list[int]) ->
 
 
 @pytest.mark.parametrize("cache", STORED)
+@pytest.mark.parametrize("power", [0, -36.5, -37])
+def test_a_chunk_past_the_end_of_a_segment_has_the_bits_of_its_tokens(
+    cache: str, power: float
+) -> None:
+    """Its first tokens see one segment. Small contexts are subnormal numbers."""
+    shape = Shape(kv_heads=1, group=2, head_dim=24, cache=cache)
+    step, own = last_tokens(shape, SEGMENT + 20, 40)
+    step.value = step.value * np.float32(10.0**power)
+    own.values[...] = 0
+    together = step.run([own.copy()])
+    for row in range(40):
+        assert bits(step.only([row]).run([own])) == bits(together[[row]])
+
+
+@pytest.mark.parametrize("cache", STORED)
 @pytest.mark.parametrize("at", [0, SEGMENT - 1, SEGMENT + 400])
 def test_a_number_that_is_not_finite_spoils_who_sees_it(cache: str, at: int) -> None:
     shape = Shape(kv_heads=1, group=2, head_dim=24, cache=cache)

@@ -179,7 +179,7 @@ void attend_to(const Attention& a) {
   segments.finish(ahead.most, SumOf{state});
   for (int row = 0; row < a.count; ++row) {
     const float* context = segments.context(row);
-    const float total = segments.is_undivided(row) ? state.total[row] : 1.0f;
+    const float total = segments.needs_division(row) ? state.total[row] : 1.0f;
     for (int64_t i = 0; i < a.head_dim; ++i) a.contexts[row][i] = context[i] / total;
   }
 }

@@ -61,7 +61,7 @@ struct Rows {
 void attend_rows(const Step& step, const Part& part, Rows& rows, Divided& divided, glm::Attention& task) {
   if (task.count == 0) return;
   glm::level().attend(step.caches.kind, task);
-  for (int row = 0; part.is_divided() && row < task.count; ++row)
+  for (int row = 0; task.sums != nullptr && row < task.count; ++row)
     *divided.sum(part, rows.token[row], rows.head[row]) = rows.sums[row];
   task.count = 0;
 }
@@ -79,7 +79,6 @@ void attend(const Step& step, const Piece& piece, const Piece* next, Divided& di
   task.queries = rows.queries;
   task.contexts = rows.contexts;
   task.visible = rows.visible;
-  task.sums = part.is_divided() ? rows.sums : nullptr;
   task.scratch = (float*)memory.of(glm::attention_scratch(head_dim));
   task.head_dim = head_dim;
   if (next != nullptr) {
@@ -89,6 +88,9 @@ void attend(const Step& step, const Piece& piece, const Piece* next, Divided& di
   }
   for (int64_t t = part.run.first; t < part.run.last; ++t) {
     const int64_t visible = std::min<int64_t>(step.visible[t], part.end) - part.begin;
+    glm::SoftmaxSum* sums = part.divides(step, t) ? rows.sums : nullptr;
+    if (sums != task.sums) attend_rows(step, part, rows, divided, task);
+    task.sums = sums;
     for (int64_t query = 0; visible > 0 && query < step.group; ++query) {
       if (task.count == glm::ROWS) attend_rows(step, part, rows, divided, task);
       const int64_t head = piece.head * step.group + query;
@@ -97,7 +99,7 @@ void attend(const Step& step, const Piece& piece, const Piece* next, Divided& di
       rows.token[task.count] = t, rows.head[task.count] = head, rows.visible[task.count] = visible;
       rows.queries[task.count] = rotated_query;
       rows.contexts[task.count++] =
-          part.is_divided() ? divided.context(part, t, head) : step.context(t, head);
+          sums != nullptr ? divided.context(part, t, head) : step.context(t, head);
     }
   }
   attend_rows(step, part, rows, divided, task);

@@ -60,6 +60,8 @@ struct Part {
   int64_t first_result = 0;  // among those of divided runs
 
   bool is_divided() const { return run_number >= 0; }
+  // Whether a token is computed by several threads. Those that see one segment are not, also beside others.
+  bool divides(const Step& step, int64_t t) const { return is_divided() && step.visible[t] > glm::SEGMENT; }
   bool is_last() const { return end == positions; }
   int64_t segments() const { return segments_of(positions); }
 };
@@ -101,7 +103,7 @@ class Divided {
     if (left[part.run_number * kv_heads + kv_head].fetch_sub(1) > 1) return;
     part.begin = 0;
     for (int64_t t = part.run.first; t < part.run.last; ++t)
-      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+      for (int64_t head = kv_head * group; part.divides(step, t) && head < (kv_head + 1) * group; ++head)
         glm::level().merge_segments(context(part, t, head), sum(part, t, head),
                                     segments_of(step.visible[t]), head_dim, step.context(t, head));
   }

@@ -90,11 +90,11 @@ struct QueryRows {
   // Stores the contexts, whose columns are permuted if JOINS.
   template <bool JOINS>
   void finish() {
-    const int64_t most = *std::max_element(a.visible, a.visible + a.count);
-    segments.finish(most, [&](int row) { return sum_of(row); });
+    const int64_t positions = *std::max_element(a.visible, a.visible + a.count);
+    segments.finish(positions, [&](int row) { return sum_of(row); });
     for (int row = 0; row < a.count; ++row) {
       const float *context = segments.context(row), total = softmax[row].total;
-      const bool divides = segments.is_undivided(row);
+      const bool divides = segments.needs_division(row);
       for (int64_t i = 0; i < a.head_dim; i += STEP) {
         vec y[] = {load(context + i), load(context + i + COLUMNS)};
         if (JOINS) restore_column_order(y[0], y[1]);

@@ -112,7 +112,7 @@ class Segments {
   }
 
   // Whether the context of a row still has to be divided by the total.
-  bool is_undivided(int row) const { return a.sums == nullptr && a.visible[row] <= SEGMENT; }
+  bool needs_division(int row) const { return a.sums == nullptr && a.visible[row] <= SEGMENT; }
 
   const float* context(int row) const {
     return (a.visible[row] <= SEGMENT ? contexts : merged) + row * padded;
