@@ -53,7 +53,7 @@ def serve(parameters: Mapping[str, object], host: str, ports: Ports) -> None:
         while not stop.is_set():
             try:
                 _serve_once(repository, backends, host, ports, stop)
-            except (ConfigError, EngineClosedError, *CONNECTION_ERRORS) as error:
+            except (ConfigError, EngineClosedError, OSError) as error:
                 logger.error("recovery failed", extra={FIELDS: {"error": str(error)}})
                 stop.wait(RETRY_SECONDS)
 
@@ -102,8 +102,11 @@ def _load_models(server: TritonServer, client: TritonClient, stop: threading.Eve
             if not all_done():
                 # Else the executor waits: a dead server's stubs keep its connections open.
                 server.stop()
-        for load in loads if loaded else ():
-            load.result()
+        try:
+            for load in loads if loaded else ():
+                load.result()
+        except CONNECTION_ERRORS as error:
+            raise EngineClosedError(f"tritonserver was lost while it loaded: {error}") from error
     return loaded
 
 

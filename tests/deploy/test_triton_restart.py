@@ -51,7 +51,7 @@ def test_a_first_start_that_fails_ends_the_command(starts: list[Any], error: Exc
 
 
 def test_a_later_one_is_tried_again(starts: list[Any]) -> None:
-    starts[:] = [None, EngineClosedError("died"), ConfigError("no"), ConnectionError("no"), None]
+    starts[:] = [None, EngineClosedError("died"), ConfigError("no"), OSError("no"), None]
     triton_run.serve({}, "127.0.0.1", PORTS)
     assert starts == []
 
@@ -143,6 +143,20 @@ def test_a_server_that_dies_while_it_loads_is_stopped_before_its_loads_end(
     with pytest.raises(EngineClosedError, match="ended by itself with code -6"):
         serve_once(tmp_path)
     assert stopped == [True, True]
+
+
+def test_a_load_whose_connection_is_closed_is_an_error_of_ours(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The process of a dying server may outlive its connections."""
+
+    def load(model: str) -> None:
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(client, "load", load)
+    with pytest.raises(EngineClosedError, match="lost while it loaded: reset by peer"):
+        serve_once(tmp_path)
+    assert server.stopped.is_set()
 
 
 @pytest.mark.parametrize(
