@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from glm_multiuser import device
 from glm_multiuser.backends.cell_layout import CellLayout
 from glm_multiuser.backends.native import library
-from glm_multiuser.backends.native.kv_layout import held_bytes
+from glm_multiuser.backends.native.kv_layout import clear_last_tile, head_sizes, held_bytes
 from glm_multiuser.engine.chunk_length import ChunkLength
 from glm_multiuser.engine.graph_runner import GraphRunner, Job
 from glm_multiuser.engine.layerwise_progress import LayerRange, LayerwiseProgress
@@ -206,8 +206,13 @@ class NativeRunner(GraphRunner):
             cell.trim(row, tokens)
 
     def read_slot(self, slot: int, positions: int) -> Iterator[CacheBytes]:
+        head_dim = self.model.config.head_dim
+        _, of_values = head_sizes(self.cache_dtype, positions, head_dim)
         for memory, used in _heads_of(self.model, slot, positions):
-            yield memory[:used].copy()
+            piece = memory[:used].copy()
+            if used > of_values:  # keys, in whole tiles
+                clear_last_tile(piece, self.cache_dtype, positions, head_dim)
+            yield piece
 
     def write_slot(self, slot: int, positions: int, pieces: Sequence[CacheBytes]) -> Iterator[None]:
         heads = list(_heads_of(self.model, slot, positions))

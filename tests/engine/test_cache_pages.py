@@ -15,6 +15,8 @@ import pytest
 
 from glm_multiuser import ConfigError, GenerationResult, MultiUserLLM, PromptTooLongError
 from glm_multiuser.backends.native import library, pages
+from glm_multiuser.backends.native.cells import KVCache
+from glm_multiuser.backends.native.kv_layout import held_bytes
 from glm_multiuser.device_thread import DEVICE_THREAD
 from glm_multiuser.engine.native import NativeRunner
 from glm_multiuser.memory import user_bytes
@@ -367,3 +369,34 @@ def test_a_system_that_refuses_is_reported_once(
     assert [record.message for record in caplog.records] == [
         "memory of KV caches stays in use, because the system refuses it: [Errno 22] locked"
     ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("preallocated", [False, True])
+def test_what_is_saved_of_a_user_has_nothing_of_the_one_before(
+    dtype: str, preallocated: bool
+) -> None:
+    """Not even where the last tile of keys ends after the user's last position."""
+    settings: dict[str, Any] = {"cache_dtype": dtype, "preallocate_caches": preallocated}
+    with open_llm(1, LONG, seq_length=LENGTH, **settings) as llm:
+
+        def saved() -> list[bytes]:
+            ask(llm, prompt(1, 10), user="bob")
+            return DEVICE_THREAD.call(
+                lambda: [piece.tobytes() for piece in runner_of(llm).read_slot(0, 13)]
+            )
+
+        alone = saved()
+        ask(llm, prompt(2, 200), user="alice")
+        assert saved() == alone
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("positions", [1, 16, 1100, 2050])
+def test_preallocated_caches_take_what_is_said(dtype: str, positions: int) -> None:
+    """Heads of int8 caches would take up to 1,023 positions more to end at a page boundary."""
+    cache = KVCache(dtype, 3, LONG.num_key_value_heads, positions, LONG.head_dim, True)
+    taken = cache.keys.array.nbytes + cache.values.array.nbytes
+    said = 3 * held_bytes(LONG, dtype, 0, positions, True) // LONG.num_layers
+    heads = 3 * LONG.num_key_value_heads
+    assert said - 2 * heads * pages.SIZE < taken <= said

@@ -209,7 +209,7 @@ class KVCache(nn.Cell):
         preallocated: bool,
     ) -> None:
         super().__init__()
-        room = capacity(dtype, positions, head_dim)
+        room = capacity(dtype, positions, head_dim, preallocated)
         shapes = cache_shapes(dtype, users, heads, room, head_dim)
         self.keys, self.values = (
             PagedArray(shape, STORED[dtype], preallocated) for shape in shapes

@@ -12,7 +12,8 @@ for the value of each head of a position: the largest magnitude becomes 127. The
 value that is not finite is NaN.
 
 Each head of each user begins on a page of its own (`pages.py`), so physical memory grows with the
-number of tokens. Positions after a user's last one take address space only.
+number of tokens. Positions after a user's last one take address space only. In preallocated caches,
+which return no pages, heads follow each other directly: gaps would take memory.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glm_multiuser.backends.native import pages
 from glm_multiuser.model_config import AnyModelConfig
@@ -44,10 +46,13 @@ def head_bytes(dtype: str, head_dim: int) -> int:
     return head_dim * np.dtype(STORED[dtype]).itemsize + scale_bytes(dtype)
 
 
-def capacity(dtype: str, positions: int, head_dim: int) -> int:
-    """`positions`, rounded up so that each head ends at a page boundary."""
+def capacity(dtype: str, positions: int, head_dim: int, preallocated: bool) -> int:
+    """`positions`, rounded up so that each head ends at a page boundary, or with a whole tile if
+    caches are preallocated."""
     if pages.SIZE == 1:
         return positions
+    if preallocated:
+        return math.ceil(positions / TILE) * TILE
     in_pages = pages.SIZE // math.gcd(pages.SIZE, head_bytes(dtype, head_dim))
     step = math.lcm(in_pages, TILE)
     return math.ceil(positions / step) * step
@@ -59,12 +64,31 @@ def head_sizes(dtype: str, positions: int, head_dim: int) -> tuple[int, int]:
     return math.ceil(positions / TILE) * TILE * one, positions * one
 
 
+def clear_last_tile(keys: NDArray[np.uint8], dtype: str, positions: int, head_dim: int) -> None:
+    """Clears the positions after the last one in the last tile of one head's keys: they may be of
+    an earlier user of the slot.
+
+    Args:
+        keys: bytes of the tiles of `positions` positions.
+    """
+    left = positions % TILE
+    if left == 0:
+        return
+    tile = keys[-TILE * head_bytes(dtype, head_dim) :]
+    scales = TILE * scale_bytes(dtype)
+    tile[left * scale_bytes(dtype) : scales] = 0
+    numbers = tile[scales:].reshape(head_dim, TILE, np.dtype(STORED[dtype]).itemsize)
+    numbers[:, left:] = 0
+
+
 def held_bytes(
     config: AnyModelConfig, dtype: str, tokens: int, seq_length: int, preallocated: bool
 ) -> int:
     """Physical memory of the caches of a user with `tokens` tokens: whole pages for each head of
     each layer, and for all of `seq_length` if they are preallocated or cannot be returned."""
-    positions = seq_length if preallocated or pages.UNAVAILABLE else tokens
+    positions = seq_length if pages.UNAVAILABLE else tokens
+    if preallocated:
+        positions = capacity(dtype, seq_length, config.head_dim, preallocated)
     one_head = sum(map(pages.whole_pages, head_sizes(dtype, positions, config.head_dim)))
     return config.num_layers * config.num_key_value_heads * one_head
 
