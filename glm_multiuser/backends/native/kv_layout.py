@@ -71,14 +71,14 @@ def clear_last_tile(keys: NDArray[np.uint8], dtype: str, positions: int, head_di
     Args:
         keys: bytes of the tiles of `positions` positions.
     """
-    left = positions % TILE
-    if left == 0:
+    in_last_tile = positions % TILE
+    if in_last_tile == 0:
         return
     tile = keys[-TILE * head_bytes(dtype, head_dim) :]
     scales = TILE * scale_bytes(dtype)
-    tile[left * scale_bytes(dtype) : scales] = 0
-    numbers = tile[scales:].reshape(head_dim, TILE, np.dtype(STORED[dtype]).itemsize)
-    numbers[:, left:] = 0
+    tile[in_last_tile * scale_bytes(dtype) : scales] = 0
+    elements = tile[scales:].reshape(head_dim, TILE, np.dtype(STORED[dtype]).itemsize)
+    elements[:, in_last_tile:] = 0
 
 
 def held_bytes(
