@@ -22,6 +22,7 @@ from tests.server.page.visit import (
 pytestmark = pytest.mark.slow
 
 LINES = "".join(f"line {number}\n\n" for number in range(100))
+TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 ARABIC = """مرحبا بالعالم!
 
 - نقطة `code`
@@ -152,8 +153,14 @@ def test_who_scrolls_up_slowly_during_an_answer_gets_away_from_its_end(by_hand: 
     wait_for_end(log)
     end = log.evaluate("(node) => node.scrollTop")
     log.hover()
-    page.mouse.wheel(0, -10)
-    eventually(lambda: bool(log.evaluate("(node) => node.scrollTop") < end), "it did not scroll")
+
+    def scrolls_up() -> bool:
+        # A wheel that turns before the browser has drawn the new text moves nothing.
+        page.mouse.wheel(0, -10)
+        page.evaluate(TWO_FRAMES)
+        return bool(log.evaluate("(node) => node.scrollTop") < end)
+
+    eventually(scrolls_up, "it did not scroll")
     page.evaluate("(text) => { answers[0].write(text); answers[0].end(); }", LINES)
     by_hand.wait_for_answer()
     assert log.evaluate("(node) => node.scrollTop") < end
