@@ -37,6 +37,8 @@ from glm_multiuser.tokenizers.tokenizer_json import read_hugging_face_files
 MARK_LENGTH = 12
 """Characters, each one of 65534, so that a mark cannot be guessed."""
 
+CALL_TAGS = (OPENING, CLOSING)
+
 WHITESPACE = (
     "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
     "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -56,11 +58,16 @@ class HuggingFaceTokenizer(ChatTokenizer):
         template: Optional[ChatTemplate],
         stop_token_ids: tuple[int, ...],
     ) -> None:
-        super().__init__(vocabulary)
-        self.stop_token_ids = stop_token_ids
-        if template is None and "<|im_start|>" in self.special:
+        if template is None and "<|im_start|>" in vocabulary.special:
             template = ChatTemplate(CHAT_ML)
         self._template = template
+        if self._takes_tools:
+            # Calls are found by their tags, also where a file marks these as hidden.
+            special = vocabulary.special
+            tags = {special[tag]: tag.encode() for tag in CALL_TAGS if tag in special}
+            vocabulary = replace(vocabulary, pieces={**vocabulary.pieces, **tags})
+        super().__init__(vocabulary)
+        self.stop_token_ids = stop_token_ids
         # The library tokenizers prefers the longest name, too.
         names = sorted(self.special, key=len, reverse=True)
         any_name = "|".join(map(re.escape, names)) or "(?!)"
@@ -123,7 +130,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
 
     @property
     def call_token_ids(self) -> frozenset[int]:
-        return frozenset(self.special[tag] for tag in (OPENING, CLOSING) if tag in self.special)
+        return frozenset(self.special[tag] for tag in CALL_TAGS if tag in self.special)
 
     def call_rule(self, name: str, arguments: str) -> str:
         if not self._takes_tools:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from glm_multiuser.errors import CheckpointError, InvalidParameterError
-from glm_multiuser.tokenizers import HuggingFaceTokenizer, chat_template, load_tokenizer
+from glm_multiuser.tokenizers import (
+    HuggingFaceTokenizer,
+    ToolCall,
+    chat_template,
+    load_tokenizer,
+)
 from glm_multiuser.tokenizers.answers import TaggedAnswerReader
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from tests.tokenizers.conftest import QWEN2_SHOWN, QWEN2_SPECIAL, write_config
@@ -107,6 +112,18 @@ class TestTemplate:
         )
         assert tokenizer.encode_messages(conversation, tools) == original.encode(rendered).ids
         assert isinstance(tokenizer.answer_reader(tools), TaggedAnswerReader)
+
+    def test_calls_between_tags_that_a_file_hides(self, copied: Path) -> None:
+        file = copied / "tokenizer.json"
+        content = json.loads(file.read_text("utf-8"))
+        content["added_tokens"] = [{**one, "special": True} for one in content["added_tokens"]]
+        file.write_text(json.dumps(content), "utf-8")
+        found = HuggingFaceTokenizer.from_folder(copied)
+        opening, closing = (found.special[name] for name in QWEN2_SHOWN)
+        call = found.encode('\n{"name": "f", "arguments": {"a": 1}}\n')
+        reader = found.answer_reader(TOOLS)
+        reader.feed(found.decode([opening, *call, closing]))
+        assert reader.finish().tool_calls == (ToolCall("f", '{"a": 1}'),)
 
     @pytest.mark.slow
     @settings(deadline=None, max_examples=100)
