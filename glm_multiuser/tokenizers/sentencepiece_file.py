@@ -127,7 +127,8 @@ def read_llama_model(folder: Path) -> Vocabulary:
     """Reads `tokenizer.model` of Llama 2 or Mistral, with the settings of the folder.
 
     Added tokens are those of `added_tokens_decoder`. As in transformers, a space is prepended to
-    each text, or with `legacy` false only to the first one of a prompt.
+    each text, with `legacy` false only to the first one of a prompt, and with `add_prefix_space`
+    false to none.
 
     Raises:
         CheckpointError: a missing or broken file, or a special token that users could write as
@@ -151,15 +152,19 @@ def read_llama_model(folder: Path) -> Vocabulary:
         if name not in ordinary or pieces.find(name) != token_id:
             pieces.refuse_as_text(name)
     special = {name: one for name, one in special.items() if name not in ordinary}
-    first_only = read_tokenizer_config(folder).get("legacy") is False
-    later = partial(encode_without_prefix, pieces.encode)
+    config = read_tokenizer_config(folder)
+    first_only = config.get("legacy") is False
+    first, later = pieces.encode, partial(encode_without_prefix, pieces.encode)
+    if config.get("add_prefix_space") is False:
+        first = later
+        vocabulary = replace(vocabulary, first_pieces={}, drops_every_leading_space=False)
 
     def after_word(text: str) -> list[int]:
-        return later(text) if first_only or text[:1] == " " else pieces.encode(text)
+        return later(text) if first_only or text[:1] == " " else first(text)
 
     return replace(
         vocabulary,
-        encode=encode_words(words, pieces.encode, after_word),
+        encode=encode_words(words, first, after_word),
         pieces={**vocabulary.pieces, **shown},
         special={**vocabulary.special, **special},
         encode_after_special=encode_words(words, later, later) if first_only else None,

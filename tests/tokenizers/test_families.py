@@ -444,6 +444,28 @@ class TestSentencePieceFile:
         assert text == (b"" if legacy is False else b" ") + b"[INST] the fox</s> [/INST]"
         assert tokenizer.stop_token_ids == (processor.eos_id(),)
 
+    @pytest.mark.parametrize("legacy", [True, False])
+    def test_no_space_before_a_text(self, folder: Path, legacy: bool) -> None:
+        processor: Any = sentencepiece.SentencePieceProcessor(
+            model_file=str(folder / "tokenizer.model")
+        )
+        write_config(
+            folder,
+            **{"tokenizer_class": "LlamaTokenizer", "chat_template": FAMILIES["mistral"].template},
+            **{"bos_token": "<s>", "eos_token": "</s>"},
+            **{"legacy": legacy, "add_prefix_space": False},
+            added_tokens_decoder={"900": {"content": "C++"}},
+        )
+        tokenizer = load(folder)
+        # The processor prepends a space.
+        fox = processor.encode("the fox")
+        assert tokenizer.encode(" the fox") == fox
+        assert tokenizer.encode("C++ the fox") == [900, *fox]
+        _, *ids = tokenizer.encode_prompt("the fox")
+        assert tokenizer.decode(ids) == "[INST] the fox [/INST]"
+        for text in ("the fox", " the fox", "C++the fox"):
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+
     def test_added_tokens(self, folder: Path) -> None:
         added = {"900": {"content": "<|im_start|>", "special": True}, "901": {"content": "<x>"}}
         write_config(
