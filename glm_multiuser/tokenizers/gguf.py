@@ -8,7 +8,7 @@ sentencepiece's BPE, converted to a sentencepiece model. Patterns and rules foll
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sized
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -18,9 +18,11 @@ import numpy as np
 from glm_multiuser.checkpoint.gguf.config import END_KEYS, LLAMA_IDS, TOKENS
 from glm_multiuser.checkpoint.gguf.file import GGUFFile, Strings, open_gguf
 from glm_multiuser.errors import CheckpointError
+from glm_multiuser.tokenizers.added_tokens import words_of
 from glm_multiuser.tokenizers.base import Vocabulary
 from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from glm_multiuser.tokenizers.folder import ENDS, TURN_ENDS
+from glm_multiuser.tokenizers.library import encode_words
 from glm_multiuser.tokenizers.sentencepiece_file import SentencePieceFile
 from glm_multiuser.tokenizers.tiktoken_file import PATTERN as LLAMA3_PATTERN
 from glm_multiuser.tokenizers.tokenizer_json import PATTERN as QWEN2_PATTERN
@@ -115,19 +117,30 @@ def read_gguf_tokenizer(path: Path) -> Optional[GGUFTokenizer]:
     if pieces is None:
         return None
     end_ids = [one for one in map(pieces.id_of, END_KEYS) if one is not None]
+    ends = (*(pieces.names[one] for one in end_ids), *ENDS)
     if pieces.model == "gpt2":
-        ends = (*(pieces.names[one] for one in end_ids), *ENDS)
         vocabulary = vocabulary_of(tokenizer_json(pieces), path, ends=ends)
     else:
-        vocabulary = SentencePieceFile(path, sentencepiece_model(pieces)).vocabulary()
-        shown = {one: name.encode("utf-8") for name, one in pieces.of_type(USER_DEFINED).items()}
-        vocabulary = replace(vocabulary, pieces={**vocabulary.pieces, **shown})
+        vocabulary = _sentencepiece_vocabulary(pieces, ends)
     begins = pieces.model == "llama" or PRE_TOKENIZERS[pieces.fields["pre"]].begins
     if pieces.fields.get("add_bos_token", begins) is True:
         vocabulary = replace(vocabulary, begin_id=pieces.id_of("bos_token_id"))
     known = vocabulary.special
     stops = tuple(dict.fromkeys((*end_ids, *(known[one] for one in ENDS if one in known))))
     return GGUFTokenizer(vocabulary, _template(file, pieces), stops)
+
+
+def _sentencepiece_vocabulary(pieces: Pieces, ends: Collection[str]) -> Vocabulary:
+    vocabulary = SentencePieceFile(pieces.path, sentencepiece_model(pieces)).vocabulary()
+    shown = pieces.of_type(USER_DEFINED)
+    words = words_of([{"content": name, "id": one} for name, one in shown.items()], ends, ())
+    encode = vocabulary.encode
+    return replace(
+        vocabulary,
+        encode=encode_words(words, encode, encode),
+        pieces={**vocabulary.pieces, **{one: name.encode() for name, one in shown.items()}},
+        special={name: one for name, one in vocabulary.special.items() if name not in words},
+    )
 
 
 def read_pieces(file: GGUFFile) -> Optional[Pieces]:
@@ -218,6 +231,11 @@ def tokenizer_json(pieces: Pieces) -> dict[str, Any]:
     }
 
 
+def adds_space_prefix(pieces: Pieces) -> bool:
+    """Whether a space is prepended to each text of a sentencepiece vocabulary."""
+    return pieces.fields.get("add_space_prefix", True) is True
+
+
 def sentencepiece_model(pieces: Pieces) -> bytes:
     """Serialises a `ModelProto` of sentencepiece_model.proto, with the fields that matter.
 
@@ -229,7 +247,6 @@ def sentencepiece_model(pieces: Pieces) -> bytes:
     if not isinstance(scores, np.ndarray) or not np.isfinite(scores).all():
         raise CheckpointError(f"{pieces.path} has no tokenizer.ggml.scores of finite numbers")
     _check_length(pieces.path, "scores", scores, pieces.names)
-    prefix = pieces.fields.get("add_space_prefix", True) is True
     content = []
     unknown = pieces.id_of("unknown_token_id")
     if unknown is None:
@@ -242,7 +259,8 @@ def sentencepiece_model(pieces: Pieces) -> bytes:
         content.append(_field(1, _field(1, name.encode()) + b"\x15" + number + _number(3, kind)))
     bpe = _number(3, 2) + _number(35, True)  # model_type, byte_fallback
     # name, add_dummy_prefix, remove_extra_whitespaces, escape_whitespaces
-    identity = _field(1, b"identity") + _number(3, prefix) + _number(4, False) + _number(5, True)
+    prefix = _number(3, adds_space_prefix(pieces))
+    identity = _field(1, b"identity") + prefix + _number(4, False) + _number(5, True)
     return b"".join(content) + _field(2, bpe) + _field(3, identity)
 
 

@@ -8,11 +8,13 @@ from typing import Any
 from glm_multiuser.checkpoint.files import write_json
 from glm_multiuser.checkpoint.gguf.config import gguf_generation_values
 from glm_multiuser.checkpoint.gguf.file import open_gguf
-from glm_multiuser.tokenizers.chat_template import TEMPLATE_FILE
+from glm_multiuser.errors import InvalidParameterError
+from glm_multiuser.tokenizers.chat_template import TEMPLATE_FILE, ChatTemplate
 from glm_multiuser.tokenizers.gguf import (
     CONTROL,
     UNKNOWN,
     USER_DEFINED,
+    adds_space_prefix,
     read_gguf_tokenizer,
     read_pieces,
     sentencepiece_model,
@@ -34,10 +36,11 @@ def write_gguf_tokenizer(path: Path, folder: Path) -> None:
     settings: dict[str, Any] = {name: text for name, text in pieces.names_of_ids().items() if text}
     template = tokenizer.template
     if template is not None:
+        # Only a template begins the prompts of a folder.
         begins = tokenizer.vocabulary.begin_id is not None
         sources = [
-            "{{ bos_token }}" + one if begins and "bos_token" not in one else one
-            for one in (template.source, template.for_tools.source)
+            "{{ bos_token }}" * (begins and not _begins(one, settings["bos_token"])) + one.source
+            for one in (template, template.for_tools)
         ]
         if template.for_tools is template:
             (folder / TEMPLATE_FILE).write_text(sources[0], encoding="utf-8")
@@ -61,7 +64,22 @@ def write_gguf_tokenizer(path: Path, folder: Path) -> None:
         }
         write_json(
             folder / "tokenizer_config.json",
-            {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": added, **settings},
+            {
+                "tokenizer_class": "LlamaTokenizer",
+                "add_prefix_space": adds_space_prefix(pieces),
+                "added_tokens_decoder": added,
+                **settings,
+            },
         )
     ends = {"eos_token_id": list(tokenizer.stop_token_ids)}
     write_json(folder / "generation_config.json", {**gguf_generation_values(path), **ends})
+
+
+def _begins(template: ChatTemplate, beginning: str) -> bool:
+    """Whether the template writes this token, by its name or as text."""
+    if "bos_token" in template.source:
+        return True
+    try:
+        return template.render([{"role": "user", "content": ""}]).startswith(beginning)
+    except InvalidParameterError:  # it needs something else
+        return template.source.lstrip().startswith(beginning)

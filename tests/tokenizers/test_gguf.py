@@ -131,6 +131,33 @@ class TestPrompts:
         tokenizer = load(content.write(tmp_path / "a.gguf"))
         assert tokenizer.encode_messages([USER]) == [1, *tokenizer.encode("the cat")]
 
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{{ messages[0].content }}",
+            "{{ bos_token + messages[0].content }}",
+            "<s>{{ messages[0].content }}",
+            "{% set role = messages[0].role %}<s>{{ messages[0].content }}",
+            "{% if not tools %}{{ raise_exception('') }}{% endif %}{{ messages[0].content }}",
+            "<s>{% if not tools %}{{ raise_exception('') }}{% endif %}{{ messages[0].content }}",
+        ],
+    )
+    @pytest.mark.parametrize("spaced", [True, False])
+    def test_a_folder_made_of_the_file(self, tmp_path: Path, template: str, spaced: bool) -> None:
+        content = Content.of(gguf_model("llama_spm.F16"))
+        template += "{% if tools %}<tool_call>{% endif %}"
+        content.metadata["tokenizer.chat_template"] = template
+        content.metadata["tokenizer.ggml.add_space_prefix"] = spaced
+        path = content.write(tmp_path / "a.gguf")
+        write_gguf_tokenizer(path, tmp_path)
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
+        assert config["add_prefix_space"] is spaced
+        path = path.rename(tmp_path.with_suffix(".gguf"))
+        tools = [{"type": "function", "function": {"name": "fox"}}]
+        of_file, of_folder = (load(one).encode_messages([USER], tools) for one in (path, tmp_path))
+        assert of_folder == of_file
+        assert of_folder.count(1) == 1
+
     def test_no_beginning(self, tmp_path: Path) -> None:
         content = Content.of(gguf_model("llama_spm.F16"))
         content.metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
@@ -239,16 +266,19 @@ def test_user_defined_tokens_are_shown_and_never_written(
     assert token_id not in tokenizer.encode(text)
 
 
-def test_user_defined_words_are_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "token_id", "word"), [("qwen2.F32", 290, "ere"), ("llama_spm.F16", 324, "ong")]
+)
+def test_user_defined_words_are_text(tmp_path: Path, name: str, token_id: int, word: str) -> None:
     """As in llama.cpp."""
-    tokenizer, word = with_user_defined("qwen2.F32", 290, tmp_path), "ere"
+    tokenizer = with_user_defined(name, token_id, tmp_path)
     assert word not in tokenizer.special
     assert tokenizer.encode(f"to{word}d") == [
         *tokenizer.encode("to"),
-        290,
+        token_id,
         *tokenizer.encode("d"),
     ]
-    assert tokenizer.decode([290]) == word
+    assert tokenizer.decode([token_id]) == word
 
 
 def test_padding_may_be_an_ordinary_piece(tmp_path: Path) -> None:
