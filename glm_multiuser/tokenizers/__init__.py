@@ -104,7 +104,7 @@ def load_tokenizer(folder: Union[str, Path]) -> Optional[ChatTokenizer]:
         if chatglm2.VOCABULARY_FILE in present:
             file = folder / chatglm2.VOCABULARY_FILE
             if is_tiktoken_file(file):
-                return GLM4Tokenizer.from_file(file)
+                return GLM4Tokenizer.from_file(file, ChatTemplate.from_folder(folder))
             return ChatGLM2Tokenizer.from_folder(folder)
     if has_json:
         return _load_hugging_face(folder, tokenizer_json.read_hugging_face_files(folder))
@@ -132,5 +132,5 @@ def _choose(
         return HuggingFaceTokenizer(vocabulary, template, stops)
     # GLM-4's own template renders tools of messages, but not a request's.
     if template is None or ("tools" in template.source and not template.takes_tools):
-        return GLM4Tokenizer(vocabulary)
+        return GLM4Tokenizer(vocabulary, template)
     return GLM40414Tokenizer(vocabulary, template, stops)

@@ -7,13 +7,15 @@ THUDM/glm-4-9b-chat. Special tokens are not in the rank file: their ids follow t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from glm_multiuser.tokenizers.answers import AnswerReader
 from glm_multiuser.tokenizers.base import Vocabulary
-from glm_multiuser.tokenizers.calls import read_json_arguments
+from glm_multiuser.tokenizers.calls import read_json_arguments, write_json
+from glm_multiuser.tokenizers.chat_template import ChatTemplate
 from glm_multiuser.tokenizers.headers import ROLE_TOKENS, HeaderAnswerReader, HeaderTokenizer
 from glm_multiuser.tokenizers.hugging_face import HuggingFaceTokenizer
 from glm_multiuser.tokenizers.messages import Message, read_messages, read_tools
@@ -36,28 +38,38 @@ TOOLS_INSTRUCTION = (
     "你是一个名为 GLM-4 的人工智能助手。你是基于智谱AI训练的语言模型 GLM-4 模型开发的，"
     "你的任务是针对用户的问题和要求提供适当的答复和支持。\n\n# 可用工具"
 )
+INSTRUCTION_OF_TEMPLATE = re.compile(r"<\|system\|>\n([^{}]*# 可用工具)\{%")
+"""Finds it in a chat template; some of the published ones have "ChatGLM" for the name."""
+
 CALL_INSTRUCTION = "在调用上述函数时，请使用 Json 格式表示调用的参数。"
 
 
 class GLM4Tokenizer(HeaderTokenizer):
     """Tokenizer of GLM-4, for a vocabulary with all of `NEEDED`.
 
+    Args:
+        template: its `TOOLS_INSTRUCTION` is used, if it has one.
+
     Attributes:
         stop_token_ids: `<|endoftext|>`, `<|user|>` and `<|observation|>`.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, template: Optional[ChatTemplate] = None) -> None:
         super().__init__(vocabulary)
         self.stop_token_ids = tuple(self.special[token] for token in ENDS)
+        found = INSTRUCTION_OF_TEMPLATE.search(template.source) if template is not None else None
+        self._tools_instruction = found[1] if found else TOOLS_INSTRUCTION
 
     @classmethod
-    def from_file(cls, file: Union[str, Path]) -> GLM4Tokenizer:
+    def from_file(
+        cls, file: Union[str, Path], template: Optional[ChatTemplate] = None
+    ) -> GLM4Tokenizer:
         """Loads a tiktoken rank file, named `tokenizer.model` in the released checkpoints.
 
         Raises:
             CheckpointError: a missing or broken file.
         """
-        return cls(read_tiktoken_file(Path(file), SPECIAL_TOKENS))
+        return cls(read_tiktoken_file(Path(file), SPECIAL_TOKENS), template)
 
     def encode_messages(
         self, messages: Objects, tools: Objects = (), *, continue_final_message: bool = False
@@ -72,7 +84,9 @@ class GLM4Tokenizer(HeaderTokenizer):
         conversation = read_messages(messages, continue_final_message, with_tools=True)
         functions = read_tools(tools)
         if functions:
-            ids += self.encode_message("system", "", _described(functions))
+            ids += self.encode_message(
+                "system", "", self._tools_instruction + _described(functions)
+            )
         for message in conversation:
             if message.content or (continue_final_message and message is conversation[-1]):
                 ids += self.encode_message(message.role, "", message.content)
@@ -114,14 +128,20 @@ class GLM40414Tokenizer(HeaderTokenizer, HuggingFaceTokenizer):
 
 
 def _described(functions: Objects) -> str:
-    described = [
+    return "".join(
         f"\n\n## {function['name']}\n\n"
         f"{json.dumps(function, ensure_ascii=False, indent=4)}\n{CALL_INSTRUCTION}"
         for function in functions
-    ]
-    return TOOLS_INSTRUCTION + "".join(described)
+    )
 
 
 def read_call(content: str) -> Optional[str]:
     """Returns a call's content if it is the text of a JSON object, otherwise None."""
-    return content.strip() if read_json_arguments(content) is not None else None
+    values = read_json_arguments(content)
+    if values is None:
+        return None
+    try:
+        write_json(values)
+    except ValueError:  # half of a surrogate pair, which clients could not read
+        return None
+    return content.strip()

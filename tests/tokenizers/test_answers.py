@@ -99,7 +99,12 @@ def test_calls_of_glm4(arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["[]", "{", "x", "", '{"a": NaN}', "[" * 100_000, json.dumps({"a": DEEP})]
+    "arguments",
+    [
+        *("[]", "{", "x", "", '{"a": NaN}', "[" * 100_000, json.dumps({"a": DEEP})),
+        r'{"a": "\ud800"}',
+        r'{"\udc00": 1}',
+    ],
 )
 def test_what_is_no_call_of_glm4(arguments: str) -> None:
     content, calls = read(glm4(TOOLS), f"get_weather\n{arguments}")

@@ -128,6 +128,16 @@ def test_files_in_the_layout_of_transformers(qwen2_folder: Path, tmp_path: Path)
     assert 1007 not in found.encode_prompt("<|user|>")[3:]
 
 
+TOOLS = [{"type": "function", "function": {"name": "get_time"}}]
+WITH_TOOLS = (
+    "[gMASK]<sop>{{% for item in messages %}}{{% if item['tools'] is defined %}}<|system|>\n"
+    "{instruction}{{% set tools = item['tools'] %}}{{% for tool in tools %}}{{{{ tool }}}}"
+    "{{% endfor %}}{{% endif %}}<|{{{{ item['role'] }}}}|>\n{{{{ item['content'] }}}}{{% endfor %}}"
+    "<|assistant|>"
+)
+"""GLM-4's own template, shortened."""
+
+
 class TestItsTemplate:
     def test_that_of_glm_edge(self, qwen2_folder: Path, tmp_path: Path) -> None:
         template = (
@@ -151,17 +161,31 @@ class TestItsTemplate:
         self, qwen2_folder: Path, tmp_path: Path
     ) -> None:
         """But those of a message."""
-        template = (
-            "[gMASK]<sop>{% for item in messages %}{% if item['tools'] is defined %}<|system|>\n"
-            "{% set tools = item['tools'] %}{% for tool in tools %}{{ tool }}{% endfor %}"
-            "{% endif %}<|{{ item['role'] }}|>\n{{ item['content'] }}{% endfor %}<|assistant|>"
-        )
+        template = WITH_TOOLS.format(instruction="")
         found = in_the_layout_of_transformers(
             tmp_path, qwen2_folder, chat_template=template, eos_token="<|user|>"
         )
-        tools = [{"type": "function", "function": {"name": "get_time"}}]
-        ids = found.encode_messages([{"role": "user", "content": "hi"}], tools)
+        ids = found.encode_messages([{"role": "user", "content": "hi"}], TOOLS)
         assert "get_time" in found.decode(ids)
+
+    @pytest.mark.parametrize("with_ranks", [True, False])
+    def test_its_instruction_stands_before_tools(
+        self, qwen2_folder: Path, glm4_folder: Path, tmp_path: Path, with_ranks: bool
+    ) -> None:
+        instruction = "你是一个名为 ChatGLM 的人工智能助手。\n\n# 可用工具"
+        template = WITH_TOOLS.format(instruction=instruction)
+        if with_ranks:
+            ranks = (glm4_folder / "tokenizer.model").read_bytes()
+            (tmp_path / "tokenizer.model").write_bytes(ranks)
+            write_config(tmp_path, tokenizer_class="ChatGLM4Tokenizer", chat_template=template)
+            found = load_tokenizer(tmp_path)
+        else:
+            found = in_the_layout_of_transformers(
+                tmp_path, qwen2_folder, chat_template=template, eos_token="<|user|>"
+            )
+        assert isinstance(found, GLM4Tokenizer)
+        ids = found.encode_messages([{"role": "user", "content": "hi"}], TOOLS)
+        assert found.decode(ids).startswith(f"\n{instruction}\n\n## get_time\n\n{{")
 
 
 @pytest.mark.parametrize(
