@@ -30,6 +30,7 @@ from glm_multiuser.server.token_rate import TokenRate
 from glm_multiuser.server.tracing import open_tracer
 
 if TYPE_CHECKING:
+    from glm_multiuser.handle import AsyncHandle
     from glm_multiuser.llm import MultiUserLLM
     from glm_multiuser.stats import EngineStats
     from glm_multiuser.structured.matcher import GrammarMatcher
@@ -157,10 +158,10 @@ class Service:
         all_ids: Sequence[TokenIds],
         matchers: Sequence[Optional[GrammarMatcher]],
     ) -> list[Generation]:
-        """Starts admitted requests, all or none; those that do not start are released."""
-        started: list[Generation] = []
+        """Starts admitted requests, all or none; if none start, all are released."""
+        started: list[tuple[AsyncHandle, GenerationRequest, float]] = []
+        llm = admitted.model.llm
         try:
-            llm = admitted.model.llm
             for request, token_ids, matcher in zip(requests, all_ids, matchers):
                 slot_of = admitted.user if len(requests) == 1 else None
                 params = request.sampling(llm.default_params, len(token_ids))
@@ -174,20 +175,25 @@ class Service:
                     owner=admitted.caller.owner,
                     matcher=matcher,
                 )
-                on_end: OnEnd = partial(self._on_end, admitted, request, since)
-                if self.tracer is not None:
-                    on_end = self.tracer.watch(admitted.model.name, request, since, on_end)
-                generation = Generation(handle, admitted.seconds, on_end, admitted.seconds_left)
-                self._running[generation.number] = (generation, admitted.caller)
-                self.requests += 1
-                started.append(generation)
+                started.append((handle, request, since))
         except BaseException:
-            for generation in started:
-                generation.close()
-            for _ in requests[len(started) :]:
+            for handle, _, _ in started:
+                handle.close()
+            for _ in requests:
                 admitted.release()
             raise
-        return started
+        return [self._generation(admitted, *one) for one in started]
+
+    def _generation(
+        self, admitted: _Admitted, handle: AsyncHandle, request: GenerationRequest, since: float
+    ) -> Generation:
+        on_end: OnEnd = partial(self._on_end, admitted, request, since)
+        if self.tracer is not None:
+            on_end = self.tracer.watch(admitted.model.name, request, since, on_end)
+        generation = Generation(handle, admitted.seconds, on_end, admitted.seconds_left)
+        self._running[generation.number] = (generation, admitted.caller)
+        self.requests += 1
+        return generation
 
     def caller_of(self, number: Optional[int]) -> Optional[Caller]:
         """The client of the request with this number; None if it has ended."""

@@ -110,6 +110,20 @@ def test_every_end_is_counted_by_its_name() -> None:
         assert_becomes(lambda: by_last_label(server, "glm_http_responses_total"), statuses)
 
 
+def test_answers_that_would_have_fitted_without_the_others_are_not_counted() -> None:
+    by_itself, _ = ending_prompts()
+    with in_process_server(mock_settings(users=1, max_queue=2)) as server:
+        with SingleSteps():
+            running = in_background(ask, server, by_itself)
+            server.wait_until_running(1)
+            refused = post(server, "/v1/completions", {"prompt": ["ab", "cd", "ef"]})
+            assert refused.status_code == 429
+            assert server.service.running == server.service.requests == 1
+        assert running.result(PATIENCE).status_code == 200
+        outcomes = {"stop": 1, "refused": 1}
+        assert_becomes(lambda: by_last_label(server, "glm_requests_total"), outcomes)
+
+
 def test_responses_before_a_request_is_read_are_counted() -> None:
     heads = {
         "400": b"no HTTP\r\n\r\n",
