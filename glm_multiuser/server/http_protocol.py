@@ -34,6 +34,7 @@ class HTTPProtocol(UpgradesIgnored):
 
     Args:
         on_response: called with the status of each response written here.
+        body_bytes: maximum of the bodies together that wait for an earlier request.
         options: of uvicorn's protocol.
     """
 
@@ -47,9 +48,12 @@ class HTTPProtocol(UpgradesIgnored):
     _running: Optional[RequestResponseCycle] = None
     """The request being answered; `cycle` is the one received last."""
 
-    def __init__(self, *, on_response: Callable[[int], None], **options: Any) -> None:
+    def __init__(
+        self, *, on_response: Callable[[int], None], body_bytes: int, **options: Any
+    ) -> None:
         super().__init__(**options)
         self._on_response = on_response
+        self._body_bytes = body_bytes
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -86,21 +90,26 @@ class HTTPProtocol(UpgradesIgnored):
         self._head_bytes = 0
         self._stop_header_timer()
         if len(self.pipeline) >= PIPELINED:
-            message = f"more than {PIPELINED} pipelined requests wait on this connection"
-            self._refuse(APIError(400, "pipeline_too_long", message))
+            self._refuse(_pipeline_too_long(f"{PIPELINED} pipelined requests wait"))
         super().on_headers_complete()
         self._in_head = False  # not reached if the URL is invalid: there is no cycle then
         is_new = self.cycle is not None and self.cycle.scope is self.scope
         if is_new and self.scope["http_version"] < "1.1":
             send_without_chunks(self.cycle)
-        if not self.pipeline:
-            self._running = self.cycle
-        elif len(self.pipeline) < PIPELINED:
+        if self.pipeline:
             self.flow.resume_reading()  # otherwise, a disconnect would not be noticed
+        else:
+            self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
+        if self.pipeline:
+            waiting = sum(len(cycle.body) for cycle, _ in self.pipeline)
+            if waiting > self._body_bytes:
+                what = f"{self._body_bytes} bytes of bodies of pipelined requests wait"
+                self._refuse(_pipeline_too_long(what))
+            self.flow.resume_reading()  # as above
 
     def on_message_complete(self) -> None:
         self._in_head = True  # of the next request
@@ -192,6 +201,10 @@ class HTTPProtocol(UpgradesIgnored):
 
 def _headers_too_large(what: str) -> APIError:
     return APIError(431, "headers_too_large", f"headers: {what}")
+
+
+def _pipeline_too_long(what: str) -> APIError:
+    return APIError(400, "pipeline_too_long", f"more than {what} on this connection")
 
 
 def _by_its_own_address(client: Optional[tuple[str, int]]) -> Optional[tuple[str, int]]:

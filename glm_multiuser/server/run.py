@@ -135,7 +135,11 @@ class ServerLifecycle:
         self.service = Service(self.settings, open_llm)
         self.stop_requested = asyncio.Event()
         # uvicorn expects a class, but only calls it.
-        protocol: Any = partial(HTTPProtocol, on_response=self.service.record_response)
+        protocol: Any = partial(
+            HTTPProtocol,
+            on_response=self.service.record_response,
+            body_bytes=self.settings.limits.body_bytes,
+        )
         config = uvicorn.Config(
             create_app(self.service),
             http=protocol,

@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import pytest
 from starlette.requests import Request
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from glm_multiuser.answer import AnswerCollector
 from glm_multiuser.engine.request import End, Event, Token
@@ -19,6 +20,7 @@ from glm_multiuser.sampling_params import SamplingParams
 from glm_multiuser.server import step as step_api
 from glm_multiuser.server.disconnect import ClientDisconnected, unless_disconnected
 from glm_multiuser.server.generation import Generation
+from glm_multiuser.server.http_protocol import PIPELINED
 from glm_multiuser.server.keys import Caller
 from glm_multiuser.server.settings import Limits
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -45,6 +47,9 @@ from tests.server.in_process import (
 )
 
 pytestmark = pytest.mark.slow
+
+LARGE = 2 * HIGH_WATER_LIMIT
+"""Bytes of a body; uvicorn stops reading at half of it."""
 
 STEP_SECONDS = 0.02
 """How long the step API waits for a client to come back, in these tests."""
@@ -156,18 +161,50 @@ def test_who_goes_away_in_the_middle_of_an_answer_frees_the_slot(
         assert running.result(PATIENCE).json()["response"] == answer_alone(first)
 
 
+BEHIND: dict[str, list[Any]] = {
+    "a small one": [{}],
+    "a large one": ["x" * LARGE],
+    "the most of them": [{}] * PIPELINED,
+}
+"""Bodies of the requests that wait for an earlier one."""
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_goes_away_with_another_request_in_the_pipeline_frees_the_slot(stream: bool) -> None:
+@pytest.mark.parametrize("behind", BEHIND)
+def test_who_goes_away_with_other_requests_in_the_pipeline_frees_the_slot(
+    behind: str, stream: bool
+) -> None:
     with server_of(users=1) as server, nothing_stays(server), SingleSteps() as steps:
         leaver = Wire(server.url).request(*chat(long_prompts(1)[0], stream))
         assert_is_taken(server, 1)
-        leaver.request("/health", {}, "GET")
+        for body in BEHIND[behind]:
+            leaver.request("/", body)
         steps.step()
         leaver.close()
         assert_is_taken(server, 0)
         steps.step()
         steps.step()
         assert server.llm().stats().active_users == 0
+
+
+TOO_MUCH: dict[str, list[Any]] = {
+    "too many": [{}] * (PIPELINED + 1),
+    "too large": ["x" * LARGE] * (Limits().body_bytes // LARGE + 1),
+}
+
+
+@pytest.mark.parametrize("behind", TOO_MUCH)
+def test_who_sends_too_much_behind_a_request_is_disconnected(behind: str) -> None:
+    with server_of(users=1) as server, nothing_stays(server), SingleSteps() as steps:
+        wire = Wire(server.url).request(*chat(long_prompts(1)[0], True))
+        assert_is_taken(server, 1)
+        steps.step()
+        with contextlib.suppress(OSError):
+            for body in TOO_MUCH[behind]:
+                wire.request("/", body)
+        wire.read_to_end()
+        assert_is_taken(server, 0)
+        wire.close()
 
 
 def test_who_goes_away_before_the_body_is_whole_has_asked_nothing() -> None:
