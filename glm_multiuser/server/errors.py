@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import http
+import json
 import math
 from typing import Any, Optional
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from glm_multiuser.errors import (
     EngineClosedError,
@@ -158,4 +159,7 @@ def error_body(path: str, error: APIError) -> dict[str, Any]:
 
 
 def error_response(path: str, error: APIError) -> Response:
-    return JSONResponse(error_body(path, error), error.status, error.headers)
+    body = json.dumps(error_body(path, error), ensure_ascii=False, separators=(",", ":"))
+    # A message may quote half of a surrogate pair: UTF-8 has no bytes for it, but JSON an escape.
+    content = body.encode("utf-8", "backslashreplace")
+    return Response(content, error.status, error.headers, "application/json")

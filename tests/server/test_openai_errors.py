@@ -258,3 +258,11 @@ def test_a_body_that_cannot_be_read(
     assert response.status_code == 400
     assert "body: " in response.text
     assert told in response.text
+
+
+def test_half_of_a_surrogate_pair_in_an_error(server: InProcessServer) -> None:
+    offered, wanted = ({"type": "function", "function": {"name": one}} for one in ("\ud800", "f"))
+    fields = {"messages": HELLO, "tools": [offered], "tool_choice": wanted}
+    response = HTTP.post(server.url + CHAT, content=json.dumps(fields))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].endswith("must be one of tools: \ud800")

@@ -338,11 +338,13 @@ def test_a_wrong_field(client: openai.OpenAI, fields: Any, field: str, stream: b
         ('"text": {"format": {"type": "text", "schema": {"x": [NaN]}}}', "text.format.schema"),
         (r'"text": {"format": {"type": "text", "name": "\ud800"}}', "text.format.name"),
         (r'"instructions": "\ud800"', "instructions"),
+        (r'"user": "\ud800"', "user"),
     ],
 )
 def test_what_is_repeated_must_be_json(echo: InProcessServer, written: str, field: str) -> None:
     body = f'{{"input": "x", "tool_choice": "none", {written}}}'
-    response = HTTP.post(f"{echo.url}/v1/responses", content=body, headers=RED)
+    headers = {**RED, "X-Session-Id": "a"}
+    response = HTTP.post(f"{echo.url}/v1/responses", content=body, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["param"].endswith(field)
 

@@ -144,7 +144,7 @@ class ResponseRequest(CommonFields):
     metadata: Optional[Metadata] = None
     store: Optional[bool] = Field(None, description="Needs a session; default: false.")
     previous_response_id: Optional[str] = Field(None, description="Stored in the same session.")
-    user: SessionName = None
+    user: Annotated[SessionName, ValidJSON] = None
 
     stop: Stop = Field(default_factory=list)
 
