@@ -39,7 +39,9 @@ def write_gguf_tokenizer(path: Path, folder: Path) -> None:
         # Only a template begins the prompts of a folder.
         begins = tokenizer.vocabulary.begin_id is not None
         sources = [
-            "{{ bos_token }}" * (begins and not _begins(one, settings["bos_token"])) + one.source
+            "{{ bos_token }}" + one.source
+            if begins and not _begins(one, settings["bos_token"])
+            else one.source
             for one in (template, template.for_tools)
         ]
         if template.for_tools is template:
